@@ -1,0 +1,39 @@
+"""The few exception types that a user of TwinProbe can meet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class TwinProbeError(Exception):
+    """Base of every error raised on purpose: what is wrong, where, and what to do next."""
+
+    def __init__(self, what: str, *, where: str | Path | None = None, hint: str | None = None) -> None:
+        self.what = what
+        self.where = str(where) if where is not None else None
+        self.hint = hint
+        super().__init__(self.__str__())
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text} ({self.hint})" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive the default pickling, which worker processes need.
+        return (_rebuild, (type(self), self.what, self.where, self.hint))
+
+
+def _rebuild(kind: type[TwinProbeError], what: str, where: str | None, hint: str | None) -> TwinProbeError:
+    return kind(what, where=where, hint=hint)
+
+
+class BadInput(TwinProbeError):
+    """The command cannot be carried out with what it was given. Exit code 2."""
+
+
+class NothingToCompare(BadInput):
+    """Both inputs are sound, but there is nothing in them to compare."""
+
+
+class DamagedTensor(TwinProbeError):
+    """One tensor file cannot be read. It costs its own row, never the whole run."""
