@@ -1,0 +1,113 @@
+"""twinprobe compare: two recorded runs in, verdicts and reports out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from twinprobe.cli.options import FORMATS, formats, numbers, path
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    from twinprobe.compare.job import Request
+    from twinprobe.judge.summary import Summary
+
+_ELSEWHERE = {
+    "consistent_check": "the comparison of training with inference",
+    "backend": "the comparison of training with inference",
+    "config": "post-processing of tensors",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
+    add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="run to trust: dump.json or a folder")
+    add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
+        help="folder for the results (default: ./output)")  # fmt: skip
+    add("--format", type=formats, metavar="LIST", help=f"result files, any of {','.join(FORMATS)} (default: xlsx)")
+    add("--xlsx", action="store_true", help="same as --format xlsx")
+    add("--csv", action="store_true", help="same as --format csv")
+    add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
+    add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
+    add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
+    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print a line per compared row")
+    add("--rounding", type=float, default=64.0, metavar="N",
+        help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
+    add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+    add("--workers", type=int, metavar="N", help="worker processes for many ranks (default: all cores)")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add("-m", "--mode", default="auto", metavar="auto", help=argparse.SUPPRESS)
+    add("--consistent_check", action="store_true", help=argparse.SUPPRESS)
+    add("--backend", help=argparse.SUPPRESS)
+    add("--config", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, report, and say how it went."""
+    _refuse_foreign(args)
+    from twinprobe.cli.show import Progress, show
+    from twinprobe.compare.job import run_request
+
+    request = _request(args)
+    if args.diff_analyze:
+        return _analyze(request, args)
+    with Progress(enabled=not (args.quiet or args.json)) as progress:
+        outcome = run_request(request, progress.advance)
+    if not args.quiet:
+        show(outcome, as_json=args.json)
+        if not args.json:
+            sys.stdout.write(f"{args.prog} compare ends successfully.\n")
+    return _exit_code(outcome.summaries, args.fail_on)
+
+
+def _analyze(request: Request, args: argparse.Namespace) -> int:
+    from twinprobe.cli.show import Progress, show_analysis
+    from twinprobe.compare.analyze import analyze
+
+    with Progress(enabled=not (args.quiet or args.json)) as progress:
+        analysis = analyze(request, progress.advance)
+    if not args.quiet:
+        show_analysis(analysis, as_json=args.json)
+        if not args.json:
+            sys.stdout.write(f"{args.prog} compare ends successfully.\n")
+    return _exit_code(analysis.summaries, args.fail_on)
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from twinprobe.compare.job import Request
+    from twinprobe.judge.thresholds import Thresholds
+    from twinprobe.report.names import timestamp_now
+
+    chosen = list(args.format or ())
+    chosen += [name for name in ("xlsx", "csv") if getattr(args, name) and name not in chosen]
+    return Request(
+        target=args.target_path,
+        golden=args.golden_path,
+        output=args.output_path,
+        formats=tuple(chosen) or ("xlsx",),
+        timestamp=timestamp_now(),
+        thresholds=Thresholds(rounding=args.rounding),
+        ranks=args.rank,
+        steps=args.step,
+        workers=args.workers,
+        log_rows=args.is_print_compare_log,
+    )
+
+
+def _refuse_foreign(args: argparse.Namespace) -> None:
+    if args.mode != "auto":
+        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
+    for option, what in _ELSEWHERE.items():
+        if getattr(args, option):
+            raise BadInput(f"--{option}: {what} is not part of TwinProbe")
+
+
+def _exit_code(summaries: list[Summary], fail_on: str | None) -> int:
+    if fail_on is None:
+        return 0
+    bad = ("error",) if fail_on == "error" else ("error", "warning")
+    return int(any(summary.verdicts[name] for summary in summaries for name in bad))

@@ -1,0 +1,92 @@
+"""Did a call cause its difference, or did it inherit one?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe.judge.deviation import DIFFERS, Deviation
+from twinprobe.judge.messages import COLLECTIVE_PREFIXES
+from twinprobe.runs.names import parse_op
+from twinprobe.runs.run import Run
+from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Bools = NDArray[np.bool_]
+
+# Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
+UNINITIALISED = frozenset({
+    "empty", "empty_like", "numpy", "to", "__setitem__", "empty_with_format", "new_empty_strided", "new_empty",
+    "empty_strided",
+})  # fmt: skip
+# Collectives whose recorded input is partly a receive buffer.
+BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+
+
+@dataclass
+class Calls:
+    """What is known of each target call, and which call each row belongs to (-1 for golden-only rows)."""
+
+    of_row: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    exempt: Bools
+    collective: Bools
+    buffered: Bools
+    inputs_differ: Bools
+    parameters_differ: Bools
+    outputs_differ: Bools
+    from_outside: Bools
+    injected: Bools
+
+    def spread(self, per_call: Bools) -> Bools:
+        """A fact of each call, given to each of its rows."""
+        return np.where(self.of_row >= 0, per_call[self.of_row], False)
+
+
+def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
+    """Find, for every call of the target run, whether a difference begins there.
+
+    A call injects a difference when an output differs while all inputs and parameters agree; also when its
+    parameters differ and its inputs agree, and when the very first difference of the run enters through an input
+    that no earlier call gave. What comes out of a collective may have begun on another rank, so it never counts.
+    """
+    count = len(run.ops)
+    of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
+    role = pairs["t_role"].fill_null(255).to_numpy()
+    names = [parse_op(name) for name in run.ops] if not run.single_points else []
+    exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
+    for at, op in enumerate(names):
+        short = op.body
+        exempt[at] = short in UNINITIALISED and not op.is_module
+        buffered[at] = short in BUFFERED
+        collective[at] = op.prefix in COLLECTIVE_PREFIXES
+    differs = (deviation.state == DIFFERS) & (of_row >= 0)
+    differs &= ~np.where(of_row >= 0, exempt[of_row], False)
+
+    def any_in(mask: Bools) -> Bools:
+        found = np.zeros(count, dtype=bool)
+        found[of_row[differs & mask]] = True
+        return found
+
+    inputs = any_in(role == INPUT)
+    parameters = any_in(role == PARAMETER)
+    outputs = any_in((role == OUTPUT) | (role == GRADIENT) | (role == POINT))
+    bare = any_in((role == GRADIENT) | (role == POINT))  # values recorded without the call that made them
+    first = _first(inputs | parameters | outputs)
+    from_outside = parameters & ~inputs
+    injected = outputs & ~inputs & ~parameters & ~collective & ~bare
+    if first is not None and (inputs[first] or bare[first]) and not collective[first]:
+        from_outside[first] |= bool(inputs[first])
+        injected[first] |= bool(bare[first])
+    injected |= from_outside
+    return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected)
+
+
+def _first(mask: Bools) -> int | None:
+    found = np.flatnonzero(mask)
+    return int(found[0]) if len(found) else None

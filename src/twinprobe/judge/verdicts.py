@@ -1,0 +1,192 @@
+"""From measured pairs to verdicts: every rule is applied here, in one readable list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe.judge.deviation import (
+    DIFFERS,
+    IDENTICAL,
+    ROUNDING,
+    UNKNOWN,
+    UNMATCHED,
+    Deviation,
+    Rows,
+    bools,
+    devices,
+    dtypes_differ,
+    shapes_differ,
+)
+from twinprobe.judge.origin import Calls, call_facts
+from twinprobe.judge.rules import Findings
+from twinprobe.judge.thresholds import Thresholds
+from twinprobe.measure.stat_columns import NUMBER, StatDifference
+from twinprobe.runs.run import DIGESTS, Run
+from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+_OTHER_LAYOUT = ("qkv", "gate_up")
+
+
+@dataclass
+class Judged:
+    """The verdict of every row, and the calls they belong to."""
+
+    verdict: list[str]
+    messages: list[str]
+    reason: list[str]
+    origin: list[str]
+    error: NDArray[np.float64]
+    calls: Calls
+    first_row: int | None
+
+
+@dataclass
+class Evidence:
+    """All that was measured of a pair table."""
+
+    mode: str
+    pairs: pl.DataFrame
+    deviation: Deviation
+    differences: dict[str, StatDifference] | None = None
+    metrics: pl.DataFrame | None = None
+
+
+def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
+    """Apply the rules to a measured pair table; ``run`` is the target run."""
+    pairs, deviation = evidence.pairs, evidence.deviation
+    calls = call_facts(run, pairs, deviation)
+    findings = Findings(pairs.height)
+    rows = Rows(pairs)
+    exempt = calls.spread(calls.exempt)
+    buffered = calls.spread(calls.buffered)
+    silent = exempt | (buffered & (calls.role != OUTPUT))
+
+    _mark_states(findings, rows, deviation, calls, silent)
+    _mark_facts(findings, rows, deviation, evidence, silent)
+    _mark_differences(findings, deviation, calls, evidence.mode, silent)
+    if evidence.metrics is not None:
+        _mark_tensors(findings, evidence.metrics, calls, thresholds, silent | buffered)
+    elif evidence.differences is not None:
+        _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, silent | buffered)
+
+    verdict, messages, reason = findings.verdicts()
+    if evidence.metrics is not None:
+        _name_faults(reason, evidence.metrics)
+    differs = deviation.state == DIFFERS
+    injected = calls.spread(calls.injected) & differs & ~silent
+    origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
+    return Judged(verdict, messages, reason, origin.tolist(), deviation.error, calls, _first_row(calls, injected))
+
+
+def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
+    state = deviation.state
+    target_only = (state == UNMATCHED) & (calls.of_row >= 0)
+    findings.mark("identical", state == IDENTICAL)
+    findings.mark("rounding", state == ROUNDING)
+    findings.mark("target_only", target_only)
+    findings.mark("golden_only", (state == UNMATCHED) & ~target_only)
+    findings.mark("mixed", rows.mixed & ~silent)
+    findings.mark("unknown", (state == UNKNOWN) & ~rows.mixed & ~silent)
+    findings.mark("uninitialised", silent & (state != UNMATCHED))
+
+
+def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, evidence: Evidence, silent: Bools) -> None:
+    """What a row says by itself: NaN and inf, requires_grad, values, dtype, shape."""
+    pairs = rows.pairs
+    findings.mark("nonfinite", deviation.nonfinite & ~silent)
+    grads = bools(pairs["t_requires_grad"] != pairs["g_requires_grad"])
+    findings.mark("requires_grad", grads & ~silent)
+    findings.mark("value", rows.value & (deviation.state == DIFFERS) & ~silent)
+    other_device = devices(pairs) & bools(pairs["t_max_text"] != pairs["g_max_text"])
+    findings.mark("device", other_device & rows.value)
+    free = bools(pairs["g_name"].str.contains("|".join(_OTHER_LAYOUT)))
+    findings.mark("dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
+    findings.mark("shape", shapes_differ(pairs) & rows.tensor & ~silent)
+    if evidence.metrics is not None:
+        findings.mark("unreadable", evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched)
+
+
+def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mode: str, silent: Bools) -> None:
+    """Where a difference comes from: from before, from outside, or from this very call."""
+    differs = (deviation.state == DIFFERS) & (calls.of_row >= 0) & ~silent
+    inputs, parameters, outside, collective, injected = (
+        calls.spread(fact)
+        for fact in (
+            calls.inputs_differ, calls.parameters_differ, calls.from_outside, calls.collective, calls.injected,
+        )
+    )  # fmt: skip
+    outputs = differs & (calls.role == OUTPUT)
+    findings.mark("outside", differs & (calls.role == INPUT) & outside)
+    findings.mark("input", differs & (calls.role == INPUT) & ~outside)
+    findings.mark("parameter", differs & (calls.role == PARAMETER))
+    findings.mark("gradient", differs & (calls.role == GRADIENT))
+    findings.mark("point", differs & (calls.role == POINT))
+    findings.mark("inherited", outputs & inputs & ~outside)
+    findings.mark("injected_by_input", outputs & inputs & outside)
+    findings.mark("injected_by_parameter", outputs & ~inputs & parameters)
+    findings.mark("received", outputs & ~inputs & ~parameters & collective)
+    findings.mark("injected", outputs & injected & ~inputs & ~parameters)
+    if mode == DIGESTS:
+        findings.mark("digest", differs & injected)
+
+
+def _mark_statistics(
+    findings: Findings, norm: StatDifference, deviation: Deviation, calls: Calls, limits: Thresholds, silent: Bools
+) -> None:
+    relative = np.where(norm.case == NUMBER, norm.relative, 0.0)
+    is_input = np.isin(calls.role, (INPUT, PARAMETER))
+    before = _per_call(np.fmax, np.where(np.isfinite(relative), relative, 0.0), is_input, calls, 0.0)
+    outputs = (calls.role == OUTPUT) & ~silent
+    findings.mark("far_norm", outputs & (before < limits.small_input) & (relative > limits.large_output))
+    grown = (before > 0) & (relative > limits.growth * before) & (deviation.state == DIFFERS)
+    findings.mark("growth", outputs & grown & np.isfinite(relative))
+    points = (calls.role == POINT) & (relative > limits.large_output)
+    findings.mark("far_point", points & ~silent)
+
+
+def _mark_tensors(findings: Findings, metrics: pl.DataFrame, calls: Calls, limits: Thresholds, silent: Bools) -> None:
+    is_input = np.isin(calls.role, (INPUT, PARAMETER))
+    outputs = (calls.role == OUTPUT) & ~silent
+    ratio = metrics["one_thousandth"].to_numpy()
+    before = _per_call(np.fmin, ratio, is_input, calls, 1.0)
+    with np.errstate(invalid="ignore"):
+        findings.mark("far_ratio", outputs & (before > limits.close_ratio) & (ratio < limits.far_ratio))
+        cosine = metrics["cosine"].to_numpy()
+        close = _per_call(np.fmin, cosine, is_input, calls, 1.0)
+        drop = (close > limits.close_ratio) & (close - cosine > limits.cosine_drop)
+        findings.mark("cosine", outputs & drop)
+        findings.mark("far_point", (calls.role == POINT) & (ratio < limits.far_ratio) & ~silent)
+
+
+def _per_call(combine: Any, values: Floats, mask: Bools, calls: Calls, start: float) -> Floats:
+    """Fold the values of a call's chosen rows into one and give it to all its rows."""
+    folded = np.full(len(calls.exempt), start)
+    chosen = mask & (calls.of_row >= 0)
+    combine.at(folded, calls.of_row[chosen], values[chosen])
+    return np.where(calls.of_row >= 0, folded[calls.of_row], start)
+
+
+def _name_faults(reason: list[str], metrics: pl.DataFrame) -> None:
+    faults = metrics["fault"]
+    for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
+        reason[at] = f"{reason[at]}: {faults[at]}" if reason[at] else str(faults[at])
+
+
+def _first_row(calls: Calls, injected: Bools) -> int | None:
+    """The row that shows the first divergence: an output of the first injecting call, else what differs there."""
+    rows = np.flatnonzero(injected)
+    if not len(rows):
+        return None
+    first = calls.of_row[rows].min()
+    rows = rows[calls.of_row[rows] == first]
+    outputs = rows[calls.role[rows] == OUTPUT]
+    return int(outputs[0] if len(outputs) else rows[0])

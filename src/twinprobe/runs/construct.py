@@ -1,0 +1,32 @@
+"""construct.json: which module call encloses a call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_MICRO_STEPS = "megatron_micro_step_number"
+
+
+def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
+    """Read construct.json in both value forms. A file that cannot be used is a note, not an error."""
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+        if not isinstance(document, dict):
+            raise ValueError("the top level is not an object")
+        document.pop(_MICRO_STEPS, None)
+        return {name: _parent(value) for name, value in document.items()}, None
+    except FileNotFoundError:
+        return {}, None
+    except (OSError, msgspec.DecodeError, RecursionError, ValueError) as error:
+        return {}, f"{path}: no hierarchy is known, the file cannot be used: {error}"
+
+
+def _parent(value: Any) -> str | None:
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if value is not None and not isinstance(value, str):
+        raise ValueError("a parent must be a name or null")
+    return value

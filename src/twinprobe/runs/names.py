@@ -1,0 +1,70 @@
+"""The grammar of recorded names: which call of what, in which direction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORWARD = "forward"
+BACKWARD = "backward"
+GRADIENTS = "parameters_grad"
+DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
+CONTAINERS = frozenset({"Module", "Cell"})
+
+
+@dataclass(frozen=True, slots=True)
+class OpName:
+    """A recorded call, taken apart.
+
+    ``Module.layers.0.mlp.MLP.forward.1`` has prefix ``Module``, body ``layers.0.mlp``, cls ``MLP``;
+    ``Torch.matmul.3.backward`` has prefix ``Torch``, body ``matmul``, no cls. ``call`` is -1 where none is written.
+    """
+
+    text: str
+    prefix: str
+    body: str
+    cls: str
+    direction: str
+    call: int
+
+    @property
+    def is_module(self) -> bool:
+        """Whether this is a call of a module (Cell, Layer) and not of an API."""
+        return self.prefix in CONTAINERS
+
+    @property
+    def without_call(self) -> str:
+        """The name with its call number left out: equal for all calls of one thing in one direction."""
+        parts = [self.prefix, self.body, self.cls, self.direction]
+        return ".".join(part for part in parts if part)
+
+    def renumbered(self, call: int) -> str:
+        """The same name with another call number."""
+        head = ".".join(part for part in (self.prefix, self.body, self.cls) if part)
+        if self.is_module or self.direction == GRADIENTS:
+            return f"{head}.{self.direction}.{call}"
+        return f"{head}.{call}.{self.direction}"
+
+
+def has_direction(name: str) -> bool:
+    """Whether the last two parts say forward, backward or parameters_grad, as every recorded call does."""
+    tail = name.rsplit(".", 2)
+    return not DIRECTIONS.isdisjoint(tail[-2:])
+
+
+def parse_op(name: str) -> OpName:
+    """Take a recorded call's name apart; a name outside the grammar is all body."""
+    parts = name.split(".")
+    call = -1
+    if parts[-1] in DIRECTIONS:
+        direction = parts.pop()
+        if direction != GRADIENTS and len(parts) > 2 and parts[-1].isdigit():
+            call = int(parts.pop())
+    elif len(parts) > 2 and parts[-2] in DIRECTIONS and parts[-1].isdigit():
+        call = int(parts.pop())
+        direction = parts.pop()
+    else:
+        return OpName(name, "", name, "", "", -1)
+    prefix = parts.pop(0) if parts else ""
+    has_class = prefix in CONTAINERS or direction == GRADIENTS or (prefix == "Primitive" and len(parts) > 1)
+    cls = parts.pop() if has_class and parts else ""
+    return OpName(name, prefix, ".".join(parts), cls, direction, call)

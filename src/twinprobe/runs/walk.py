@@ -1,0 +1,162 @@
+"""From op entries to rows: which leaves a call has, in which role, under which name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe.errors import BadInput
+from twinprobe.runs.dump_json import Entries
+from twinprobe.runs.leaf import Leaf, settle
+from twinprobe.runs.names import GRADIENTS, has_direction
+from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TableBuilder
+
+MaybeLeaf = Leaf | None
+_MAX_DEPTH = 400
+_SECTIONS = (
+    ("input_args", "input", INPUT),
+    ("input_kwargs", "input", INPUT),
+    ("input", "input", INPUT),
+    ("parameters", "parameters", PARAMETER),
+    ("output", "output", OUTPUT),
+)
+Found = tuple[int, str, str, MaybeLeaf]  # role, row name, the argument's own name, leaf
+Row = tuple[int, str, Leaf]
+
+
+class FlatEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The usual entry: no container inside the argument lists. Most calls decode straight into it."""
+
+    input_args: list[MaybeLeaf] = []
+    input_kwargs: dict[str, MaybeLeaf] = {}
+    input: list[MaybeLeaf] = []
+    output: list[MaybeLeaf] = []
+    parameters: dict[str, MaybeLeaf] = {}
+
+
+_decode_flat = msgspec.json.Decoder(FlatEntry).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[list[str], Any, list[str]]:
+    """Walk all entries; return the op names, the tensor table and notes on what was left out."""
+    builder = TableBuilder()
+    ops: list[str] = []
+    skipped: list[str] = []
+    for name, entry in entries:
+        if not single_points and not has_direction(name):
+            skipped.append(name)
+            continue
+        index = len(ops)
+        ops.append(name)
+        for role, row_name, leaf in _rows(path, name, entry, entries.raw, single_points):
+            shown = leaf.data_name.rpartition(".")[0] if leaf.data_name else row_name
+            builder.add(index, role, shown or row_name, leaf)
+        builder.end_op()
+    notes = []
+    if skipped:
+        notes.append(f"{path}: {len(skipped)} entries have no direction in their name and were left out: {skipped[0]}")
+    return ops, builder.build(), notes
+
+
+def _rows(path: Path, name: str, entry: Any, raw: bool, single_points: bool) -> Iterator[Row]:
+    if raw:
+        if not single_points and GRADIENTS not in name:
+            try:
+                flat = _decode_flat(entry)
+            except (msgspec.ValidationError, RecursionError):
+                flat = None
+            if flat is not None:
+                yield from _settled(path, _flat_rows(name, flat))
+                return
+        entry = _decode(path, name, entry)
+    yield from _settled(path, _nested_rows(path, name, entry, single_points))
+
+
+def _decode(path: Path, name: str, raw: Any) -> Any:
+    try:
+        return _decode_any(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"cannot be decoded: {error}", where=f"{path}: data[{name!r}]") from error
+
+
+def _settled(path: Path, rows: Iterator[Found]) -> Iterator[Row]:
+    for role, row_name, argument, leaf in rows:
+        try:
+            yield role, row_name, settle(leaf, argument)
+        except ValueError as error:
+            raise BadInput(str(error), where=f"{path}: data[{row_name!r}]") from error
+
+
+def _flat_rows(name: str, flat: FlatEntry) -> Iterator[Found]:
+    for at, leaf in enumerate(flat.input_args):
+        yield INPUT, f"{name}.input.{at}", "", leaf
+    for key, leaf in flat.input_kwargs.items():
+        yield INPUT, f"{name}.input.{key}", key, leaf
+    for at, leaf in enumerate(flat.input):
+        yield INPUT, f"{name}.input.{at}", "", leaf
+    for key, leaf in flat.parameters.items():
+        yield PARAMETER, f"{name}.parameters.{key}", key, leaf
+    for at, leaf in enumerate(flat.output):
+        yield OUTPUT, f"{name}.output.{at}", "", leaf
+
+
+def _nested_rows(path: Path, name: str, entry: Any, single_points: bool) -> Iterator[Found]:
+    walker = _Walker(path, name)
+    if single_points:
+        yield from walker.walk(entry, POINT, name, "", f"data[{name!r}]")
+        return
+    if not isinstance(entry, dict):
+        raise BadInput(f"is {type(entry).__name__}, not an object", where=f"{path}: data[{name!r}]")
+    if GRADIENTS in name.rsplit(".", 2)[-2:]:
+        for parameter, leaves in entry.items():
+            one = leaves[0] if isinstance(leaves, list) and len(leaves) == 1 else leaves
+            yield from walker.walk(one, GRADIENT, f"{name}.{parameter}", parameter, f"data[{name!r}].{parameter}")
+        return
+    for section, suffix, role in _SECTIONS:
+        content = entry.get(section)
+        if content is None:
+            continue
+        if not isinstance(content, list | dict):
+            where = f"{path}: data[{name!r}].{section}"
+            raise BadInput(f"is {type(content).__name__}, not a list or an object", where=where)
+        yield from walker.walk(content, role, f"{name}.{suffix}", "", f"data[{name!r}].{section}")
+
+
+class _Walker:
+    def __init__(self, path: Path, op: str) -> None:
+        self._path = path
+        self._op = op
+
+    def walk(self, value: Any, role: int, name: str, argument: str, where: str, depth: int = 0) -> Iterator[Found]:
+        if depth > _MAX_DEPTH:
+            raise BadInput(f"is nested deeper than {_MAX_DEPTH} levels", where=f"{self._path}: data[{self._op!r}]")
+        if value is None:
+            yield role, name, argument, None
+        elif isinstance(value, list):
+            for at, item in enumerate(value):
+                yield from self.walk(item, role, f"{name}.{at}", "", f"{where}[{at}]", depth + 1)
+        elif isinstance(value, dict):
+            leaf = self._leaf(value, where)
+            if leaf is not None:
+                yield role, name, argument, leaf
+                return
+            for key, item in value.items():
+                yield from self.walk(item, role, f"{name}.{key}", key, f"{where}.{key}", depth + 1)
+        else:
+            raise BadInput(f"is {type(value).__name__}, not a recorded value", where=f"{self._path}: {where}")
+
+    def _leaf(self, value: dict[str, Any], where: str) -> Leaf | None:
+        try:
+            if isinstance(value.get("type"), str):
+                return msgspec.convert(value, Leaf)
+            if str(value.get("class_type", "")).endswith("P2POp") and isinstance(value.get("tensor"), dict):
+                leaf = msgspec.convert(value["tensor"], Leaf)
+                leaf.peer = f"{value.get('op')}:{value.get('peer')}"
+                return leaf
+        except msgspec.ValidationError as error:
+            raise BadInput(f"is no recorded value: {error}", where=f"{self._path}: {where}") from error
+        return None

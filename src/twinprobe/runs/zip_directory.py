@@ -1,0 +1,156 @@
+"""Where the members of a zip file lie. The standard library reads the directory; every number in it is checked here."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import zipfile
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+from struct import error as StructError  # noqa: N812
+from typing import IO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe.errors import DamagedTensor
+
+MOST_MEMBERS = 1024
+LONGEST_DIRECTORY = 1 << 18
+
+_LOCAL = Struct("<4s5H3I2H")
+_PIECE = 1 << 20
+_ENCRYPTED, _UTF8 = 0x1, 0x800
+# All that the standard library is known to raise for a directory that makes no sense.
+_ZIP_ERRORS = (zipfile.BadZipFile, NotImplementedError, StructError, ValueError, OverflowError)
+
+
+@dataclass(slots=True)
+class Member:
+    """One file in the zip: its header begins at ``header``, its bytes fill ``start`` to ``end``."""
+
+    header: int
+    start: int
+    end: int
+    size: int
+    deflated: bool
+
+
+def zip_members(data: bytes | mmap.mmap) -> dict[str, Member]:
+    """All members by name. None lies outside of the file, overlaps another or shares another's name."""
+    try:
+        with zipfile.ZipFile(cast("IO[bytes]", _Window(data))) as opened:
+            listed = opened.infolist()
+    except _ZIP_ERRORS as error:
+        raise DamagedTensor(f"is a zip file with a damaged or missing directory ({str(error)[:100]})") from None
+    if len(listed) > MOST_MEMBERS:
+        raise DamagedTensor(f"has {len(listed)} members, too many for one tensor (the limit is {MOST_MEMBERS})")
+    members: dict[str, Member] = {}
+    for info in listed:
+        name = info.orig_filename
+        if name in members:
+            raise DamagedTensor(f"holds two zip members named {_shown(name)}")
+        members[name] = _member(data, info, name)
+    _refuse_overlaps(members)
+    return members
+
+
+class _Window:
+    """The contents as a file object that refuses to hand out more at once than any sound directory is long."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes | mmap.mmap) -> None:
+        self.data = data
+        self.at = 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        at = offset + (0, self.at, len(self.data))[whence]
+        if at < 0:
+            raise OSError("before the beginning")  # zipfile takes this for "no such record"
+        self.at = at
+        return at
+
+    def tell(self) -> int:
+        return self.at
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        end = len(self.data) if count < 0 else min(self.at + count, len(self.data))
+        if end - self.at > LONGEST_DIRECTORY:
+            raise DamagedTensor(f"has a zip directory of {end - self.at} bytes, too long for one tensor")
+        piece = self.data[self.at : end]
+        self.at += len(piece)
+        return piece
+
+
+def inflated(data: bytes | mmap.mmap, member: Member, budget: int) -> NDArray[np.uint8]:
+    """The bytes of a compressed member: exactly as many as it declares, and never more than ``budget``."""
+    if member.size > budget:
+        raise DamagedTensor(
+            f"would unpack to {member.size} bytes, out of proportion to its size",
+            hint="load it with torch and save it again",
+        )
+    out = np.empty(member.size, np.uint8)
+    filled, stream = 0, zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        for at in range(member.start, member.end, 1 << 14):
+            waiting, piece = data[at : min(at + (1 << 14), member.end)], b""
+            while (waiting or len(piece) == _PIECE) and not stream.eof:
+                piece = stream.decompress(waiting, _PIECE)
+                if filled + len(piece) > member.size:
+                    raise DamagedTensor("holds a zip member that unpacks to more than it declares")
+                out[filled : filled + len(piece)] = np.frombuffer(piece, np.uint8)
+                filled += len(piece)
+                waiting = stream.unconsumed_tail
+    except zlib.error as error:
+        raise DamagedTensor(f"holds compressed bytes that do not unpack ({error})") from None
+    if filled != member.size:
+        raise DamagedTensor("holds a zip member that unpacks to less than it declares")
+    return out
+
+
+def _member(data: bytes | mmap.mmap, info: zipfile.ZipInfo, name: str) -> Member:
+    """The place of the member by the directory, which its own header has to confirm."""
+    _check_name(name)
+    method, packed, size, header = info.compress_type, info.compress_size, info.file_size, info.header_offset
+    known = method == zipfile.ZIP_DEFLATED or (method == zipfile.ZIP_STORED and packed == size)
+    if info.flag_bits & _ENCRYPTED or not known:
+        raise DamagedTensor(f"holds the zip member {_shown(name)} encrypted or packed in an unknown way")
+    if header < 0 or header + _LOCAL.size > len(data):
+        raise DamagedTensor(f"holds the zip member {_shown(name)} outside of the file")
+    signature, _, _, own_method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack_from(data, header)
+    name_at = header + _LOCAL.size
+    start = name_at + name_length + extra_length
+    own_name = data[name_at : name_at + name_length]
+    if signature != b"PK\3\4" or own_method != method or own_name != _encoded(name, info.flag_bits):
+        raise DamagedTensor(f"describes the zip member {_shown(name)} in two ways that differ")
+    if start + packed > len(data):
+        raise DamagedTensor(f"holds the zip member {_shown(name)}, which claims more bytes than the file has")
+    return Member(header, start, start + packed, size, method == zipfile.ZIP_DEFLATED)
+
+
+def _encoded(name: str, flags: int) -> bytes:
+    return name.encode("utf-8" if flags & _UTF8 else "cp437")
+
+
+def _check_name(name: str) -> None:
+    # Nothing is ever unpacked to a path; such a name only shows that the file was made to do harm elsewhere.
+    bad = not name or "\0" in name or name[0] in "/\\"
+    if bad or (".." in name and ".." in name.replace("\\", "/").split("/")):
+        raise DamagedTensor(f"holds a zip member with the forbidden name {_shown(name)}")
+
+
+def _refuse_overlaps(members: dict[str, Member]) -> None:
+    end = 0
+    for name, member in sorted(members.items(), key=lambda item: item[1].header):
+        if member.header < end:
+            raise DamagedTensor(f"holds the zip member {_shown(name)}, which overlaps another")
+        end = member.end
+
+
+def _shown(name: str) -> str:
+    return repr(name[:80])

@@ -1,0 +1,42 @@
+"""Importing TwinProbe is cheap and brings in no framework."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("torch", "mindspore", "paddle", "numba", "polars", "numpy", "rich", "ray", "tensorboard")
+
+
+def loaded_after(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_twinprobe_imports_nothing_heavy() -> None:
+    assert loaded_after("import twinprobe") == set()
+
+
+def test_the_proof_above_can_fail() -> None:
+    assert loaded_after("import twinprobe, numpy") == {"numpy"}
+
+
+def test_reading_measuring_judging_and_reporting_import_no_framework(tmp_path: object) -> None:
+    code = "import twinprobe.compare.job, twinprobe.report.columns, twinprobe.judge.verdicts, twinprobe.cli"
+    assert loaded_after(code) <= {"numpy"}
+
+
+def test_help_needs_little_processor_time() -> None:
+    code = (
+        "import time, sys, contextlib, io\n"
+        "from twinprobe.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        "    main(['--help'])\n"
+        "print(time.process_time())"
+    )
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.3
