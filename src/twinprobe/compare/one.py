@@ -75,7 +75,7 @@ def common_mode(target: Run, golden: Run) -> str:
     """The way both runs can be measured; BadInput where they cannot be compared at all."""
     if target.single_points != golden.single_points:
         raise BadInput(
-            f"{target.path.name} cannot be compared with {golden.path.name}",
+            f"{target.path.name} cannot be compared with {golden.path}",
             where=target.path, hint="give two dump.json or two debug.json files",
         )  # fmt: skip
     if target.task != golden.task:

@@ -1,0 +1,1 @@
+"""padiff, answered by TwinProbe."""
