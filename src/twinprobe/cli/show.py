@@ -103,7 +103,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
 def _print_json(outcome: Outcome) -> None:
     import json
 
-    if len(outcome.summaries) == 1:
+    if not outcome.summaries[0].rank:  # two files, not a folder of ranks
         document = outcome.summaries[0].to_dict()
         document["notes"] = document["notes"] + outcome.notes + outcome.failures
     else:

@@ -48,7 +48,7 @@ def of_statistics(pairs: pl.DataFrame, differences: dict[str, StatDifference], r
             gap = np.where(difference.case == SAME, 0.0, np.abs(difference.diff))
             share = np.where(gap == 0, 0.0, gap / scale)
         error = np.where(known & ~rows.blank(stat), np.fmax(error, share), error)
-    return _settle(rows, error, _nonfinite(differences), rounding, all_same=_all_same(differences, rows))
+    return _settle(rows, error, _nonfinite(differences, rows), rounding, all_same=_all_same(differences, rows))
 
 
 def of_digests(pairs: pl.DataFrame) -> Deviation:
@@ -122,10 +122,17 @@ def shapes_differ(pairs: pl.DataFrame) -> Bools:
     return bools(pairs["t_shape"] != pairs["g_shape"])
 
 
-def _nonfinite(differences: dict[str, StatDifference]) -> Bools:
-    # Mean and norm may overflow by themselves; only max and min show what the tensor holds.
-    cases = [differences[stat].case for stat in ("max", "min")]
-    found: Bools = np.any([np.isin(case, (NAN, PLUS_INF, MINUS_INF)) for case in cases], axis=0)
+def _nonfinite(differences: dict[str, StatDifference], rows: Rows) -> Bools:
+    """Whether NaN or an infinity stands on one side only."""
+    found: Bools = np.zeros(len(rows.matched), dtype=bool)
+    # Recorders take mean and norm in the tensor's own dtype: in float16 they overflow while the tensor is finite.
+    narrow = bools(
+        rows.pairs["t_dtype"].str.contains("(?i)[.]?float16$") & ~rows.pairs["t_dtype"].str.contains("(?i)bf")
+    )
+    for stat, difference in differences.items():
+        infinite = np.isin(difference.case, (PLUS_INF, MINUS_INF))
+        found |= difference.case == NAN
+        found |= infinite if stat in ("max", "min") else infinite & ~narrow
     return found
 
 
