@@ -58,7 +58,8 @@ def write_culprits(path: Path, culprits: dict[str, list[Item]]) -> None:
 def _calls(pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list[Item]]]:
     """The rows of each target call, in order; rows that only the golden run has belong to none."""
     facts = pairs.select("t_op", "t_role", "t_peer", "g_peer").iter_rows()
-    current, items = None, []
+    current: int | None = None
+    items: list[Item] = []
     for (op, role, t_peer, g_peer), row in zip(facts, table.iter_rows(named=True), strict=True):
         if op is None:
             continue
@@ -77,8 +78,8 @@ def _item(row: Item, role: int, t_peer: str | None, g_peer: str | None) -> Item:
     item["api_origin_name"] = _op_of(row["NPU Name"], item["state"])
     for who, peer in (("NPU", t_peer), ("Bench", g_peer)):
         operation, _, other = (peer or "").partition(":")
-        item[f"{who} P2POp op"] = operation or None
-        item[f"{who} P2POp peer"] = other or None
+        item[f"{who} P2POp op"] = operation or "None"
+        item[f"{who} P2POp peer"] = other or "None"
     return item
 
 
@@ -95,12 +96,20 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("Result", "Err_message"):
         return ""
     if name in _NUMBERS:
-        try:
-            return ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            return float(value) if value in ("inf", "-inf", "nan") else value
+        return _number(value)
     if name == "Requires_grad Consistent":
         return value == "True"
     if name == "NPU_Stack_Info":
-        return ast.literal_eval(value) if value.startswith("[") else None
+        return ast.literal_eval(value) if value.startswith("[") else value
     return value
+
+
+def _number(text: str) -> Any:
+    if text in ("True", "False"):
+        return text == "True"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
