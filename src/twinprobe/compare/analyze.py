@@ -77,7 +77,7 @@ def analyze_job(job: Job) -> RankResult:
     facts = _facts(comparison, max(job.key.rank, 0))
     run = comparison.target
     suspects = {first[0] for first in (facts.first_injected, facts.first_received) if first}
-    reports = {at: call_report(run.ops[at], at, pairs, table, run.stacks[run.ops[at]]) for at in suspects}
+    reports = {at: call_report(run.ops, at, pairs, table, run.stacks[run.ops[at]]) for at in suspects}
     summary = replace(comparison.summary, rank=job.name, files=[str(path)])
     return RankResult(facts, reports, summary, path)
 

@@ -28,7 +28,7 @@ def write_calls(path: Path, ops: Sequence[str], pairs: pl.DataFrame, table: pl.D
     """compare_result_*.json: every target call with its rows, and whether its outputs agree."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
         separator = "{\n"
-        for op, items in _calls(pairs, table):
+        for op, items in _calls(ops, pairs, table):
             if ops[op].count(".") < _PARTS - 1:
                 continue
             entry = json.dumps({"is_same": op not in differs, "op_items": items}, indent=4, ensure_ascii=False)
@@ -37,16 +37,18 @@ def write_calls(path: Path, ops: Sequence[str], pairs: pl.DataFrame, table: pl.D
         out.write("{}\n" if separator == "{\n" else "\n}\n")
 
 
-def call_report(op: str, number: int, pairs: pl.DataFrame, table: pl.DataFrame, frames: Sequence[str]) -> Item:
+def call_report(
+    ops: Sequence[str], number: int, pairs: pl.DataFrame, table: pl.DataFrame, frames: Sequence[str]
+) -> Item:
     """One entry of diff_analyze_*.json: a call, what it took and gave, and from where it was called."""
     chosen = (pairs["t_op"] == number).fill_null(value=False)
-    ((_, items),) = _calls(pairs.filter(chosen), table.filter(chosen))
+    ((_, items),) = _calls(ops, pairs.filter(chosen), table.filter(chosen))
     info: dict[str, dict[str, Item]] = {"input": {}, "output": {}}
     for item in items:
         side = "output" if item["state"] == "output" else "input"
         metrics = {name: item[name] for name in _METRICS if name in item}
         info[side][item["NPU Name"]] = metrics | {"NPU P2POp peer": item["NPU P2POp peer"]}
-    return {"op_name": op, "data_info": info, "stack_info": list(frames) or None}
+    return {"op_name": ops[number], "data_info": info, "stack_info": list(frames) or None}
 
 
 def write_culprits(path: Path, culprits: dict[str, list[Item]]) -> None:
@@ -55,7 +57,7 @@ def write_culprits(path: Path, culprits: dict[str, list[Item]]) -> None:
         temporary.write_text(json.dumps(culprits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _calls(pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list[Item]]]:
+def _calls(ops: Sequence[str], pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list[Item]]]:
     """The rows of each target call, in order; rows that only the golden run has belong to none."""
     facts = pairs.select("t_op", "t_role", "t_peer", "g_peer").iter_rows()
     current: int | None = None
@@ -67,28 +69,20 @@ def _calls(pairs: pl.DataFrame, table: pl.DataFrame) -> Iterator[tuple[int, list
             if current is not None:
                 yield current, items
             current, items = op, []
-        items.append(_item(row, role, t_peer, g_peer))
+        items.append(_item(row, ops[op], role, t_peer, g_peer))
     if current is not None:
         yield current, items
 
 
-def _item(row: Item, role: int, t_peer: str | None, g_peer: str | None) -> Item:
+def _item(row: Item, op: str, role: int, t_peer: str | None, g_peer: str | None) -> Item:
     item = {name: _plain(name, value) for name, value in row.items()}
     item["state"] = _STATES.get(role, "")
-    item["api_origin_name"] = _op_of(row["NPU Name"], item["state"])
+    item["api_origin_name"] = op
     for who, peer in (("NPU", t_peer), ("Bench", g_peer)):
         operation, _, other = (peer or "").partition(":")
         item[f"{who} P2POp op"] = operation or "None"
         item[f"{who} P2POp peer"] = other or "None"
     return item
-
-
-def _op_of(name: str, state: str) -> str:
-    for mark in (f".{state}.", ".kwargs."):
-        head, found, _ = name.partition(mark)
-        if found:
-            return head
-    return name
 
 
 def _plain(name: str, value: Any) -> Any:
