@@ -79,7 +79,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
     from twinprobe.report.text import visible
 
     if as_json:
-        import json
+        from twinprobe.report.text import json_bytes
 
         document = {
             "findings": analysis.findings,
@@ -88,7 +88,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
             "notes": analysis.notes,
             "failures": analysis.failures,
         }
-        sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+        sys.stdout.write(json_bytes(document).decode() + "\n")
         return
     for path in analysis.files:
         sys.stdout.write(f"Saving json file to disk: {visible(str(path))}\n")
@@ -101,7 +101,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
 
 
 def _print_json(outcome: Outcome) -> None:
-    import json
+    from twinprobe.report.text import json_bytes
 
     if not outcome.summaries[0].rank:  # two files, not a folder of ranks
         document = outcome.summaries[0].to_dict()
@@ -112,7 +112,7 @@ def _print_json(outcome: Outcome) -> None:
             "notes": outcome.notes,
             "failures": outcome.failures,
         }
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_bytes(document).decode() + "\n")
 
 
 def _warn(lines: list[str]) -> None:

@@ -64,4 +64,4 @@ def _sentence(op: str, row: str, reason: str, relative: float | None) -> str:
     size = (
         "" if relative is None else f" (relative error {relative:.2%})" if relative < 10 else f" ({relative:.1e} times)"
     )
-    return f"{op}: {place}: {reason}{size}"
+    return f"{place}: {reason}{size}"
