@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", type=formats, metavar="LIST", help=f"result files, any of {','.join(FORMATS)} (default: xlsx)")
     add("--xlsx", action="store_true", help="same as --format xlsx")
     add("--csv", action="store_true", help="same as --format csv")
+    mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
+    pair = mapping.add_argument
+    pair("-fm", "--fuzzy_match", action="store_true", help="same name, any call number, in order")
+    pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by API, across frameworks")
+    pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by cell or module name")
+    pair("-dm", "--data_mapping", type=path, metavar="YAML", help="value by value")
+    pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="by layers of the model code")
     add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -78,6 +85,7 @@ def _analyze(request: Request, args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from twinprobe.align.matcher import MappingOptions
     from twinprobe.compare.job import Request
     from twinprobe.judge.thresholds import Thresholds
     from twinprobe.report.names import timestamp_now
@@ -95,6 +103,13 @@ def _request(args: argparse.Namespace) -> Request:
         steps=args.step,
         workers=args.workers,
         log_rows=args.is_print_compare_log,
+        mapping=MappingOptions(
+            fuzzy=args.fuzzy_match,
+            api=args.api_mapping,
+            cell=args.cell_mapping,
+            data=args.data_mapping,
+            layer=args.layer_mapping,
+        ),
     )
 
 

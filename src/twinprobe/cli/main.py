@@ -16,6 +16,7 @@ INTERRUPTED = 130
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "compare": "compare two recorded runs and say where they part",
+    "merge_result": "gather chosen calls of all ranks from compare's results",
 }
 FRAMEWORKS = ("pytorch", "mindspore")
 # Commands of the tools that TwinProbe replaces which it does not take over.

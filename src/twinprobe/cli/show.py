@@ -71,7 +71,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         print_summary(outcome.summaries[0], console)
     else:
         print_ranks(outcome.summaries, console)
-    _warn(outcome.notes + outcome.failures)
+    warn(outcome.notes + outcome.failures)
 
 
 def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
@@ -97,7 +97,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
     for path in analysis.reports:
         sys.stdout.write(f"The analyze result is saved in: {visible(str(path))}\n")
     sys.stdout.flush()
-    _warn(analysis.notes + analysis.failures)
+    warn(analysis.notes + analysis.failures)
 
 
 def _print_json(outcome: Outcome) -> None:
@@ -115,7 +115,8 @@ def _print_json(outcome: Outcome) -> None:
     sys.stdout.write(json_bytes(document).decode() + "\n")
 
 
-def _warn(lines: list[str]) -> None:
+def warn(lines: list[str]) -> None:
+    """Write warnings to standard error, a line each."""
     from twinprobe.report.text import visible
 
     for line in lines:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe.compare.job import Job, Request, compare_job, plan
+from twinprobe.compare.job import Job, Request, compare_job, plan, run_all
+from twinprobe.compare.kernel import is_kernel_folder, refuse_option
 from twinprobe.compare.one import Comparison
-from twinprobe.errors import BadInput, TwinProbeError
 from twinprobe.judge.culprit import Culprit, RankFacts, find_culprits
 from twinprobe.judge.deviation import DIFFERS
 from twinprobe.judge.messages import meetings
@@ -19,7 +19,6 @@ from twinprobe.judge.summary import Summary
 from twinprobe.report.analysis import call_report, write_calls, write_culprits
 from twinprobe.report.atomic import prepare_folder
 from twinprobe.report.names import result_stem
-from twinprobe.scale.engine import spread
 
 
 @dataclass
@@ -46,21 +45,14 @@ class Analysis:
 
 def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Analysis:
     """Compare every rank, then find the calls where the differences began."""
+    if is_kernel_folder(request.target):
+        refuse_option("-da (--diff_analyze)")
     jobs, notes = plan(request)
     prepare_folder(request.output)
-    results: dict[int, RankResult] = {}
-    failures: list[str] = []
-    for done, (at, result) in enumerate(spread(analyze_job, jobs, workers=request.workers), start=1):
-        advance("ranks", done, len(jobs))
-        if isinstance(result, TwinProbeError):
-            failures.append(str(result))
-        else:
-            results[at] = result
-    if not results:
-        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
+    results, failures = run_all(analyze_job, jobs, request, advance)
     analysis = Analysis([], [], [], [], failures, notes)
     for output in dict.fromkeys(job.output for job in jobs):
-        _conclude(output, request, [results[at] for at in sorted(results) if jobs[at].output == output], analysis)
+        _conclude(output, request, [result for at, result in results.items() if jobs[at].output == output], analysis)
     return analysis
 
 

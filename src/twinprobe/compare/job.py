@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from twinprobe.align.folders import FolderPair, pair_folders
+from twinprobe.align.matcher import MappingOptions, build_matcher
+from twinprobe.compare.kernel import is_kernel_folder, refuse_mapping
 from twinprobe.compare.one import Comparison, Options, compare_paths, silent
 from twinprobe.errors import BadInput, TwinProbeError
 from twinprobe.judge.summary import Summary
@@ -18,6 +21,9 @@ from twinprobe.report.write import write_reports
 from twinprobe.runs.folders import RunKey
 from twinprobe.runs.run import RUN_FILES
 from twinprobe.scale.engine import spread
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Request:
     steps: frozenset[int] | None = None
     workers: int | None = None
     log_rows: bool = False
+    mapping: MappingOptions = field(default_factory=MappingOptions)
 
 
 @dataclass(frozen=True)
@@ -64,21 +71,37 @@ class Outcome:
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request; ``advance(what, done, total)`` is told of progress."""
+    if is_kernel_folder(request.target) and is_kernel_folder(request.golden):
+        from twinprobe.compare.kernel_job import run_kernel_request
+
+        refuse_mapping(request.mapping)
+        return run_kernel_request(request, advance)
     jobs, notes = plan(request)
     prepare_folder(request.output)
     if len(jobs) == 1:
         return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], [], notes)
-    summaries: dict[int, Summary] = {}
+    summaries, failures = run_all(run_job, jobs, request, advance)
+    return Outcome(list(summaries.values()), failures, notes)
+
+
+def run_all(
+    function: Callable[[Item], Result],
+    jobs: Sequence[Item],
+    request: Request,
+    advance: Callable[[str, int, int], None],
+) -> tuple[dict[int, Result], list[str]]:
+    """Run every job on the workers; return results by job number, in order, and what failed in words."""
+    results: dict[int, Result] = {}
     failures: list[str] = []
-    for done, (at, result) in enumerate(spread(run_job, jobs, workers=request.workers), start=1):
+    for done, (at, result) in enumerate(spread(function, jobs, workers=request.workers), start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):
             failures.append(str(result))
         else:
-            summaries[at] = result
-    if not summaries:
+            results[at] = result
+    if not results:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
-    return Outcome([summaries[at] for at in sorted(summaries)], failures, notes)
+    return dict(sorted(results.items())), failures
 
 
 def plan(request: Request) -> tuple[list[Job], list[str]]:
@@ -104,7 +127,11 @@ def plan(request: Request) -> tuple[list[Job], list[str]]:
 
 def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comparison:
     """Compare one pair as the request asks."""
-    return compare_paths(job.target, job.golden, Options(thresholds=job.request.thresholds, progress=progress))
+    wanted = replace(job.request.mapping, output=job.output, label=job.label, timestamp=job.request.timestamp)
+    match = build_matcher(wanted)
+    prepare_folder(job.output)
+    options = Options(match, job.request.thresholds, progress)
+    return compare_paths(job.target, job.golden, options)
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:

@@ -1,0 +1,39 @@
+"""twinprobe merge_result: chosen calls of all ranks side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from twinprobe.cli.options import path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("-i", "--input_dir", type=path, required=True, metavar="DIR", help="folder with the results of compare")
+    add("-o", "--output_dir", type=path, required=True, metavar="DIR", help="folder for the merged table")
+    add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
+    add("--workers", type=int, metavar="N", help="worker processes (default: all cores)")
+    add("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge, and say what was found."""
+    from twinprobe.cli.show import Progress, warn
+    from twinprobe.compare.merge import merge_results
+    from twinprobe.report.text import visible
+
+    with Progress(enabled=not args.quiet) as progress:
+        outcome = merge_results(
+            args.input_dir, args.output_dir, args.config_path, workers=args.workers,
+            progress=lambda done, total: progress.advance("ranks", done, total),
+        )  # fmt: skip
+    if args.quiet:
+        return 0
+    warn(outcome.notes)
+    for line in outcome.disagreements:
+        sys.stdout.write(visible(str(line)) + "\n")
+    sys.stdout.write(f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {visible(str(outcome.path))}\n")
+    sys.stdout.write(f"{args.prog} merge_result ends successfully.\n")
+    return 0

@@ -1,0 +1,72 @@
+"""Which files of a folder are the results of which rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinprobe.errors import BadInput
+
+_RESULT = re.compile(
+    r"compare_result_rank(?P<rank>\d{1,9})(?:-rank\d{1,9})?_(?P<time>\d{14})(?:_part_(?P<part>\d{1,6}))?"
+    r"\.(?P<form>parquet|csv|xlsx)"
+)
+_KERNEL = re.compile(r"compare_result_\d+_\d+_\d{14}(?:_part_\d+)?\.(?:parquet|csv|xlsx)")
+_OTHER_RESULT = re.compile(r"(?:debug_)?compare_result_.*\.(?:parquet|csv|xlsx)")
+# The same table, the quickest to read first.
+_FORMS = ("parquet", "csv", "xlsx")
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """The files that hold one rank's result: one, or its parts in order."""
+
+    rank: int
+    paths: tuple[Path, ...]
+
+
+def find_results(folder: Path) -> tuple[list[RankFiles], list[str]]:
+    """The newest result of every rank, in rank order, and notes on what was left out."""
+    if not folder.is_dir():
+        raise BadInput("is not a folder" if folder.exists() else "does not exist", where=folder)
+    found: dict[int, dict[str, dict[str, list[tuple[int, Path]]]]] = {}
+    notes: list[str] = []
+    for path in sorted(folder.iterdir()):
+        if not path.is_file():
+            continue
+        match = _RESULT.fullmatch(path.name)
+        if match is not None:
+            by_time = found.setdefault(int(match["rank"]), {})
+            parts = by_time.setdefault(match["time"], {}).setdefault(match["form"], [])
+            parts.append((int(match["part"] or 0), path))
+        elif _KERNEL.fullmatch(path.name):
+            raise BadInput(
+                "is a result of kernels of a static graph, which cannot be merged",
+                where=path, hint="give a folder that holds results of ranks only",
+            )  # fmt: skip
+        elif _OTHER_RESULT.fullmatch(path.name):
+            notes.append(f"{path}: left out, its name does not say which rank it belongs to")
+    if len(found) < 2:
+        raise _too_few(folder, found.keys())
+    return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes
+
+
+def _newest(rank: int, by_time: dict[str, dict[str, list[tuple[int, Path]]]], notes: list[str]) -> RankFiles:
+    *older, newest = sorted(by_time)
+    if older:
+        names = ", ".join(path.name for time in older for parts in by_time[time].values() for _, path in parts)
+        notes.append(f"rank {rank} has several results: the newest ({newest}) is taken, not {names}")
+    forms = by_time[newest]
+    form = next(form for form in _FORMS if form in forms)
+    return RankFiles(rank, tuple(path for _, path in sorted(forms[form])))
+
+
+def _too_few(folder: Path, ranks: object) -> BadInput:
+    assert hasattr(ranks, "__iter__")
+    have = ", ".join(f"rank {rank}" for rank in ranks) or "none"
+    below = sorted({path.parent.name for path in folder.glob("*/compare_result_rank*") if _RESULT.fullmatch(path.name)})
+    hint = "results are called compare_result_rank<N>_<time>.xlsx, .csv or .parquet"
+    if below:
+        hint = f"there are results one level below, in {', '.join(below[:5])}: name one of these folders"
+    return BadInput(f"results of at least two ranks are needed, found: {have}", where=folder, hint=hint)
