@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 NARROW = {name for name in STORAGE if name.startswith(("float8", "bfloat16"))} | {"float16", "float32"}
-FLOAT8 = {  # exponent bits, mantissa bits, bias
-    "float8_e4m3fn": (4, 3, 7),
-    "float8_e4m3fnuz": (4, 3, 8),
-    "float8_e5m2": (5, 2, 15),
-    "float8_e5m2fnuz": (5, 2, 16),
+FLOAT8 = {  # mantissa bits, bias
+    "float8_e4m3fn": (3, 7),
+    "float8_e4m3fnuz": (3, 8),
+    "float8_e5m2": (2, 15),
+    "float8_e5m2fnuz": (2, 16),
 }
 
 
@@ -40,7 +40,7 @@ def values(tensor: HostTensor) -> NDArray[Any]:
 def float8_value(dtype: str, code: int) -> float:
     if dtype == "float8_e8m0fnu":
         return math.nan if code == 255 else 2.0 ** (code - 127)
-    exponent_bits, mantissa_bits, bias = FLOAT8[dtype]
+    mantissa_bits, bias = FLOAT8[dtype]
     sign = -1.0 if code & 0x80 else 1.0
     exponent = (code & 0x7F) >> mantissa_bits
     mantissa = code & ((1 << mantissa_bits) - 1)

@@ -1,0 +1,99 @@
+"""Where compiled kernels are kept between runs, and what the processor they are compiled for can do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numba
+from llvmlite import binding  # type: ignore[import-untyped]
+
+from twinprobe import __version__
+from twinprobe.measure.blocks import BLOCK
+
+
+def compile_cached(function: Callable[..., None], signature: Any) -> Callable[..., None]:
+    """Compile for one signature; taken from the cache or put there if some cache folder can be used."""
+    folder = cache_folder()
+    if folder is not None:
+        try:
+            with _numba_caches_in(folder):
+                return _compile(function, signature, cache=True)
+        except Exception:  # a damaged cache or a full disk must not stop the measuring
+            pass
+    return _compile(function, signature, cache=False)
+
+
+def _compile(function: Callable[..., None], signature: Any, *, cache: bool) -> Callable[..., None]:
+    kernel: Callable[..., None] = numba.njit(signature, nogil=True, error_model="numpy", cache=cache)(function)
+    return kernel
+
+
+def cache_folder() -> Path | None:
+    """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a private temporary one."""
+    if numba.config.CACHE_DIR:
+        return Path(numba.config.CACHE_DIR)
+    # The constants of other modules are compiled in, but numba only watches the kernels' own file.
+    name = f"kernels-{__version__}-{BLOCK}"
+    for folder in (user_cache_folder() / name, _temporary_folder() / name):
+        if _is_private_and_writable(folder):
+            return folder
+    return None
+
+
+def user_cache_folder() -> Path:
+    """Where programs of this user keep what they can compute again."""
+    if os.name == "nt":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path("~/Library/Caches").expanduser()
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(base) / "twinprobe"
+
+
+def _temporary_folder() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"twinprobe-{user}"
+
+
+def _is_private_and_writable(folder: Path) -> bool:
+    # Cached kernels are unpickled: a folder that another user may write to would let that user run code here.
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(os, "getuid"):
+            for part in (folder, folder.parent):
+                status = part.lstat()
+                if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022 or part.is_symlink():
+                    return False
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _numba_caches_in(folder: Path) -> Iterator[None]:
+    # Set for these kernels only: the user's own numba functions keep the cache they had.
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+def converts_half_in_hardware() -> bool:
+    """Whether compiled code can turn float16 into float32 without a library call that numba does not have."""
+    if numba.config.CPU_NAME or numba.config.CPU_FEATURES:
+        return False
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return True
+    return bool(binding.get_host_cpu_features().get("f16c", False))

@@ -1,0 +1,241 @@
+"""The metrics of inference reports, defined as people know them, and beside them the errors that those leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite, log, nan, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe.measure import llm_rows as rows
+from twinprobe.measure.blocks import BLOCK, Engine
+from twinprobe.measure.decode import COMPLEX, FLOAT32, numbers
+from twinprobe.measure.engine import PLAIN, engine_for
+from twinprobe.measure.pair import measure_pair
+from twinprobe.measure.real_pass import real_totals
+from twinprobe.measure.scaled import is_sound
+from twinprobe.measure.statistics import statistics
+from twinprobe.measure.threads import over_strips
+from twinprobe.measure.totals import PairTotals
+from twinprobe.runs.host_tensor import HostTensor
+
+SHAPE = "data shape doesn't match."
+GOLDEN_NONFINITE = "golden_data includes NAN or inf."
+MY_NONFINITE = "my_data includes NAN or inf."
+EMPTY = "the tensor is empty."
+
+# Elements that are measured while they are in the cache: for the shared rows and then for the rows of this file.
+_WINDOW = 4 * BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Basics:
+    """Extremes and mean of one side."""
+
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LlmMetrics:
+    """One pair. The seven metrics are None where ``reason`` says why; the fields after them always tell the truth."""
+
+    reason: str
+    my: Basics
+    golden: Basics
+    cosine: float | None = None
+    max_rel: float | None = None
+    mean_rel: float | None = None
+    max_abs: float | None = None
+    mean_abs: float | None = None
+    kl: float | None = None
+    euclid: float | None = None
+    max_abs_all: float | None = None
+    relative_norm: float | None = None
+    one_thousandth: float | None = None
+    true_cosine: float | None = None
+    identical: bool = False
+    nonfinite: bool = False
+    elements: int = 0
+
+
+def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | None = None) -> LlmMetrics:
+    """Compare two tensors as flat vectors of float32; only their numbers of elements must agree."""
+    size = my.data.size
+    if size != golden.data.size or not size:
+        reason = EMPTY if size == golden.data.size else SHAPE
+        return LlmMetrics(reason, _basics(my), _basics(golden), identical=size == golden.data.size, elements=size)
+    my, golden = (replace(side, shape=(size,)) for side in (my, golden))
+    engine = engine or engine_for(my.data.nbytes + golden.data.nbytes)
+    if COMPLEX & {my.dtype, golden.dtype}:
+        return _of_complex(my, golden, engine)
+    totals = _Totals()
+    for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
+        totals.add(part)
+    return _metrics(totals, my, golden)
+
+
+@dataclass(slots=True)
+class _Totals:
+    pair: PairTotals = field(default_factory=PairTotals)
+    rows: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def add(self, other: _Totals) -> None:
+        self.pair.add(other.pair)
+        self.rows += other.rows
+
+
+def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
+    totals = _Totals()
+    for first in range(start, stop, _WINDOW):
+        last = min(first + _WINDOW, stop)
+        totals.pair.add(real_totals(engine, my, golden, first, last))
+        for at in range(first, last, BLOCK):
+            end = min(at + BLOCK, last)
+            totals.rows.append(_row(engine, _single(my, at, end), _single(golden, at, end)))
+    return totals
+
+
+def _row(engine: Engine, my: NDArray[np.float32], golden: NDArray[np.float32]) -> NDArray[np.float64]:
+    if engine is not PLAIN:
+        from twinprobe.measure.llm_kernel import kernel_row
+
+        return kernel_row(my, golden)
+    with np.errstate(all="ignore"):
+        return np.array(rows.plain_row(my, golden), dtype=np.float64)
+
+
+def _single(tensor: HostTensor, start: int, stop: int) -> NDArray[Any]:
+    data = tensor.data[start:stop]
+    if tensor.dtype == "float32" and data.flags.aligned:
+        return data
+    return numbers(tensor.dtype, data, FLOAT32)
+
+
+def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
+    size = my.data.size
+    table = np.array(totals.rows)
+    with np.errstate(all="ignore"):
+        sums, tops, lows = table.sum(axis=0).tolist(), table.max(axis=0).tolist(), table.min(axis=0).tolist()
+    sides = [
+        Basics(tops[high], lows[low], _single_precision(sums[total] / size))
+        for high, low, total in (
+            (rows.MY_MAX, rows.MY_MIN, rows.MY_SUM),
+            (rows.GOLDEN_MAX, rows.GOLDEN_MIN, rows.GOLDEN_SUM),
+        )
+    ]
+    # A compiled minimum or maximum may pass over a NaN; the sum never does.
+    bad = [not isfinite(sums[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
+    if any(bad):
+        sides = [_basics(side) if wrong else known for side, wrong, known in zip((my, golden), bad, sides, strict=True)]
+    reason = " ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong)
+    truth = _truth(totals.pair, my, golden)
+    if reason:
+        return LlmMetrics(reason, sides[0], sides[1], **truth)
+    pair = totals.pair
+    return LlmMetrics(
+        reason,
+        sides[0],
+        sides[1],
+        cosine=_cosine(pair),
+        max_rel=tops[rows.MAX_REL],
+        mean_rel=_single_precision(sums[rows.SUM_REL] / size),
+        max_abs=tops[rows.MAX_ABS],
+        mean_abs=_single_precision(sums[rows.SUM_ABS] / size),
+        kl=_divergence(table),
+        euclid=_euclid(pair),
+        **truth,
+    )
+
+
+def _truth(pair: PairTotals, my: HostTensor, golden: HostTensor) -> dict[str, Any]:
+    """What holds at every element, whatever the golden value is."""
+    odd = pair.odd
+    if {my.dtype, golden.dtype} & {"float64"} and not (is_sound(pair.gap_squares) and is_sound(pair.golden_squares)):
+        exact = measure_pair(my, golden)
+        norm, identical = exact.relative_norm, exact.identical
+    else:
+        norm = 0.0 if pair.max_abs == 0 else _ratio(pair.gap_squares, pair.golden_squares)
+        identical = pair.max_abs == 0 and not odd.any
+        if identical and {my.dtype, golden.dtype} & {"int64", "uint64"}:
+            identical = measure_pair(my, golden).identical
+    return {
+        "max_abs_all": pair.max_abs,
+        "relative_norm": norm,
+        "one_thousandth": pair.within_one / my.data.size,
+        "true_cosine": _cosine(pair),
+        "identical": identical,
+        "nonfinite": odd.any,
+        "elements": my.data.size,
+    }
+
+
+def _cosine(pair: PairTotals) -> float:
+    if pair.target_squares == 0 and pair.golden_squares == 0:
+        return 1.0
+    scale = sqrt(pair.target_squares) * sqrt(pair.golden_squares)
+    return round(pair.dot / scale, 10) if scale else 0.0
+
+
+def _euclid(pair: PairTotals) -> float:
+    if sqrt(pair.golden_squares) <= rows.SMALLEST:
+        return 0.0
+    return _single_precision(sqrt(pair.gap_squares / pair.golden_squares))
+
+
+def _ratio(gap: float, reference: float) -> float:
+    return sqrt(gap) / sqrt(reference) if reference else inf
+
+
+def _divergence(table: NDArray[np.float64]) -> float:
+    """KL(softmax(golden) || softmax(my)) over the whole vector, from the blocks' sums relative to their maxima."""
+    my_top, golden_top = table[:, rows.MY_MAX].max(), table[:, rows.GOLDEN_MAX].max()
+    my_scale = np.exp(table[:, rows.MY_MAX] - my_top)
+    golden_scale = np.exp(table[:, rows.GOLDEN_MAX] - golden_top)
+    my_exp = float((table[:, rows.MY_EXP] * my_scale).sum())
+    golden_exp = float((table[:, rows.GOLDEN_EXP] * golden_scale).sum())
+    cross = float((table[:, rows.CROSS] * golden_scale).sum())
+    value = cross / golden_exp + (float(my_top) + log(my_exp)) - (float(golden_top) + log(golden_exp))
+    return max(value, 0.0)
+
+
+def _single_precision(value: float) -> float:
+    """These columns have always been computed in float32, and shown with its digits."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _basics(tensor: HostTensor) -> Basics:
+    found = statistics(tensor)
+    if found.mean is None:
+        return Basics()
+    if found.nan:
+        return Basics(nan, nan, nan)
+    assert found.max is not None
+    assert found.min is not None
+    return Basics(float(found.max), float(found.min), _single_precision(found.mean))
+
+
+def _of_complex(my: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
+    """The seven metrics look at the real parts only, the truth at both."""
+    real = measure_llm_pair(_real(my), _real(golden), engine=engine)
+    both = measure_pair(my, golden, engine=engine)
+    return replace(
+        real,
+        relative_norm=both.relative_norm,
+        identical=both.identical,
+        nonfinite=bool(both.nan_only_target or both.nan_only_golden or both.inf_differs),
+    )
+
+
+def _real(tensor: HostTensor) -> HostTensor:
+    if tensor.dtype not in COMPLEX:
+        return tensor
+    wide = "float32" if tensor.dtype == "complex64" else "float64"
+    return HostTensor(wide, tensor.shape, np.ascontiguousarray(tensor.data.real))
+
+
+__all__ = ["EMPTY", "GOLDEN_NONFINITE", "MY_NONFINITE", "SHAPE", "Basics", "LlmMetrics", "measure_llm_pair"]
