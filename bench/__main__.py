@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__main__", "make_dumps", "measure_command", "rivals"}
+NOT_BENCHMARKS = {"__main__", "make_dumps", "make_runs", "measure_command", "rivals"}
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def tensor_metrics(target: Run, golden: Run, pairs: pl.DataFrame, progress: Call
     fault: list[str | None] = [None] * rows
     identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
     jobs = _jobs(target, golden, pairs, chosen.tolist())
-    results = measure_pairs(jobs, total_bytes=_total_bytes(target, pairs["t_file"].drop_nulls().to_list()))
+    results = measure_pairs(jobs, total_bytes=2 * _total_bytes(target, pairs["t_file"].drop_nulls().to_list()))
     for done, (at, result) in enumerate(zip(chosen.tolist(), results, strict=True), start=1):
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)

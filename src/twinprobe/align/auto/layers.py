@@ -1,0 +1,212 @@
+"""The layers of a run: module calls (or API calls) that hold parameters and enclose no other layer, as they ran.
+
+They are the backbone of an alignment: few, ordered, and with shapes that do not lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from twinprobe.align.auto.kinds import LAYER_CALLS, LINEAR, class_kind, layer_kind
+from twinprobe.align.auto.prints import NONE, Prints, Shape
+from twinprobe.align.auto.tree import ROOT, CallTree
+from twinprobe.align.auto.words import meaning, own_name, surroundings
+from twinprobe.align.parameters import spelled
+from twinprobe.runs.table import INPUT
+
+_STRONG = frozenset({"linear", "norm", "embedding", "conv"})
+_RANK = {name: rank for rank, name in enumerate(("q", "k", "v", "gate", "w1", "up", "w3"))}
+
+
+@dataclass(slots=True)
+class Layer:
+    """One layer and what is known of it. A group of layers that read the same tensor may stand as one."""
+
+    nodes: tuple[int, ...]
+    kind: str
+    path: str
+    cls: str
+    meaning: str
+    around: str
+    # Shapes of the parameters; what goes in and comes out of a linear layer, whichever way its weight is stored.
+    weights: tuple[Shape, ...]
+    features: tuple[int, int] | None
+    weight_rows: tuple[int, ...]
+    bias_rows: tuple[int, ...]
+    input_row: int
+    output_rows: tuple[int, ...]
+
+    @property
+    def node(self) -> int:
+        """The first call."""
+        return self.nodes[0]
+
+
+class Facts:
+    """One run as automatic alignment sees it: the tree of its calls, their values, and its layers."""
+
+    def __init__(self, tree: CallTree) -> None:
+        self.tree = tree
+        self.prints = Prints(tree.side)
+        self.weights = [self._weights(node) for node in range(len(tree))]
+        self.is_layer = self._find_layers()
+        self.layers = self._in_order()
+
+    def kind(self, node: int) -> str:
+        """What a module call does."""
+        rows = self.weights[node]
+        shapes = [shape for row in rows if (shape := self.prints.shape(row)) is not None]
+        return layer_kind(self.prints, self.tree.op[node], self.tree.cls[node], shapes)
+
+    def input_row(self, node: int) -> int:
+        """The first tensor that a call takes."""
+        op = self.tree.op[node]
+        return int(self.prints.first_input[op]) if op != NONE else NONE
+
+    def output_row(self, node: int) -> int:
+        """The first tensor that a call gives."""
+        op = self.tree.op[node]
+        return int(self.prints.first_output[op]) if op != NONE else NONE
+
+    def _weights(self, node: int) -> list[int]:
+        tree = self.tree
+        if tree.is_module[node]:
+            return self.prints.parameters(tree.op[node])
+        if tree.family[node] in LAYER_CALLS:
+            return self.prints.rows(tree.op[node], INPUT)[1:]
+        return []
+
+    def _find_layers(self) -> list[bool]:
+        tree = self.tree
+        found = [False] * len(tree)
+        below = [False] * len(tree)
+        for node in reversed(tree.in_order()):
+            if node == ROOT or not tree.is_module[node]:
+                continue
+            if not below[node]:
+                found[node] = bool(self.weights[node]) or class_kind(tree.cls[node]) in _STRONG
+                if found[node] and tree.module_children(node) and not self.weights[node]:
+                    found[node] = False  # named like a layer, but made of other modules
+            if found[node] or below[node]:
+                below[tree.parent[node]] = True
+        inside = [False] * len(tree)
+        for node in tree.in_order():
+            parent = tree.parent[node]
+            if parent == NONE:
+                continue
+            inside[node] = inside[parent] or found[parent]
+            if not tree.is_module[node] and not inside[node] and self.weights[node]:
+                found[node] = True
+        return found
+
+    def _in_order(self) -> list[Layer]:
+        nodes = [node for node in self.tree.in_order() if self.is_layer[node]]
+        layers = [self._layer(node) for node in nodes]
+        # Linear layers of one module that read the same tensor run side by side: their order is the writer's taste.
+        ordered: list[Layer] = []
+        done: set[int] = set()
+        by_parent: dict[tuple[int, object], list[Layer]] = {}
+        for layer in layers:
+            by_parent.setdefault(self._branch(layer), []).append(layer)
+        for layer in layers:
+            if layer.node in done:
+                continue
+            group = by_parent[self._branch(layer)]
+            if len(group) > 1 and all(one.meaning in _RANK for one in group):
+                group = sorted(group, key=lambda one: _RANK[one.meaning])
+            ordered += group
+            done.update(one.node for one in group)
+        return ordered
+
+    def _branch(self, layer: Layer) -> tuple[int, object]:
+        """Equal for linear layers of one module that read the same tensor."""
+        tree, prints, row = self.tree, self.prints, layer.input_row
+        if layer.kind != LINEAR or row == NONE:
+            return layer.node, None
+        if prints.digest[row] is not None:
+            return -1 - tree.parent[layer.node], prints.digest[row]
+        if not prints.telling[row]:
+            return layer.node, None
+        return -1 - tree.parent[layer.node], (prints.shape_text[row], *prints.stats[row].tolist())
+
+    def _layer(self, node: int) -> Layer:
+        tree, prints = self.tree, self.prints
+        rows = self.weights[node]
+        shapes = {row: shape for row in rows if (shape := prints.shape(row)) is not None}
+        kind = self.kind(node) if tree.is_module[node] else LAYER_CALLS[tree.family[node]]
+        path = self.path(node)
+        taken, given = self.input_row(node), self.output_row(node)
+        weight, bias = self._named(rows, shapes)
+        return Layer(
+            nodes=(node,), kind=kind, path=path, cls=tree.cls[node],
+            meaning=meaning(path), around=surroundings(path.rpartition(own_name(path))[0].rstrip(".")),
+            weights=tuple(shapes.values()), features=self._features(kind, shapes.get(weight), taken, given),
+            weight_rows=(weight,), bias_rows=(bias,), input_row=taken, output_rows=(given,),
+        )  # fmt: skip
+
+    def path(self, node: int) -> str:
+        """The path of a module call; of an API call, the path around it and the API's name."""
+        tree = self.tree
+        return tree.path[node] if tree.is_module[node] else f"{tree.path[tree.parent[node]]}.{tree.family[node]}"
+
+    def _named(self, rows: list[int], shapes: dict[int, Shape]) -> tuple[int, int]:
+        """The weight and the bias among the parameters."""
+        names = {row: spelled(self.prints.side.names[row].rpartition(".")[2]) for row in rows}
+        weight = next((row for row in rows if names[row] == "weight"), NONE)
+        if weight == NONE and rows:
+            weight = max(rows, key=lambda row: len(shapes.get(row, ())))
+        bias = next((row for row in rows if names[row] == "bias" and row != weight), NONE)
+        if bias == NONE:
+            bias = next((row for row in rows if row != weight and len(shapes.get(row, ())) == 1), NONE)
+        return weight, bias
+
+    def _features(self, kind: str, weight: Shape | None, taken: int, given: int) -> tuple[int, int] | None:
+        if kind != LINEAR or weight is None or len(weight) != 2:
+            return None
+        into, out = self.prints.shape(taken), self.prints.shape(given)
+        if into and out and {into[-1], out[-1]} == set(weight):
+            return into[-1], out[-1]
+        return None
+
+
+def groups_of(layers: list[Layer], tree: CallTree, size: int) -> list[tuple[int, Layer]]:
+    """Runs of this many linear layers of one module with one input width, each as one layer: (place of the last, it)."""
+    found = []
+    for _, run in groupby(enumerate(layers), key=lambda item: _run_key(item[1], tree, item[0])):
+        places = [place for place, _ in run]
+        for at in range(len(places) - size + 1):
+            members = [layers[place] for place in places[at : at + size]]
+            found.append((places[at + size - 1], _merged(members)))
+    return found
+
+
+def _run_key(layer: Layer, tree: CallTree, place: int) -> tuple[int, ...]:
+    if layer.kind != LINEAR or layer.features is None:
+        return (-1, place)
+    return tree.parent[layer.node], layer.features[0]
+
+
+def _merged(members: list[Layer]) -> Layer:
+    first = members[0]
+    assert first.features is not None
+    width = sum(layer.features[1] for layer in members if layer.features is not None)
+    return Layer(
+        nodes=tuple(node for layer in members for node in layer.nodes),
+        kind=LINEAR, path=first.path, cls=first.cls, meaning=_together({layer.meaning for layer in members}),
+        around=first.around, weights=((width, first.features[0]),), features=(first.features[0], width),
+        weight_rows=tuple(row for layer in members for row in layer.weight_rows),
+        bias_rows=tuple(row for layer in members for row in layer.bias_rows),
+        input_row=first.input_row, output_rows=tuple(row for layer in members for row in layer.output_rows),
+    )  # fmt: skip
+
+
+def _together(meanings: set[str]) -> str:
+    """What parts are called when they are one: q, k and v are qkv."""
+    if meanings == {"q", "k", "v"}:
+        return "qkv"
+    if meanings == {"k", "v"}:
+        return "kv"
+    if meanings in ({"gate", "up"}, {"w1", "w3"}):
+        return "gateup"
+    return "apart" if meanings != {""} else ""

@@ -1,0 +1,143 @@
+"""What names say: words, and the one meaning behind q_proj, query and wq."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
+
+# One line per part of a model that code bases name differently. A name is looked up whole, without underscores.
+_PARTS = """
+q: q query wq qproj queryproj toq lqq qlin qlinear linearq queries queryprojection
+k: k key wk kproj keyproj tok klin klinear lineark keys keyprojection
+v: v value wv vproj valueproj tov vlin vlinear linearv values valueprojection
+qkv: qkv qkvproj querykeyvalue wqkv cattn inproj wpack linearqkv attnqkv toqkv qkvlinear qkvprojection
+kv: kv kvproj keyvalue linearkv wkv tokv
+out: o oproj outproj wo outlin toout projout linearproj attnout oprojection outprojection
+gate: gate gateproj w1gate gatelinear wi0
+up: up upproj uplinear wi1
+gateup: gateup gateupproj gateandup w13 fc1gate packedgateup
+fc1: fc1 fc linearfc1 denseht4h densehto4h cfc lin1 wi linear1 intermediatedense wfc1 expand
+down: down downproj fc2 linearfc2 dense4htoh lin2 linear2 downlinear wfc2 contract
+norm1: inputlayernorm inputnorm ln1 layernorm1 norm1 attentionnorm attnnorm preattentionnorm layernormbefore preattnnorm lnattn
+norm2: postattentionlayernorm postattentionnorm premlplayernorm ln2 layernorm2 norm2 ffnnorm mlpnorm layernormafter premlpnorm lnmlp
+normf: finallayernorm finalnorm lnf normf outputnorm postnorm normfinal lnfinal
+words: wte embedtokens wordembeddings tokembeddings tokenembedding tokenembeddings wordembedding embedin tokemb wordemb tokembed tokenembed vocabembedding
+places: wpe positionembeddings positionembedding posemb posembed embedpositions positionalembedding posembedding
+types: tokentypeembeddings tokentypeembedding segmentembeddings segmentembedding typeembedding
+head: lmhead outputlayer embedout unembed
+pooler: pooler
+classify: classifier score
+rotary: rotaryemb rotaryposemb rotary rotaryembedding rope ropeemb
+act: act actfn activation activationfunc nonlinearity
+drop: dropout drop
+"""
+# Names whose meaning hangs on where they stand.
+_IN_ATTENTION = {"dense": "out", "proj": "out", "cproj": "out", "output": "out", "linear": "out", "out": "out"}
+_IN_MLP = {
+    "cproj": "down", "wo": "down", "output": "down", "out": "down", "w1": "w1", "w2": "down", "w3": "w3", "proj": "down",
+}  # fmt: skip
+_ATTENTION = frozenset({"attention", "attn", "selfattention", "selfattn", "mha", "encdecattention", "crossattention"})
+_CROSS = frozenset({"cross", "crossattn", "crossattention", "encdecattention", "encoderattn", "interattention"})
+_MLP = frozenset({"mlp", "ffn", "feedforward", "ff", "densereludense", "intermediate", "feed", "experts", "ffwd"})
+# Words that nearly every name has; they say nothing.
+_EMPTY = frozenset({"module", "model", "layer", "layers", "block", "blocks", "cell", "net", "the", "parallel", "base"})
+
+_MEANING = {
+    name: line.partition(":")[0] for line in _PARTS.splitlines() if line for name in line.partition(":")[2].split()
+}
+
+
+@lru_cache(maxsize=65536)
+def words_of(text: str) -> tuple[str, ...]:
+    """The lower-case words of an attribute's or a class's name; digits and empty words left out."""
+    words = (word.lower() for word in _WORD.findall(text))
+    return tuple(word for word in words if word not in _EMPTY)
+
+
+def own_name(path: str) -> str:
+    """The attribute's name: the last part of a path that is no number."""
+    for part in reversed(path.split(".")):
+        if not part.isdecimal():
+            return part
+    return ""
+
+
+def numbers_of(path: str) -> tuple[int, ...]:
+    """The numbers in a path: which layer of which stack."""
+    return tuple(int(part) for part in path.split(".") if part.isdecimal() and len(part) < 10)
+
+
+@lru_cache(maxsize=65536)
+def surroundings(path: str) -> str:
+    """In which part of a layer a path lies: attention, cross attention, mlp, or nowhere that is known."""
+    for part in reversed(path.split(".")):
+        plain = part.replace("_", "").lower()
+        words = set(words_of(part))
+        if plain in _CROSS or "cross" in words:
+            return "cross"
+        if plain in _ATTENTION or words & {"attention", "attn", "mha"}:
+            return "attention" if not _is_norm(words) else ""
+        if plain in _MLP or words & {"mlp", "ffn", "ff"}:
+            return "mlp" if not _is_norm(words) else ""
+    return ""
+
+
+@lru_cache(maxsize=65536)
+def meaning(path: str) -> str:
+    """What the last part of a path stands for, in one spelling; empty where no table knows it."""
+    name = own_name(path)
+    plain = name.replace("_", "").lower()
+    around = surroundings(path.rpartition(name)[0].rstrip(".")) if name else ""
+    if around in ("attention", "cross") and plain in _IN_ATTENTION:
+        return _IN_ATTENTION[plain]
+    if around == "mlp" and plain in _IN_MLP:
+        return _IN_MLP[plain]
+    found = _MEANING.get(plain, "")
+    if not found and plain in _ATTENTION:
+        return "attention"
+    if not found and plain in _MLP:
+        return "mlp"
+    return found
+
+
+def _is_norm(words: set[str]) -> bool:
+    return bool(words & {"norm", "layernorm", "ln", "rmsnorm"})
+
+
+# Meanings that cannot be one another; two different ones from different groups may.
+_GROUPS = (
+    {"q", "k", "v", "qkv", "kv", "out"}, {"gate", "up", "down", "fc1", "gateup", "w1", "w3"},
+    {"norm1", "norm2", "normf"}, {"words", "places", "types", "rotary"}, {"head", "pooler", "classify"},
+    {"attention", "mlp"},
+)  # fmt: skip
+# w1 and w3 are gate and up in one code base and not in the next.
+_LOOSE = frozenset({"w1", "w3", "fc1", "gate", "up"})
+
+
+@lru_cache(maxsize=65536)
+def agreement(one: str, other: str) -> float:
+    """How far two meanings agree: 1 the same, 0 unknown, below 0 where they exclude each other."""
+    if not one or not other:
+        return 0.0
+    if one == other:
+        return 1.0
+    if one in _LOOSE and other in _LOOSE:
+        return 0.4 if {one, other} in ({"w1", "gate"}, {"w3", "up"}, {"gate", "fc1"}) else 0.0
+    if any(one in group and other in group for group in _GROUPS):
+        return -1.0
+    return -0.5
+
+
+@lru_cache(maxsize=262144)
+def likeness(one: str, other: str) -> float:
+    """How many words two names share, between 0 and 1; one word that begins another counts half."""
+    mine, theirs = set(words_of(one)), set(words_of(other))
+    if not mine or not theirs:
+        return 0.0
+    shared = float(len(mine & theirs))
+    for word in mine - theirs:
+        if len(word) > 3 and any(word in known or (len(known) > 3 and known in word) for known in theirs - mine):
+            shared += 0.5
+    return min(1.0, shared / min(len(mine), len(theirs)) * 0.6 + shared / max(len(mine), len(theirs)) * 0.4)

@@ -1,0 +1,238 @@
+"""Mapping files: YAML read as text with line numbers, bounded in every direction."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BYTES = 512 << 20
+MAX_DEPTH = 20
+# What aliases may add to what is written out. A mapping file has no use for more.
+MAX_ALIASED = 100_000
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_PLAIN_LINE = re.compile(r"([A-Za-z_][\w./-]*): ([A-Za-z_][\w./-]*)", re.ASCII).fullmatch
+
+
+@dataclass(slots=True)
+class Text:
+    """A scalar, as it is written: numbers and yes/no stay text."""
+
+    value: str
+    line: int
+    is_null: bool = False
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A list."""
+
+    line: int
+    items: list[Node] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Mapping:
+    """Keys and values in the order of the file; no key occurs twice."""
+
+    line: int
+    items: dict[str, tuple[int, Node]] = field(default_factory=dict)
+
+
+Node = Text | Sequence | Mapping
+KINDS = {Text: "a single value", Sequence: "a list", Mapping: "a mapping"}
+
+
+def read_yaml(path: Path) -> Node:
+    """Read one mapping file. Whatever is wrong with it is a BadInput that names the line."""
+    return _parse(path, _read_text(path))
+
+
+def _parse(path: Path, text: str) -> Node:
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        events = yaml.parse(text, Loader=loader)
+        return _Builder(path).build(events)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise BadInput(f"is not YAML: {error.problem or error.context}", where=_place(path, mark)) from error
+    except yaml.YAMLError as error:
+        raise BadInput(f"is not YAML: {error}", where=path) from error
+
+
+class Line(NamedTuple):
+    """One ``left: right`` of a flat mapping file."""
+
+    left: str
+    right: str
+    number: int
+
+
+def flat_lines(path: Path, node: Node, what: str) -> list[Line]:
+    """The entries of a mapping from names to names; BadInput where it is something else."""
+    if not isinstance(node, Mapping):
+        raise BadInput(f"holds {KINDS[type(node)]}, a mapping was expected", where=at(path, node.line), hint=what)
+    return [
+        Line(left, text_of(path, value, f"the value of {left!r}"), number)
+        for left, (number, value) in node.items.items()
+    ]
+
+
+def read_flat(path: Path, what: str) -> list[Line]:
+    """Read a file of ``left: right`` lines. Large generated files of plain names need no YAML parser."""
+    text = _read_text(path)
+    return _plain_lines(text) or flat_lines(path, _parse(path, text), what)
+
+
+def _plain_lines(text: str) -> list[Line] | None:
+    """The entries where every line is a plain ``name: name``; None where YAML has to be asked, or to complain."""
+    lines: dict[str, Line] = {}
+    for number, written in enumerate(text.split("\n"), 1):
+        found = _PLAIN_LINE(written)
+        if found is None:
+            if written.strip() and not written.startswith("#"):
+                return None
+            continue
+        left, right = found.groups()
+        if left in lines or left in _NULLS or right in _NULLS:
+            return None
+        lines[left] = Line(left, right, number)
+    return list(lines.values())
+
+
+def at(path: Path, line: int) -> str:
+    """How a place in a mapping file is named in messages."""
+    return f"{path}, line {line}"
+
+
+def text_of(path: Path, node: Node, what: str) -> str:
+    """The text of a scalar; BadInput where it is empty or no scalar."""
+    if not isinstance(node, Text):
+        raise BadInput(f"{what} is {KINDS[type(node)]}, a name was expected", where=at(path, node.line))
+    if node.is_null:
+        raise BadInput(f"{what} is empty, a name was expected", where=at(path, node.line))
+    return node.value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise BadInput(f"is {size} bytes long, more than {MAX_BYTES} are not read", where=path)
+            return file.read(MAX_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"the mapping file cannot be read: {error.strerror}", where=path) from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"is not UTF-8 text: {error.reason} at byte {error.start}", where=path) from error
+
+
+def _place(path: Path, mark: Any) -> str:
+    return at(path, mark.line + 1) if mark is not None else str(path)
+
+
+class _Open:
+    """A container whose end has not been read yet."""
+
+    __slots__ = ("anchor", "key", "node", "size")
+
+    def __init__(self, node: Sequence | Mapping, anchor: str | None) -> None:
+        self.node = node
+        self.anchor = anchor
+        self.key: Text | None = None
+        self.size = 1
+
+
+class _Builder:
+    """Builds the tree from parser events without recursion, so that no depth of nesting can hurt."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._anchors: dict[str, tuple[Node, int]] = {}
+        self._stack: list[_Open] = []
+        self._root: Node | None = None
+        self._aliased = 0
+
+    def build(self, events: Iterator[Any]) -> Node:
+        import yaml
+
+        documents = 0
+        for event in events:
+            kind = type(event)
+            if kind is yaml.ScalarEvent:
+                is_null = not event.style and event.value in _NULLS
+                self._place(Text(event.value, event.start_mark.line + 1, is_null), event.anchor, 1)
+            elif kind is yaml.MappingStartEvent:
+                self._open(Mapping(event.start_mark.line + 1), event.anchor)
+            elif kind is yaml.SequenceStartEvent:
+                self._open(Sequence(event.start_mark.line + 1), event.anchor)
+            elif kind is yaml.MappingEndEvent or kind is yaml.SequenceEndEvent:
+                done = self._stack.pop()
+                self._place(done.node, done.anchor, done.size)
+            elif kind is yaml.AliasEvent:
+                self._alias(event)
+            elif kind is yaml.DocumentStartEvent:
+                documents += 1
+                if documents > 1:
+                    raise BadInput("a second document begins here, one was expected", where=self._at(event))
+        if self._root is None or (isinstance(self._root, Text) and self._root.is_null):
+            raise BadInput(
+                "the mapping file is empty", where=self._path, hint="write at least one entry or leave it out"
+            )
+        return self._root
+
+    def _open(self, node: Sequence | Mapping, anchor: str | None) -> None:
+        if len(self._stack) >= MAX_DEPTH:
+            raise BadInput(f"is nested deeper than {MAX_DEPTH} levels", where=at(self._path, node.line))
+        self._stack.append(_Open(node, anchor))
+
+    def _alias(self, event: Any) -> None:
+        if event.anchor not in self._anchors:
+            raise BadInput(f"*{event.anchor} refers to nothing above it, or to what encloses it", where=self._at(event))
+        node, size = self._anchors[event.anchor]
+        self._aliased += size
+        if self._aliased > MAX_ALIASED:
+            raise BadInput(f"the anchors stand for more than {MAX_ALIASED} values", where=self._at(event))
+        self._place(node, None, size)
+
+    def _place(self, node: Node, anchor: str | None, size: int) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = (node, size)
+        if not self._stack:
+            self._root = node
+            return
+        top = self._stack[-1]
+        top.size += size
+        if isinstance(top.node, Sequence):
+            top.node.items.append(node)
+        elif top.key is None:
+            if not isinstance(node, Text):
+                raise BadInput(f"a key is {KINDS[type(node)]}, a name was expected", where=at(self._path, node.line))
+            top.key = node
+        else:
+            self._set(top.node, top.key, node)
+            top.key = None
+
+    def _set(self, mapping: Mapping, key: Text, value: Node) -> None:
+        if key.value == "<<" and isinstance(value, Mapping):
+            for name, entry in value.items.items():
+                mapping.items.setdefault(name, entry)
+            return
+        if key.is_null:
+            raise BadInput("a key is empty, a name was expected", where=at(self._path, key.line))
+        if key.value in mapping.items:
+            first = mapping.items[key.value][0]
+            raise BadInput(f"the key {key.value!r} stands here and in line {first}", where=at(self._path, key.line))
+        mapping.items[key.value] = (key.line, value)
+
+    def _at(self, event: Any) -> str:
+        return at(self._path, event.start_mark.line + 1)
