@@ -37,7 +37,7 @@ class Flat(NamedTuple):
 
     owner: Any
     address: int
-    count: int
+    elements: int
 
 
 @dataclass
@@ -217,13 +217,13 @@ class DeviceMeasure:
             job = self._next_job
             self._next_job += 1
             jobs.append(job)
-            page, slot = pages.take(-(-flat.count // chunk), job)
+            page, slot = pages.take(-(-flat.elements // chunk), job)
             if current is not None and page is not current:
                 launch(current, lines, most)
                 lines, most = [], 0
             current = page
-            lines.append((flat.address, flat.count, slot))
-            most = max(most, flat.count)
+            lines.append((flat.address, flat.elements, slot))
+            most = max(most, flat.elements)
         if current is not None and lines:
             launch(current, lines, most)
         return jobs

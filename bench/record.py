@@ -1,0 +1,302 @@
+"""What recording costs: a training step alone, recorded by TwinProbe, and recorded by another tool, in one table.
+
+    PYTHONPATH=src python bench/record.py                          # CUDA if there is one, else a small model on the CPU
+    PYTHONPATH=src python bench/record.py --rival /path/to/site-packages-of-the-other-tool
+    PYTHONPATH=src python bench/record.py --profile mix            # where the recorder's Python time goes
+
+Needs torch, numpy and (on CUDA) triton. The other tool is taken from the given folders and needs no installation.
+Two numbers per case: the step itself (start() to step(), device synchronised), and the time per step of several steps
+in a row including all writing. Wall time on CUDA; on the CPU processor time of one compute thread plus the writer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import pstats
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+CASES = ("L0", "L1", "mix", "L0-md5", "mix-md5")
+BIG = {"layers": 16, "width": 2048, "inner": 5632, "heads": 16, "vocab": 32000, "batch": 2, "tokens": 2048}
+SMALL = {"layers": 4, "width": 128, "inner": 352, "heads": 4, "vocab": 1000, "batch": 2, "tokens": 64}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        x = x.to(torch.float32)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * x.to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + turned * sin
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(width, width, bias=False)
+        self.k_proj = nn.Linear(width, width, bias=False)
+        self.v_proj = nn.Linear(width, width, bias=False)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        shape = (batch, tokens, self.heads, width // self.heads)
+        cos, sin = position_embeddings
+        q = rotate(self.q_proj(x).view(shape).transpose(1, 2), cos, sin)
+        k = rotate(self.k_proj(x).view(shape).transpose(1, 2), cos, sin)
+        v = self.v_proj(x).view(shape).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o_proj(out.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, width: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(width)
+        self.self_attn = Attention(width, heads)
+        self.post_attention_layernorm = RMSNorm(width)
+        self.mlp = MLP(width, inner)
+
+    def forward(self, x: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), position_embeddings=position_embeddings)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nn.Module):
+    def __init__(self, size: dict[str, int]) -> None:
+        super().__init__()
+        self.size = size
+        self.embed_tokens = nn.Embedding(size["vocab"], size["width"])
+        layers = (DecoderLayer(size["width"], size["inner"], size["heads"]) for _ in range(size["layers"]))
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(size["width"])
+        self.lm_head = nn.Linear(size["width"], size["vocab"], bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed_tokens(tokens)
+        head = self.size["width"] // self.size["heads"]
+        steps = torch.arange(0, head, 2, device=x.device, dtype=torch.float32) / head
+        angles = torch.arange(tokens.shape[1], device=x.device, dtype=torch.float32)[:, None] / (10000.0**steps)
+        angles = torch.cat((angles, angles), dim=-1)
+        embeddings = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        for layer in self.layers:
+            x = layer(x, embeddings)
+        logits = self.lm_head(self.norm(x))
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+class Bench:
+    """A model, its data, and one training step."""
+
+    def __init__(self, device: str, size: dict[str, int]) -> None:
+        torch.manual_seed(0)
+        if device == "cpu":
+            torch.set_num_threads(1)
+        self.device = device
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.model = Llama(size).to(device=device, dtype=dtype)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.tokens = torch.randint(0, size["vocab"], (size["batch"], size["tokens"]), device=device)
+
+    def step(self) -> None:
+        self.model(self.tokens).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def timed(self, work: Any) -> float:
+        # On the host the processor time of all threads counts, writing included; other programs do not disturb it.
+        clock = time.perf_counter if self.device == "cuda" else time.process_time
+        self.synchronize()
+        start = clock()
+        work()
+        self.synchronize()
+        return (clock() - start) * 1000
+
+
+def measure(bench: Bench, debugger: Any, steps: int, flush: Any) -> dict[str, float]:
+    """Milliseconds of one recorded step, and per step of several in a row with all files written."""
+
+    def recorded() -> None:
+        debugger.start(model=bench.model)
+        bench.step()
+        debugger.stop()
+        debugger.step()
+
+    for _ in range(2):
+        bench.timed(recorded)
+        flush()
+    single = []
+    for _ in range(steps):
+        single.append(bench.timed(recorded))
+        flush()
+
+    def in_a_row() -> None:
+        for _ in range(steps):
+            recorded()
+        flush()
+
+    return {"step": median(single), "row": bench.timed(in_a_row) / steps}
+
+
+def plain(bench: Bench, steps: int) -> float:
+    for _ in range(3):
+        bench.timed(bench.step)
+    return median(bench.timed(bench.step) for _ in range(max(steps, 5)))
+
+
+def config_of(case: str, folder: str) -> dict[str, Any]:
+    level, _, summary = case.partition("-")
+    section = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": summary or "statistics"}
+    return {"task": "statistics", "dump_path": folder, "rank": [], "step": [], "level": level, "statistics": section}
+
+
+def worker(arguments: argparse.Namespace) -> None:
+    """One tool, one case, in a process of its own; prints one JSON line."""
+    tool, case = arguments.worker
+    for folder in arguments.rival if tool == "rival" else ():
+        sys.path.append(folder)
+    folder = tempfile.mkdtemp(prefix="bench_record_", dir=arguments.scratch)
+    try:
+        bench = Bench(arguments.device, BIG if arguments.device == "cuda" else SMALL)
+        result: dict[str, Any] = {"plain": plain(bench, arguments.steps)}
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(config_of(case, str(Path(folder) / "dump"))), encoding="utf-8")
+        if tool == "ours":
+            from twinprobe.torch import PrecisionDebugger
+
+            debugger: Any = PrecisionDebugger(config_path=str(config))
+            flush: Any = debugger.flush
+        else:
+            from msprobe.pytorch import PrecisionDebugger as Rival
+
+            debugger = Rival(config_path=str(config))
+            flush = bench.synchronize
+        if arguments.profile:
+            profile_step(bench, debugger, flush)
+        result.update(measure(bench, debugger, arguments.steps, flush))
+        index = next(Path(folder).rglob("dump.json"), None)
+        if index is not None:
+            result["entries"] = len(json.loads(index.read_text(encoding="utf-8"))["data"])
+        print("RESULT " + json.dumps(result), flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def profile_step(bench: Bench, debugger: Any, flush: Any) -> None:
+    for _ in range(2):
+        debugger.start(model=bench.model)
+        bench.step()
+        debugger.stop()
+        debugger.step()
+        flush()
+    profile = cProfile.Profile()
+    bench.synchronize()
+    profile.enable()
+    debugger.start(model=bench.model)
+    bench.step()
+    debugger.stop()
+    debugger.step()
+    profile.disable()
+    flush()
+    pstats.Stats(profile).sort_stats("tottime").print_stats(35)
+
+
+def run_case(tool: str, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--worker", tool, case, "--steps", str(arguments.steps)]
+    command += ["--device", arguments.device, "--scratch", arguments.scratch]
+    for folder in arguments.rival:
+        command += ["--rival", folder]
+    if arguments.profile == case and tool == "ours":
+        command += ["--profile", case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+    if arguments.profile:
+        print(done.stdout)
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("RESULT "):
+            return dict(json.loads(line[7:]))
+    tail = (done.stderr or done.stdout).strip().splitlines()[-6:]
+    return {"error": " | ".join(tail) or f"exit code {done.returncode}"}
+
+
+def show(case: str, tool: str, result: dict[str, Any]) -> None:
+    if "error" in result:
+        print(f"{case:8} {tool:10} failed: {result['error']}", flush=True)
+        return
+    base, step, row = result["plain"], result["step"], result["row"]
+    print(
+        f"{case:8} {tool:10} {base:9.1f} {step:12.1f} {step / base:7.2f}x {row:12.1f} {row / base:7.2f}x"
+        f" {result.get('entries', 0):8d}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What recording a training step costs.")
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, choices=("cuda", "cpu"))
+    parser.add_argument("--rival", action="append", default=[], help="folder with the other tool (may be repeated)")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--rival-cases", default="L0,mix")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--scratch", default=tempfile.gettempdir(), help="where dumps go while measuring")
+    parser.add_argument("--timeout", type=int, default=300, help="seconds per case")
+    parser.add_argument("--profile", metavar="CASE", help="print where Python time goes for this case")
+    parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        worker(arguments)
+        return
+    size = BIG if arguments.device == "cuda" else SMALL
+    name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{os.cpu_count()} cores"
+    print(f"torch {torch.__version__}, {arguments.device} ({name}), {size}")
+    print(
+        f"{'case':8} {'tool':10} {'plain ms':>9} {'recorded ms':>12} {'':8} {'in a row ms':>12} {'':8} {'entries':>8}"
+    )
+    for case in [one for one in arguments.cases.split(",") if one]:
+        show(case, "twinprobe", run_case("ours", case, arguments))
+    if arguments.rival:
+        for case in [one for one in arguments.rival_cases.split(",") if one]:
+            show(case, "rival", run_case("rival", case, arguments))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""Steps, ranks, filters and counters: everything about recording that no framework needs to know."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Protocol
+
+from twinprobe.errors import BadInput
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.filters import NameFilter
+from twinprobe.record.folders import refuse_earlier_dump
+from twinprobe.record.problems import Problems, logger, speak
+from twinprobe.record.render import Renderer
+from twinprobe.record.rows import Entry, notes_of
+from twinprobe.record.stacks import Stack, StackTable
+from twinprobe.record.worker import Worker, size_of
+from twinprobe.record.writer import TENSOR_FOLDER, DumpFolder, is_disk_error
+
+_BATCH = 64
+_SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
+
+
+class Framework(Protocol):
+    """What the engine asks of a framework."""
+
+    name: str
+    tensor_suffix: str
+
+    @property
+    def deferred(self) -> bool:
+        """Whether results are still on a device, so that entries cannot be written before the stretch ends."""
+
+    def rank(self) -> int | None:
+        """This process's rank, None when not distributed."""
+
+    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
+        """Write one host copy of a tensor in the framework's own file format."""
+
+    def collect(self) -> Callable[[], None] | None:
+        """End of a stretch of recording: a job that waits for device results and fills the rows."""
+
+
+class Step:
+    """What belongs to one step folder."""
+
+    def __init__(self, number: int, folder: DumpFolder, hidden: tuple[str, ...]) -> None:
+        self.number = number
+        self.folder = folder
+        self.counters: defaultdict[str, int] = defaultdict(int)
+        self.construct: dict[str, str | None] = {}
+        self.stacks = StackTable(hidden)
+        self.pending: list[Entry] = []
+        self.closed = False
+
+
+class Engine:
+    """One recording: begins, ends, moves to the next step, and hands entries to the writer thread."""
+
+    def __init__(self, config: RecordConfig, framework: Framework, *, hidden: tuple[str, ...] = ()) -> None:
+        speak()
+        self.config = config
+        self.framework = framework
+        self.filter = NameFilter(config)
+        self.problems = Problems()
+        self.step_number = 0
+        self.step: Step | None = None
+        self.active = False
+        self.failed = False
+        self.begun = False
+        self._checked = False
+        self._finished = False
+        self._hidden = (str(Path(__file__).parent) + os.sep, *hidden)
+        self._worker = Worker(lambda error: self.problems.note("writing", error))
+        self._renderer = Renderer(summary_mode=config.summary_mode, precision=config.precision)
+        self._structure = config.task == "structure"
+        self._trees = config.level in {"L0", "mix"}
+        self._total = [0, 0]
+        self._closed = 0
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget_after_fork)
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Start recording this step; False when the step or the rank is not wanted or recording is switched off."""
+        if self.begun:
+            raise BadInput("recording is already started", hint="call stop() before start()")
+        self.begun = True
+        self.active = not self.failed and self._wanted_now()
+        if self.active:
+            self._open_step()
+        return self.active
+
+    def end(self) -> None:
+        """Stop recording; the step's files are closed, and opened again if the same step is started again."""
+        if not self.begun:
+            raise BadInput("recording is not started", hint="call start() before stop()")
+        self.begun = False
+        self.active = False
+        step = self.step
+        if step is not None and not step.closed:
+            self._close_step(step)
+
+    def next_step(self) -> None:
+        """Everything recorded from here on belongs to the next step."""
+        if self.begun:
+            self.end()
+        self.step = None
+        self.step_number += 1
+
+    def flush(self) -> None:
+        """Wait until all files are written."""
+        self._worker.drain()
+
+    def close(self) -> None:
+        """End of the recording: write what is left and say where it is."""
+        if self._finished:
+            return
+        self._finished = True
+        if self.begun:
+            self.end()
+        self._worker.drain()
+        atexit.unregister(self.close)
+        for complaint in self.filter.complaints() if self._total[0] or self.filter.everything is False else ():
+            logger.warning("%s", complaint)
+        if self._total[0] and not self.failed:
+            logger.info(
+                "recorded %d entries, %s, in %s", self._total[0], _readable(self._total[1]), self.config.dump_path
+            )
+
+    # -- what adapters call while a step runs -----------------------------------------------------------------------
+
+    def link(self, child: str, parent: str | None) -> None:
+        """Note the enclosing call, for construct.json."""
+        if self._trees and self.step is not None:
+            self.step.construct[child] = parent
+
+    def stack(self, name: str | None, frame: FrameType | None, base: Stack | None = None, stop: int = 0) -> Any:
+        """Where a call came from, noted under ``name`` for stack.json; None when no stacks are wanted."""
+        if not self.config.extra_info or self.step is None:
+            return None
+        stack = self.step.stacks.place(frame, base, stop)
+        if name is not None:
+            stack.names.append(name)
+        return stack
+
+    def count(self, key: str) -> int:
+        """The running number of this key within the step, from 0."""
+        assert self.step is not None
+        number = self.step.counters[key]
+        self.step.counters[key] = number + 1
+        return number
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether scope and list ask for this call."""
+        return self.active and self.filter.wants(name, ancestors)
+
+    def emit(self, entry: Entry) -> None:
+        """Take over a finished entry."""
+        step = self.step
+        if step is None or self._structure or self.failed:
+            return
+        if step.closed:
+            self._reopen(step)
+        step.pending.append(entry)
+        size = 0
+        for note, _ in notes_of(entry) if self.config.task == "tensor" or self.config.tensor_names else ():
+            size += size_of(note.row.payload) if note.save and note.row is not None else 0
+        if self.config.async_dump:
+            return
+        if size:
+            self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
+        if not self.framework.deferred and len(step.pending) >= _BATCH:
+            self._hand_over(step)
+
+    # -- the writer's side ------------------------------------------------------------------------------------------
+
+    def _hand_over(self, step: Step) -> None:
+        batch, step.pending = step.pending, []
+        self._worker.put(lambda: self._guarded(step, lambda: self._write(step, batch)))
+
+    def _write(self, step: Step, batch: list[Entry]) -> None:
+        for entry in batch:
+            self._save_tensors(step, entry)
+            step.folder.add(entry.name, self._renderer.entry(entry))
+        step.folder.flush()
+
+    def _save_tensors(self, step: Step, entry: Entry) -> None:
+        suffix = self.framework.tensor_suffix
+        for note, name in notes_of(entry):
+            row = note.row
+            if not note.save or note.file is not None or row is None:
+                continue
+            if row.file is not None:
+                note.file = step.folder.same_tensor(name, suffix, row.file)
+            elif row.payload is not None:
+                note.file = row.file = step.folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
+                row.payload = None
+
+    def _close_step(self, step: Step) -> None:
+        step.closed = True
+        job = self.framework.collect()
+        if job is not None:
+            self._worker.put(lambda: self._guarded(step, job))
+        self._hand_over(step)
+        self._worker.put(lambda: self._guarded(step, lambda: self._close_folder(step)))
+
+    def _close_folder(self, step: Step) -> None:
+        side: dict[str, Any] = {}
+        if self.config.extra_info and self.config.level != "debug":
+            side = {"stack": step.stacks.to_json(), "construct": step.construct}
+        before = step.folder.bytes_written
+        entries = step.folder.entries
+        step.folder.close(side)
+        self._total[0] += entries
+        self._total[1] += step.folder.bytes_written - before
+        self._closed += 1
+        if self._closed in _SAID:
+            logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)
+
+    def _guarded(self, step: Step, job: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            job()
+        except Exception as error:
+            if not is_disk_error(error):
+                self.problems.note("writing", error)
+                return
+            self.failed = True
+            self.active = False
+            step.folder.abandon()
+            logger.error("cannot write %s (%s); recording stops, the program goes on", step.folder.path, error)
+
+    # -- steps and folders ------------------------------------------------------------------------------------------
+
+    def _wanted_now(self) -> bool:
+        config = self.config
+        if config.steps is not None and self.step_number not in config.steps:
+            return False
+        rank = self.framework.rank()
+        if config.ranks is not None and rank is not None and rank not in config.ranks:
+            return False
+        return config.enabled_now()
+
+    def _open_step(self) -> None:
+        if self.step is not None:
+            return
+        rank = self.framework.rank()
+        own = f"rank{rank}" if rank is not None else f"proc{os.getpid()}"
+        if not self._checked:
+            self._checked = True
+            refuse_earlier_dump(self.config.dump_path, own)
+        path = self.config.dump_path / f"step{self.step_number}" / own
+        keeps_tensors = self.config.task == "tensor" or bool(self.config.tensor_names)
+        header = {
+            "task": self.config.task,
+            "level": self.config.level,
+            "framework": self.framework.name,
+            "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if keeps_tensors else None,
+        }
+        index = "debug" if self.config.level == "debug" else "dump"
+        folder = DumpFolder(path, header, index=index)
+        self.problems.folder = path
+        step = self.step = Step(self.step_number, folder, self._hidden)
+        self._worker.put(lambda: self._guarded(step, folder.open))
+
+    def _reopen(self, step: Step) -> None:
+        step.closed = False
+        self._worker.put(lambda: self._guarded(step, step.folder.reopen))
+
+    def _forget_after_fork(self) -> None:
+        # A forked data loader must neither record nor write: the writer thread stayed in the parent.
+        self.active = False
+        self.failed = True
+        self._finished = True
+
+
+def _readable(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""

@@ -1,0 +1,88 @@
+"""Call stacks: a few integers while the step runs, text once per distinct stack when it is written."""
+
+from __future__ import annotations
+
+import linecache
+from types import CodeType, FrameType
+from typing import Any
+
+_texts: dict[tuple[int, int], tuple[CodeType, str]] = {}  # hashing a code object itself is slow
+_FAILED = "the call stack could not be read"
+
+
+class Stack:
+    """One distinct call stack: its own frames, then those of ``base``."""
+
+    __slots__ = ("base", "frames", "names")
+
+    def __init__(self, frames: list[tuple[CodeType, int]], base: Stack | None) -> None:
+        self.frames = frames
+        self.base = base
+        self.names: list[str] = []
+
+
+class StackTable:
+    """Which calls came from which stack. Frames of files under ``hidden`` are left out."""
+
+    def __init__(self, hidden: tuple[str, ...]) -> None:
+        self._hidden = hidden
+        self._stacks: dict[tuple[int, ...], Stack] = {}
+
+    def place(self, frame: FrameType | None, base: Stack | None = None, stop: int = 0) -> Stack:
+        """The stack of a frame. The walk ends at the frame with id ``stop`` and goes on with ``base``, its stack."""
+        key = [id(base)]
+        frames: list[tuple[CodeType, int]] = []
+        while frame is not None:
+            if id(frame) == stop:
+                break
+            code, at = frame.f_code, frame.f_lasti
+            key.append(id(code))  # hashing a code object itself is slow
+            key.append(at)
+            frames.append((code, at))
+            frame = frame.f_back
+        else:
+            base = None
+            key[0] = 0
+        stack = self._stacks.get(tuple(key))
+        if stack is None:
+            stack = self._stacks[tuple(key)] = Stack(frames, base)
+        return stack
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of stack.json: running number to [names, frames]."""
+        texts: dict[tuple[str, ...], list[str]] = {}
+        for stack in self._stacks.values():
+            if not stack.names:
+                continue
+            texts.setdefault(tuple(self._text(stack)), []).extend(stack.names)
+        return {str(at): [names, list(frames)] for at, (frames, names) in enumerate(texts.items())}
+
+    def _text(self, stack: Stack) -> list[str]:
+        lines = []
+        one: Stack | None = stack
+        while one is not None:
+            lines += [_frame_text(code, at) for code, at in one.frames if not self._hides(code)]
+            one = one.base
+        return lines or [_FAILED]
+
+    def _hides(self, code: CodeType) -> bool:
+        return code.co_filename.startswith(self._hidden)
+
+
+def _frame_text(code: CodeType, at: int) -> str:
+    key = (id(code), at)
+    known = _texts.get(key)
+    if known is None:
+        line = _line_of(code, at)
+        source = linecache.getline(code.co_filename, line).strip()
+        text = f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"
+        known = _texts[key] = (code, text)
+    return known[1]
+
+
+def _line_of(code: CodeType, lasti: int) -> int:
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= lasti < end and number is not None:
+            line = number
+    return line

@@ -1,0 +1,236 @@
+"""Module calls: hooks before and after forward, the stack of enclosing calls, and parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from twinprobe.record.stacks import Stack
+from twinprobe.record.torch.backward import Edge, sequence_number
+from twinprobe.record.torch.compiled import CompiledBoundary, watched_modules
+from twinprobe.record.torch.flatten import differentiable, tensors_in
+from twinprobe.record.torch.quiet import Quiet
+
+if TYPE_CHECKING:
+    from twinprobe.record.torch.recorder import TorchRecorder
+
+
+@dataclass(slots=True, eq=False)
+class ModuleInfo:
+    """A watched module and the front of its names: ``Module.layers.0.Linear.``."""
+
+    module: torch.nn.Module
+    prefix: str
+    compiled: bool = False
+    whole: bool = False
+
+
+class ModuleCall:
+    """One call of a module while it runs."""
+
+    __slots__ = (
+        "depth",
+        "edges",
+        "error",
+        "frame",
+        "info",
+        "name",
+        "number",
+        "parent",
+        "parts",
+        "since",
+        "stack",
+        "whole",
+    )
+
+    def __init__(self, info: ModuleInfo, number: int, parent: ModuleCall | None) -> None:
+        self.info = info
+        self.number = number
+        self.name = f"{info.prefix}forward.{number}"
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.parts: dict[str, Any] | None = None
+        self.edges: list[Edge | None] | None = None
+        self.since = 0
+        self.stack: Stack | None = None
+        self.frame = 0
+        self.whole = False
+        self.error = sys.exc_info()[1]
+
+    @property
+    def backward(self) -> str:
+        return f"{self.info.prefix}backward.{self.number}"
+
+    def ancestors(self) -> Iterator[str]:
+        """Names of the enclosing module calls, innermost first."""
+        call = self.parent
+        while call is not None:
+            yield call.name
+            call = call.parent
+
+
+class ModuleHooks:
+    """Watches the submodules of the given models. The models themselves are not recorded, only what is inside."""
+
+    def __init__(self, recorder: TorchRecorder) -> None:
+        self._recorder = recorder
+        self.infos: dict[torch.nn.Module, ModuleInfo] = {}
+        self.calls: list[ModuleCall] = []
+        self._handles: list[Any] = []
+        self._boundaries: list[CompiledBoundary] = []
+        self._token = -1
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._handles)
+
+    def attach(self, models: list[torch.nn.Module], several: bool) -> None:
+        """Register hooks on every submodule; ``several`` puts the model's position into the names."""
+        for position, model in enumerate(models):
+            front = f"Module.{position}." if several else "Module."
+            for path, module, compiled in watched_modules(model):
+                if module not in self.infos:
+                    self.watch(module, f"{front}{path}.{_class_name(module)}.", compiled)
+
+    def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> None:
+        """Register hooks on one module under the given name."""
+        self.infos[module] = ModuleInfo(module, prefix, compiled)
+        if compiled and CompiledBoundary.fits(module):
+            self._boundaries.append(CompiledBoundary(module, self._before, self._after))
+            return
+        self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(self._after, with_kwargs=True, always_call=True))
+
+    def watch_tokens(self, models: list[torch.nn.Module], token_range: Any) -> None:
+        """Record only while the model runs for the tokens first..last of a generation loop."""
+        self._token = -1
+        first, last = token_range
+
+        def count(*_: Any) -> None:
+            self._token += 1
+            self._recorder.paused = not first <= self._token <= last
+
+        def pause(*_: Any) -> None:
+            self._recorder.paused = True
+
+        if models:
+            self._handles.append(models[0].register_forward_pre_hook(count, with_kwargs=True))
+            self._handles.append(models[0].register_forward_hook(pause, with_kwargs=True, always_call=True))
+
+    def watch_whole(self, module: torch.nn.Module, name: str) -> None:
+        """Record one module as a whole: nothing inside it is recorded."""
+        known = self.infos.get(module)
+        if known is None:
+            self.watch(module, f"Module.{name}.{_class_name(module)}.")
+            known = self.infos[module]
+        known.prefix, known.whole = f"Module.{name}.{_class_name(module)}.", True
+
+    def end_whole(self) -> None:
+        """From here on modules are recorded with what is inside them."""
+        for info in self.infos.values():
+            info.whole = False
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        for boundary in self._boundaries:
+            boundary.remove()
+        self._handles.clear()
+        self._boundaries.clear()
+        self.infos.clear()
+        self.calls.clear()
+
+    # -- the hooks --------------------------------------------------------------------------------------------------
+
+    def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        recorder = self._recorder
+        if not recorder.active or recorder.muted:
+            return
+        info = self.infos.get(module)
+        if info is None:
+            return  # a replica
+        with Quiet():
+            call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
+            self.calls.append(call)
+            try:
+                self._enter(call, args, kwargs)
+            except Exception as error:
+                recorder.engine.problems.note("recording a module's inputs", error)
+        call.whole = info.whole
+        if call.whole:
+            recorder.muted += 1
+        if info.compiled:
+            recorder.mode.step_aside()
+
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any) -> None:
+        recorder = self._recorder
+        parent = call.parent.name if call.parent else recorder.optimizer.loose_parent()
+        recorder.link(call.name, parent, call.backward)
+        recorder.engine.filter.entering(call.name)
+        if recorder.forward and recorder.wants(call.name, call.ancestors()):
+            self._place(call, sys._getframe(2))
+            call.parts = {}
+            if recorder.inputs:
+                call.parts["input_args"] = [recorder.capture(item) for item in args]
+                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs)
+                parameters = call.info.module._parameters
+                call.parts["parameters"] = {
+                    name: recorder.capture(one) for name, one in parameters.items() if one is not None
+                }
+        if recorder.backward and torch.is_grad_enabled():
+            inputs = differentiable(args, [])
+            inputs += differentiable(kwargs, [])
+            call.edges = recorder.graph.edges(inputs)
+            call.since = sequence_number()
+
+    def _place(self, call: ModuleCall, frame: FrameType) -> None:
+        # The frames outside the module are shared by all calls inside it, so they are walked once.
+        recorder, parent, outside = self._recorder, call.parent, frame.f_back
+        base, stop = (parent.stack, parent.frame) if parent else (None, 0)
+        call.stack, call.frame = recorder.engine.stack(None, outside, base, stop), id(outside)
+        recorder.engine.stack(call.name, frame, call.stack, call.frame)
+
+    def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        recorder = self._recorder
+        calls = self.calls
+        if not any(call.info.module is module for call in reversed(calls)):
+            return
+        while calls[-1].info.module is not module:
+            calls.pop()  # left by an exception that the hooks did not see
+        call = calls.pop()
+        if call.whole:
+            recorder.muted -= 1
+        if call.info.compiled:
+            recorder.mode.step_back()
+        with Quiet():
+            try:
+                failed = output is None and sys.exc_info()[1] is not call.error
+                self._leave(call, output, failed)
+            except Exception as error:
+                recorder.engine.problems.note("recording a module's outputs", error)
+            if not calls:
+                recorder.graph.index.clear()
+
+    def _leave(self, call: ModuleCall, output: Any, failed: bool) -> None:
+        recorder = self._recorder
+        if call.parts is not None:
+            recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
+            if recorder.outputs and not failed:
+                items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
+                call.parts["output"] = [recorder.capture(item) for item in items]
+            recorder.emit_forward(call.name, call.parts)
+        if call.edges is not None and not failed:
+            outputs = tensors_in(output, [])
+            recorder.graph.install(call.backward, call.edges, outputs, call.since, call.depth)
+        recorder.engine.filter.leaving(call.name)
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    original = getattr(module, "_orig_mod", module)
+    return type(original).__name__

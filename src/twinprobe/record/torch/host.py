@@ -1,0 +1,124 @@
+"""Tensors in host memory: measured at once, without copying where the memory allows it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from math import isqrt, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+
+from twinprobe.measure.engine import KERNEL_BYTES, engine_for
+from twinprobe.measure.statistics import Statistics, crc32, statistics, xor64
+from twinprobe.runs.host_tensor import STORAGE, HostTensor
+
+# numpy lacks these element types; their bits travel in an integer of the same width.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NATIVE = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+_names: dict[torch.dtype, str] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = str(dtype).rpartition(".")[2]
+    return name
+
+
+def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The distinct elements as one dense run, in any order, and how often each of them counts.
+
+    Transposed tensors are read in memory order, broadcast ones once: statistics do not depend on the order.
+    """
+    if tensor.is_contiguous():
+        return tensor, 1
+    repeats = 1
+    strides = tensor.stride()
+    if 0 in strides:
+        for dim, stride in enumerate(strides):
+            if stride == 0 and tensor.shape[dim] > 1:
+                repeats *= tensor.shape[dim]
+                tensor = tensor.narrow(dim, 0, 1)
+    if _dense(tensor):
+        return tensor.as_strided((tensor.numel(),), (1,)), repeats
+    return tensor.contiguous(), repeats
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def repeated(values: Statistics, repeats: int) -> Statistics:
+    """The statistics of a tensor in which every element occurs ``repeats`` times."""
+    if repeats == 1 or values.norm is None:
+        return values
+    root = isqrt(repeats)
+    factor = root if root * root == repeats else sqrt(repeats)
+    return replace(values, norm=values.norm * factor, nan=values.nan * repeats, inf=values.inf * repeats)
+
+
+def host_tensor(tensor: torch.Tensor) -> HostTensor | None:
+    """A dense host tensor as the kernels take it; None for element types that they do not know."""
+    name = dtype_name(tensor.dtype)
+    if name not in STORAGE:
+        return None
+    flat = tensor.reshape(-1)
+    if tensor.dtype in _NATIVE:
+        return HostTensor(name, tuple(tensor.shape), flat.numpy())
+    bits: Any = flat.view(_BITS[tensor.element_size()]).numpy()
+    return HostTensor(name, tuple(tensor.shape), bits.view(STORAGE[name]))
+
+
+def host_statistics(tensor: torch.Tensor) -> Statistics | None:
+    """Statistics of a detached host tensor of any layout of strides."""
+    _count_towards_kernels()
+    dense, repeats = packed(tensor)
+    host = host_tensor(dense)
+    return None if host is None else repeated(statistics(host), repeats)
+
+
+def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
+    """The checksum of a detached host tensor: ``md5`` (CRC-32) or ``xor``."""
+    host = host_tensor(tensor.contiguous())
+    if host is None:
+        return None
+    return crc32(host) if mode == "md5" else xor64(host)
+
+
+_KERNELS_AFTER = 256
+_measured = 0
+
+
+def _count_towards_kernels() -> None:
+    """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
+    global _measured  # noqa: PLW0603
+    _measured += 1
+    if _measured == _KERNELS_AFTER:
+        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+
+
+def _load_kernels() -> None:
+    engine = engine_for(KERNEL_BYTES)
+    statistics(HostTensor("float32", (64,), np.ones(64, dtype=np.float32)), engine=engine)

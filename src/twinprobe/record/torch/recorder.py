@@ -1,0 +1,234 @@
+"""One recording of PyTorch: module hooks, the function mode, gradients and the tensor book, tied together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import IO, Any
+
+import torch
+
+from twinprobe.errors import BadInput
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.engine import Engine
+from twinprobe.record.leaves import Capturer
+from twinprobe.record.rows import Entry
+from twinprobe.record.torch.backward import Crossing, Graph
+from twinprobe.record.torch.collectives import Collectives
+from twinprobe.record.torch.function_mode import ApiMode
+from twinprobe.record.torch.hooks import ModuleHooks
+from twinprobe.record.torch.optimizer import OptimizerScope
+from twinprobe.record.torch.parameters import ParameterGradients
+from twinprobe.record.torch.quiet import Quiet
+from twinprobe.record.torch.tensors import TensorBook
+from twinprobe.record.torch.values import TorchValues
+
+FORWARD_PARTS = (
+    ("input_args", "input"),
+    ("input_kwargs", "kwargs"),
+    ("output", "output"),
+    ("parameters", "parameters"),
+)
+
+
+class TorchRecorder:
+    """Starts and stops observing. Implements what the engine asks of a framework."""
+
+    name = "pytorch"
+    tensor_suffix = ".pt"
+
+    def __init__(self, config: RecordConfig) -> None:
+        structure = config.task == "structure"
+        digest = None if config.summary_mode == "statistics" or structure else config.summary_mode
+        self.config = config
+        self.engine = Engine(config, self)
+        self.book = TensorBook(values=config.summary_mode != "xor" and not structure, digest=digest)
+        self.values = TorchValues(self.book, digest)
+        self.capture = Capturer(self.values)
+        self.graph = Graph(self)
+        self.forward = config.wants("forward")
+        self.backward = config.wants("backward") and not structure
+        self.inputs = config.wants("input")
+        self.outputs = config.wants("output")
+        self.muted = 0
+        self.paused = False
+        self.optimizer = OptimizerScope(self)
+        self.modules = ModuleHooks(self)
+        self.parameters = ParameterGradients(self)
+        self.collectives = Collectives(self)
+        self.mode = ApiMode(self)
+        self._keep_all = config.task == "tensor"
+        self._parents: dict[str, str | None] = {}
+
+    # -- what the engine asks ---------------------------------------------------------------------------------------
+
+    @property
+    def deferred(self) -> bool:
+        return self.book.deferred
+
+    def rank(self) -> int | None:
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+        return None
+
+    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
+        torch.save(payload, stream)
+
+    def collect(self) -> Callable[[], None] | None:
+        return self.book.collect()
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def start(self, model: Any = None, token_range: Any = None) -> None:
+        """Begin observing; ``model`` is a module or several."""
+        models = check_models(model, self.config.level)
+        check_token_range(token_range)
+        if not self.engine.begin() or self.config.level == "debug":
+            return
+        try:
+            with Quiet():
+                self._observe(models, isinstance(model, list | tuple), token_range)
+        except BaseException:
+            self._release()
+            raise
+
+    def _observe(self, models: list[torch.nn.Module], several: bool, token_range: Any) -> None:
+        level = self.config.level
+        self.paused = token_range is not None
+        if models and level in {"L0", "mix"}:
+            self.modules.attach(models, several)
+            if self.backward:
+                self.parameters.attach(self.modules.infos)
+        if token_range is not None:
+            self.modules.watch_tokens(models, token_range)
+        self.optimizer.attach()
+        if level in {"L1", "mix"}:
+            self.collectives.attach()
+            self.mode.attach()
+        self.book.may_wait = level in {"L1", "mix"}
+
+    def stop(self) -> None:
+        """Stop observing; every hook and mode is gone afterwards."""
+        try:
+            with Quiet():
+                self._release()
+        finally:
+            self.engine.end()
+
+    def _release(self) -> None:
+        self.mode.detach()
+        for part in (self.graph.close, self.parameters.detach, self.modules.detach):
+            try:
+                part()
+            except Exception as error:
+                self.engine.problems.note("stopping", error)
+        self.collectives.detach()
+        self.optimizer.detach()
+        self._parents.clear()
+        self.paused = False
+
+    def next_step(self) -> None:
+        """Later records belong to the next step; stops first if that was forgotten."""
+        if self.mode.attached or self.modules.attached:
+            self.stop()
+        self.engine.next_step()
+
+    def trouble(self, doing: str, error: BaseException) -> None:
+        """An error inside the recorder: noted, never raised."""
+        self.engine.problems.note(doing, error)
+
+    # -- what hooks and mode share ----------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        return self.engine.active and not self.paused
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether scope and list ask for this call; sets whether its real tensors are kept."""
+        if not self.engine.wants(name, ancestors):
+            return False
+        self.values.save = self._keep_all or self.engine.filter.wants_tensors(name)
+        return True
+
+    def backward_begins(self, name: str) -> None:
+        """The first gradient of a call arrived."""
+        self.engine.filter.entering(name)
+
+    def note_gradient(self, name: str, gradient: torch.Tensor) -> Any:
+        """Note a gradient that belongs to the backward of a call."""
+        if not self.active or self.muted or not self.wants(name, self.ancestors(name)):
+            return None
+        return self.values(gradient, None)
+
+    def measure_now(self, gradient: torch.Tensor) -> Any:
+        """Note a gradient that must not be held: autograd takes it over into ``.grad`` only if nobody else has it."""
+        note = self.values(gradient, None)
+        self.book.settle()
+        return note
+
+    def link(self, child: str, parent: str | None, backward: str | None = None) -> None:
+        """Note a call's parent, and with it the parent that its backward will have."""
+        self.engine.link(child, parent)
+        if backward is not None:
+            self._parents[backward] = parent
+
+    def backward_parent(self, name: str) -> str | None:
+        """The mirror of the forward tree: the backward of the enclosing module call."""
+        parent = self._parents.get(name)
+        return parent.replace(".forward.", ".backward.") if parent and parent.startswith("Module.") else None
+
+    def pass_ended(self) -> None:
+        """A whole backward pass is over."""
+        self.parameters.flush()
+
+    def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
+        """Hand over a forward entry; keys that were not asked for are absent."""
+        entry = Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts})
+        self.engine.emit(entry)
+
+    def backward_ended(self, crossing: Crossing) -> None:
+        """All gradients of a call that will come have come."""
+        name = crossing.name
+        if self.active and self.wants(name, self.ancestors(name)):
+            self.engine.link(name, self.backward_parent(name))
+            parts = {}
+            if self.inputs:
+                parts["input"] = ("input", crossing.incoming)
+            if self.outputs:
+                parts["output"] = ("output", _without_last_nulls(crossing.outgoing))
+            self.engine.emit(Entry(name, parts))
+        self.engine.filter.leaving(name)
+
+    def ancestors(self, name: str) -> Iterable[str]:
+        """Enclosing backward calls, innermost first."""
+        parent = self.backward_parent(name)
+        while parent is not None:
+            yield parent
+            parent = self.backward_parent(parent)
+
+
+def _without_last_nulls(items: list[Any]) -> list[Any]:
+    end = len(items)
+    while end and items[end - 1] is None:
+        end -= 1
+    return items[:end]
+
+
+def check_models(model: Any, level: str) -> list[torch.nn.Module]:
+    """The modules to watch; refuses what is no module."""
+    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
+    for one in models:
+        if not isinstance(one, torch.nn.Module):
+            raise BadInput(f"start(model=...) got {type(one).__name__}, which is no torch.nn.Module")
+    if not models and level in {"L0", "mix"}:
+        raise BadInput(f"level {level} records modules: call start(model=...)")
+    return models
+
+
+def check_token_range(token_range: Any) -> None:
+    """A pair of counts from 0 on, first not after last."""
+    if token_range is None:
+        return
+    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
+    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
+        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")

@@ -1,0 +1,89 @@
+"""Observing changes nothing: outputs, gradients, optimizer state and random numbers stay bit-identical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import Checkpointed, Convolutional, Residual, batch
+
+from twinprobe.torch import record
+
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "in-place and dropout": Residual,
+    "checkpoint": lambda: Checkpointed(reentrant=False),
+    "reentrant checkpoint": lambda: Checkpointed(reentrant=True),
+    "convolution": Convolutional,
+}
+
+
+def trained(make: Callable[[], torch.nn.Module], observe: Any, *, amp: bool = False) -> list[torch.Tensor]:
+    """Two training steps; everything that could differ, as tensors."""
+    torch.manual_seed(5)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    seen: list[torch.Tensor] = []
+    with observe(model):
+        for _ in range(2):
+            inputs = batch().requires_grad_()
+            with torch.autocast("cpu", dtype=torch.bfloat16) if amp else nullcontext():
+                output = model(inputs)
+                loss = output.float().pow(2).mean()
+            loss.backward()
+            seen += [output.detach().clone(), loss.detach().clone(), inputs.grad.clone()]
+            seen += [one.grad.clone() for one in model.parameters() if one.grad is not None]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    seen += [one.detach().clone() for one in model.state_dict().values()]
+    seen += [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+    return [*seen, torch.get_rng_state()]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def assert_same_bits(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    assert len(first) == len(second)
+    for at, (one, other) in enumerate(zip(first, second, strict=True)):
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert torch.equal(bits(one), bits(other)), at
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_training_is_bit_identical_when_recorded(tmp_path: Path, kind: str, level: str) -> None:
+    plain = trained(MODELS[kind], lambda model: nullcontext())
+    recorded = trained(MODELS[kind], lambda model: record(model, tmp_path / "dump", level=level))
+    assert_same_bits(plain, recorded)
+
+
+@pytest.mark.parametrize(
+    "options", [{"task": "tensor"}, {"summary_mode": "md5"}, {"summary_mode": "xor"}, {"risk_level": "ALL"}]
+)
+def test_every_task_leaves_training_alone(tmp_path: Path, options: dict[str, Any]) -> None:
+    plain = trained(Residual, lambda model: nullcontext())
+    recorded = trained(Residual, lambda model: record(model, tmp_path / "dump", level="mix", **options))
+    assert_same_bits(plain, recorded)
+
+
+def test_mixed_precision_training_is_bit_identical(tmp_path: Path) -> None:
+    plain = trained(Residual, lambda model: nullcontext(), amp=True)
+    recorded = trained(Residual, lambda model: record(model, tmp_path / "dump", level="mix"), amp=True)
+    assert_same_bits(plain, recorded)
+
+
+def test_nothing_stays_behind_after_an_exception(tmp_path: Path) -> None:
+    model = Residual()
+    with pytest.raises(RuntimeError), record(model, tmp_path / "dump", level="mix"):
+        model(torch.randn(2, 5))
+    assert torch._C._len_torch_function_stack() == 0
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    assert all(not one._backward_hooks for one in model.parameters())
+    assert torch.distributed.all_reduce.__module__ == "torch.distributed.distributed_c10d"
