@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,44 +17,58 @@ _LINE_EVERY = 10.0  # seconds between plain progress lines where there is no ter
 
 
 class Progress:
-    """A progress bar on a terminal, an occasional line elsewhere, nothing for short work."""
+    """A progress bar on a terminal, an occasional line elsewhere, nothing for work of less than a second."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
+        self._on_terminal = sys.stderr.isatty()
         self._began = time.monotonic()
         self._last = self._began
+        self._lock = threading.Lock()
         self._bar: Any = None
-        self._task: Any = None
+        self._timer = threading.Timer(_PATIENCE, self._draw, ("comparing", None, None))
+        self._timer.daemon = True
 
     def __enter__(self) -> Progress:
+        if self._enabled and self._on_terminal:
+            self._timer.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._timer.cancel()
+        with self._lock:
+            self._enabled = False
+            if self._bar is not None:
+                self._bar.stop()
 
     def advance(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` things are finished."""
         now = time.monotonic()
         if not self._enabled or now - self._began < _PATIENCE:
             return
-        if sys.stderr.isatty():
+        if self._on_terminal:
             self._draw(what, done, total)
         elif now - self._last > _LINE_EVERY:
             self._last = now
             sys.stderr.write(f"{done} of {total} {what} compared\n")
 
-    def _draw(self, what: str, done: int, total: int) -> None:
-        if self._bar is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
+    def _draw(self, what: str, done: int | None, total: int | None) -> None:
+        with self._lock:
+            if not self._enabled:
+                return
+            if self._bar is None:
+                self._bar = _progress_bar()
+                self._bar.add_task(what, total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-            self._bar.start()
-            self._task = self._bar.add_task(what, total=total)
-        self._bar.update(self._task, completed=done, total=total)
+
+def _progress_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:
