@@ -133,7 +133,7 @@ def test_a_missing_requires_grad_is_no_difference_but_another_one_is(tmp_path: P
 
 
 def test_another_shape_is_an_error(tmp_path: Path) -> None:
-    assert one_input(tmp_path, tensor(shape=[3, 2]), tensor())["Reason"].endswith("the shape differs")
+    assert one_input(tmp_path, tensor(shape=[3, 2]), tensor())["Reason"].startswith("the shape differs")
 
 
 @pytest.mark.parametrize(

@@ -83,4 +83,5 @@ def _describe(bits: int) -> tuple[str, str, str]:
     held.sort(key=lambda rule: -_RANK[rule.severity])
     verdict = held[0].severity if held else PASS
     messages = [f"{rule.severity}: {rule.words}" for rule in held if rule.severity != PASS]
-    return verdict, json.dumps(messages), "; ".join(rule.words for rule in held if rule.severity == verdict)
+    told = [rule.words for rule in held if verdict == PASS or rule.severity != PASS]
+    return verdict, json.dumps(messages), "; ".join(told)
