@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python bench/record.py                          # CUDA if there is one, else a small model on the CPU
     PYTHONPATH=src python bench/record.py --rival /path/to/site-packages-of-the-other-tool
-    PYTHONPATH=src python bench/record.py --profile mix            # where the recorder's Python time goes
+    PYTHONPATH=src python bench/record.py --profile mix            # only this case, and where its time goes
 
 Needs torch, numpy and (on CUDA) triton. The other tool is taken from the given folders and needs no installation.
 Two numbers per case: the step itself (start() to step(), device synchronised), and the time per step of several steps
@@ -12,10 +12,8 @@ in a row including all writing. Wall time on CUDA; on the CPU processor time of 
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
 import os
-import pstats
 import shutil
 import subprocess
 import sys
@@ -211,6 +209,8 @@ def worker(arguments: argparse.Namespace) -> None:
             debugger = Rival(config_path=str(config))
             flush = bench.synchronize
         if arguments.profile:
+            from record_profile import profile_step
+
             profile_step(bench, debugger, flush)
         result.update(measure(bench, debugger, arguments.steps, flush))
         index = next(Path(folder).rglob("dump.json"), None)
@@ -221,25 +221,6 @@ def worker(arguments: argparse.Namespace) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def profile_step(bench: Bench, debugger: Any, flush: Any) -> None:
-    for _ in range(2):
-        debugger.start(model=bench.model)
-        bench.step()
-        debugger.stop()
-        debugger.step()
-        flush()
-    profile = cProfile.Profile()
-    bench.synchronize()
-    profile.enable()
-    debugger.start(model=bench.model)
-    bench.step()
-    debugger.stop()
-    debugger.step()
-    profile.disable()
-    flush()
-    pstats.Stats(profile).sort_stats("tottime").print_stats(35)
-
-
 def run_case(tool: str, case: str, arguments: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--worker", tool, case, "--steps", str(arguments.steps)]
     command += ["--device", arguments.device, "--scratch", arguments.scratch]
@@ -247,7 +228,11 @@ def run_case(tool: str, case: str, arguments: argparse.Namespace) -> dict[str, A
         command += ["--rival", folder]
     if arguments.profile == case and tool == "ours":
         command += ["--profile", case]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=arguments.timeout, check=False)
+    except subprocess.TimeoutExpired as late:
+        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
+        return {"error": f"not done after {arguments.timeout} s; last words: {said.strip()[-300:]}"}
     if arguments.profile:
         print(done.stdout)
     for line in reversed(done.stdout.splitlines()):
@@ -278,8 +263,8 @@ def main() -> None:
     parser.add_argument("--rival-cases", default="L0,mix")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--scratch", default=tempfile.gettempdir(), help="where dumps go while measuring")
-    parser.add_argument("--timeout", type=int, default=300, help="seconds per case")
-    parser.add_argument("--profile", metavar="CASE", help="print where Python time goes for this case")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds per case")
+    parser.add_argument("--profile", metavar="CASE", help="run this case only and print where its time goes")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -291,9 +276,10 @@ def main() -> None:
     print(
         f"{'case':8} {'tool':10} {'plain ms':>9} {'recorded ms':>12} {'':8} {'in a row ms':>12} {'':8} {'entries':>8}"
     )
-    for case in [one for one in arguments.cases.split(",") if one]:
+    cases = arguments.profile or arguments.cases
+    for case in [one for one in cases.split(",") if one]:
         show(case, "twinprobe", run_case("ours", case, arguments))
-    if arguments.rival:
+    if arguments.rival and not arguments.profile:
         for case in [one for one in arguments.rival_cases.split(",") if one]:
             show(case, "rival", run_case("rival", case, arguments))
 

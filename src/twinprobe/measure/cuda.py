@@ -1,116 +1,108 @@
 """Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
 
-Tensors are put into a table; ``launch`` measures all of them with one kernel per element type; ``collect`` starts one
-copy to the host and returns a function that waits for it and hands out the results. Triton is imported on first use.
+A tensor is one line (address, element count, first slot) in a queue; ``launch`` measures all lines of a queue with one
+kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out the results.
+Triton is imported on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from twinprobe.measure.cuda_launch import MOST_LINES, Kernel, Tables
 
-CHUNK = 65536
-_CRC_WORDS = 32768
-_XOR_WORDS = 16384
+_FIRST_PAGE = 4096
 _PAGE_SLOTS = 1 << 16
-_TABLE_LINES = 4096
-_MOST_PROGRAMS = 65535
+_LINE = 3
 
 
-class Measured(NamedTuple):
-    """What the device found in one tensor; ``max`` and ``min`` skip NaN, ``total`` and ``squares`` do not."""
+class Page:
+    """One buffer of slots on the device, and who gets which part of it."""
 
-    max: float | int
-    min: float | int
-    total: float
-    squares: float
-    nan: int
-    inf: int
+    __slots__ = ("buffer", "kind", "receivers", "size", "starts", "used")
 
-
-class Flat(NamedTuple):
-    """A run of elements in device memory. ``owner`` keeps the memory alive until the launch is queued."""
-
-    owner: Any
-    address: int
-    elements: int
+    def __init__(self, kind: str, buffer: Any, size: int) -> None:
+        self.kind = kind
+        self.buffer = buffer
+        self.size = size
+        self.used = 0
+        self.starts: list[int] = []
+        self.receivers: list[Any] = []
 
 
-@dataclass
-class _Page:
-    """One buffer of slots on the device, and which jobs use which part of it."""
+class Queue:
+    """Tensors that one kernel will measure together. All of them belong to one stream."""
 
-    buffer: Any
-    used: int = 0
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    jobs: list[int] = field(default_factory=list)
+    __slots__ = ("_new_page", "chunk", "kernel", "lines", "most", "page", "pages", "receivers", "starts")
+
+    def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page]) -> None:
+        self.kernel = kernel
+        self.chunk = chunk
+        self.lines: list[int] = []
+        self.starts: list[int] = []
+        self.receivers: list[Any] = []
+        self.most = 0
+        self._new_page = new_page
+        self.page: Page = new_page(_FIRST_PAGE)
+        self.pages = [self.page]
+
+    def fits(self, elements: int) -> bool:
+        """Whether one more tensor of this size can wait without a launch first."""
+        page = self.page
+        return page.used + -(-elements // self.chunk) <= page.size and len(self.receivers) < MOST_LINES
+
+    def turn_page(self, elements: int) -> None:
+        """After a launch: go on with a page that has room for a tensor of this size."""
+        chunks = -(-elements // self.chunk)
+        if self.page.used + chunks > self.page.size:
+            self.page = self._new_page(max(chunks, _PAGE_SLOTS))
+            self.pages.append(self.page)
+
+    def add(self, address: int, elements: int, receiver: Any) -> int:
+        """Queue one run of elements; ``receiver`` comes back beside its result. Returns the line's number."""
+        page = self.page
+        slot = page.used
+        page.used = slot + -(-elements // self.chunk)
+        self.lines += (address, elements, slot)
+        self.starts.append(slot)
+        self.receivers.append(receiver)
+        if elements > self.most:  # noqa: PLR1730  a call costs more
+            self.most = elements
+        return len(self.receivers) - 1
+
+    def drop(self, line: int) -> None:
+        """This run must not be read any more; nobody gets a result for it."""
+        self.lines[line * _LINE + 1] = 0
+        self.receivers[line] = None
+
+    def launch(self, tables: Tables, stream: int) -> None:
+        """Measure all lines on the current stream, whose raw number is given too."""
+        count = len(self.receivers)
+        table = tables.send(self.lines)
+        page = self.page
+        self.kernel((-(-self.most // self.chunk), count, 1), stream, table, page.buffer)
+        page.starts += self.starts
+        page.receivers += self.receivers
+        self.lines, self.starts, self.receivers, self.most = [], [], [], 0
 
 
-class SlotPages:
-    """Device memory for partial results; grows by whole pages, never waits."""
+class Lane:
+    """The queues of one stream. Buffers are taken on it and used on it only, so the allocator's order holds."""
 
-    def __init__(self, new_buffer: Callable[[int], Any]) -> None:
-        self._new_buffer = new_buffer
-        self.pages: list[_Page] = []
+    __slots__ = ("queues", "stream", "tables", "waiting")
 
-    def take(self, count: int, job: int) -> tuple[_Page, int]:
-        """Reserve so many slots for a job; returns the page and the first slot."""
-        page = self.pages[-1] if self.pages else None
-        if page is None or page.used + count > page.buffer.shape[0]:
-            page = _Page(self._new_buffer(max(count, _PAGE_SLOTS)))
-            self.pages.append(page)
-        start = page.used
-        page.used += count
-        page.starts.append(start)
-        page.counts.append(count)
-        page.jobs.append(job)
-        return page, start
+    def __init__(self, stream: int, tables: Tables) -> None:
+        self.stream = stream
+        self.tables = tables
+        self.queues: dict[Any, Queue] = {}
+        self.waiting: dict[Queue, None] = {}
 
-
-class LaunchTable:
-    """Launch arguments in pinned memory: written by the host, copied asynchronously, never reused before ``reset``."""
-
-    def __init__(self, torch: Any, device: Any) -> None:
-        self._torch = torch
-        self._device = device
-        self._pages: list[tuple[Any, Any, NDArray[np.int64]]] = []
-        self._page = 0
-        self._line = 0
-
-    def send(self, lines: list[tuple[int, int, int]]) -> Any:
-        """Copy the lines to the device on the current stream; returns the device view."""
-        count = len(lines)
-        if not self._pages or self._line + count > self._pages[self._page][2].shape[0]:
-            self._next_page(count)
-        pinned, device, view = self._pages[self._page]
-        start = self._line
-        self._line += count
-        view[start : self._line] = lines
-        target = device[start : self._line]
-        target.copy_(pinned[start : self._line], non_blocking=True)
-        return target
-
-    def reset(self) -> None:
-        """All copies are known to be done: start again from the first page."""
-        self._page = self._line = 0
-
-    def _next_page(self, count: int) -> None:
-        if self._pages:
-            self._page += 1
-        self._line = 0
-        while self._page < len(self._pages) and self._pages[self._page][2].shape[0] < count:
-            self._page += 1
-        if self._page >= len(self._pages):
-            lines = max(count, _TABLE_LINES)
-            pinned = self._torch.empty((lines, 3), dtype=self._torch.int64, pin_memory=self._device.type == "cuda")
-            device = self._torch.empty((lines, 3), dtype=self._torch.int64, device=self._device)
-            self._pages.append((pinned, device, pinned.numpy()))
-            self._page = len(self._pages) - 1
+    def launch(self) -> None:
+        """Measure everything that waits. The lane's stream is the current one."""
+        for queue in self.waiting:
+            queue.launch(self.tables, self.stream)
+        self.waiting = {}
 
 
 class DeviceMeasure:
@@ -119,129 +111,67 @@ class DeviceMeasure:
     def __init__(self, device: Any) -> None:
         import torch
 
-        from twinprobe.measure import cuda_crc, cuda_kernels
+        from twinprobe.measure.cuda_variants import Variants
 
         self._torch = torch
         self._device = device
-        self._kernels: Any = cuda_kernels
-        self._crc: Any = cuda_crc
-        self._table = LaunchTable(torch, device)
-        self._constants: tuple[Any, Any] | None = None
-        self._kinds: dict[Any, Any] = {}
-        self._next_job = 0
-        self._start_over()
+        self._variants = Variants(torch, device)
+        self._lanes: dict[int, Lane] = {}
+        self._spare: dict[int, Tables] = {}
+        self.launches = 0
 
-    def _start_over(self) -> None:
+    def lane(self, stream: int) -> Lane:
+        """The lane of a stream, which must be the current one."""
+        known = self._lanes.get(stream)
+        if known is None:
+            tables = self._spare.get(stream)
+            if tables is None:
+                tables = self._spare[stream] = Tables(self._torch, self._device)
+            known = self._lanes[stream] = Lane(stream, tables)
+        return known
+
+    def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
+        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16."""
+        key = (dtype, aligned)
+        queue = lane.queues.get(key)
+        if queue is None:
+            kind = "floats" if dtype.is_floating_point else "integers"
+            queue = lane.queues[key] = self._queue(kind, self._variants.statistics(dtype, aligned))
+        return queue
+
+    def checksums(self, lane: Lane, mode: str) -> Queue:
+        """The queue for ``md5`` (CRC-32 of whole 32-bit words) or ``xor`` (of whole 64-bit words)."""
+        queue = lane.queues.get(mode)
+        if queue is None:
+            kind = "crc" if mode == "md5" else "xor"
+            queue = lane.queues[mode] = self._queue(kind, self._variants.checksums(mode))
+        return queue
+
+    def _queue(self, kind: str, variant: tuple[Kernel, int]) -> Queue:
+        kernel, chunk = variant
         torch, device = self._torch, self._device
-        self._floats = SlotPages(lambda n: torch.empty((n, 6), dtype=torch.float64, device=device))
-        self._integers = SlotPages(lambda n: torch.empty((n, 6), dtype=torch.float64, device=device))
-        self._crcs = SlotPages(lambda n: torch.empty(n, dtype=torch.uint32, device=device))
-        self._xors = SlotPages(lambda n: torch.empty(n, dtype=torch.int64, device=device))
+        dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
 
-    def statistics(self, dtype: Any, batch: list[Flat]) -> list[int]:
-        """Queue the statistics of tensors of one element type; returns a job number for each."""
-        floating = dtype.is_floating_point
-        pages = self._floats if floating else self._integers
-        kind = self._kind(dtype)
+        def new_page(size: int) -> Page:
+            shape = (size,) if kind in ("crc", "xor") else (size, 6)
+            return Page(kind, torch.empty(shape, dtype=dtype, device=device), size)
 
-        def launch(page: _Page, lines: list[tuple[int, int, int]], most: int) -> None:
-            table = self._table.send(lines)
-            grid = (-(-most // CHUNK), len(lines))
-            if floating:
-                acc = self._kernels.tl.float64 if dtype == self._torch.float64 else self._kernels.tl.float32
-                aligned = all(line[0] % 16 == 0 for line in lines)
-                self._kernels.float_statistics[grid](
-                    table, page.buffer, kind, ACC=acc, ALIGNED=aligned, CHUNK=CHUNK, BLOCK=2048, num_warps=8
-                )
-            else:
-                exact = page.buffer.view(self._torch.int64)
-                self._kernels.integer_statistics[grid](table, page.buffer, exact, kind, CHUNK=CHUNK, BLOCK=1024)
+        return Queue(kernel, chunk, new_page)
 
-        return self._launch(batch, pages, CHUNK, launch)
+    def collect(self) -> Callable[[], list[tuple[str, list[Any], list[Any]]]]:
+        """Start copying all results to the host. The returned function waits for them, on whatever thread calls it,
+        and gives for each page its kind, its receivers and their results.
 
-    def crc32(self, batch: list[Flat]) -> list[int]:
-        """Queue the CRC-32 of tensors given as whole 32-bit words."""
-        by_stride, lane_factors = self._crc_constants()
-
-        def launch(page: _Page, lines: list[tuple[int, int, int]], most: int) -> None:
-            table = self._table.send(lines)
-            grid = (-(-most // _CRC_WORDS), len(lines))
-            self._crc.crc_chunks[grid](table, page.buffer, by_stride, lane_factors, num_warps=4)
-
-        return self._launch(batch, self._crcs, _CRC_WORDS, launch)
-
-    def xor64(self, batch: list[Flat]) -> list[int]:
-        """Queue the XOR of tensors given as whole 64-bit words."""
-
-        def launch(page: _Page, lines: list[tuple[int, int, int]], most: int) -> None:
-            table = self._table.send(lines)
-            self._kernels.xor_chunks[(-(-most // _XOR_WORDS), len(lines))](
-                table, page.buffer, CHUNK=_XOR_WORDS, BLOCK=1024
-            )
-
-        return self._launch(batch, self._xors, _XOR_WORDS, launch)
-
-    def collect(self) -> Callable[[], dict[int, Any]]:
-        """Start copying all results to the host; the returned function waits and maps job numbers to results.
-
-        Results are Measured for statistics, and the bare number for checksums.
+        Call with everything launched and the current stream waiting for all others.
         """
         from twinprobe.measure.cuda_results import Copies
 
         copies = Copies(self._torch, self._device)
-        for pages, kind in (
-            (self._floats, "floats"),
-            (self._integers, "integers"),
-            (self._crcs, "crc"),
-            (self._xors, "xor"),
-        ):
-            for page in pages.pages:
-                copies.add(kind, page.buffer[: page.used], page.starts, page.counts, page.jobs)
+        for lane in self._lanes.values():
+            for queue in lane.queues.values():
+                for page in queue.pages:
+                    copies.add(page)
+            copies.give_back(lane.tables.end_of_stretch())
         copies.mark()
-        self._start_over()
-        self._table = LaunchTable(self._torch, self._device)
+        self._lanes = {}
         return copies.results
-
-    def _launch(
-        self,
-        batch: list[Flat],
-        pages: SlotPages,
-        chunk: int,
-        launch: Callable[[_Page, list[tuple[int, int, int]], int], None],
-    ) -> list[int]:
-        jobs: list[int] = []
-        lines: list[tuple[int, int, int]] = []
-        current: _Page | None = None
-        most = 0
-        for flat in batch:
-            job = self._next_job
-            self._next_job += 1
-            jobs.append(job)
-            page, slot = pages.take(-(-flat.elements // chunk), job)
-            if current is not None and page is not current:
-                launch(current, lines, most)
-                lines, most = [], 0
-            current = page
-            lines.append((flat.address, flat.elements, slot))
-            most = max(most, flat.elements)
-        if current is not None and lines:
-            launch(current, lines, most)
-        return jobs
-
-    def _kind(self, dtype: Any) -> Any:
-        known = self._kinds.get(dtype)
-        if known is None:
-            stored = self._torch.uint8 if dtype == self._torch.bool else dtype
-            known = self._kinds[dtype] = self._torch.empty(16, dtype=stored, device=self._device)
-        return known
-
-    def _crc_constants(self) -> tuple[Any, Any]:
-        if self._constants is None:
-            from twinprobe.measure.gf2 import power_of_x, table_of, times
-
-            stride = 32 * 128
-            lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
-            table = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).copy())
-            factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32))
-            self._constants = table.to(self._device), factors.to(self._device)
-        return self._constants

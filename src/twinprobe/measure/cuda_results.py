@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinprobe.measure.cuda import Measured
+from twinprobe.measure.cuda import Page
 from twinprobe.measure.gf2 import combine_blocks
 
 _CRC_BLOCK_BITS = 32 * 32768
+
+
+class Measured(NamedTuple):
+    """What the device found in one tensor; ``max`` and ``min`` skip NaN, ``total`` and ``squares`` do not."""
+
+    max: float | int
+    min: float | int
+    total: float
+    squares: float
+    nan: int
+    inf: int
 
 
 class Copies:
@@ -18,19 +30,23 @@ class Copies:
     def __init__(self, torch: Any, device: Any) -> None:
         self._torch = torch
         self._device = device
-        self._parts: list[tuple[str, Any, list[int], list[int], list[int]]] = []
+        self._parts: list[tuple[Page, Any]] = []
         self._event: Any = None
-        self._kept: list[Any] = []
+        self._after: list[Callable[[], None]] = []
 
-    def add(self, kind: str, slots: Any, starts: list[int], counts: list[int], jobs: list[int]) -> None:
+    def add(self, page: Page) -> None:
         """Start copying one page of slots."""
+        if not page.receivers:
+            return
+        host = slots = page.buffer[: page.used]
         if self._device.type == "cuda":
             host = self._torch.empty(slots.shape, dtype=slots.dtype, pin_memory=True)
             host.copy_(slots, non_blocking=True)
-            self._kept.append(slots)
-        else:
-            host = slots
-        self._parts.append((kind, host, starts, counts, jobs))
+        self._parts.append((page, host))
+
+    def give_back(self, job: Callable[[], None]) -> None:
+        """Called when the device is done."""
+        self._after.append(job)
 
     def mark(self) -> None:
         """All copies have been queued on the current stream."""
@@ -38,31 +54,34 @@ class Copies:
             self._event = self._torch.cuda.Event()
             self._event.record(self._torch.cuda.current_stream(self._device))
 
-    def results(self) -> dict[int, Any]:
-        """Job number to result."""
+    def results(self) -> list[tuple[str, list[Any], list[Any]]]:
+        """For each page its kind, its receivers and their results: Measured, or the bare number for checksums."""
         if self._event is not None:
             self._event.synchronize()
-        self._kept.clear()
-        found: dict[int, Any] = {}
-        for kind, host, starts, counts, jobs in self._parts:
-            if jobs:
-                found.update(zip(jobs, _reduce(kind, host.numpy(), starts, counts), strict=True))
-        return found
+        for job in self._after:
+            job()
+        return [(page.kind, page.receivers, _reduce(page, host.numpy())) for page, host in self._parts]
 
 
-def _reduce(kind: str, slots: Any, starts: list[int], counts: list[int]) -> list[Any]:
-    if kind == "crc":
-        return [int(value) for value in combine_blocks(slots, np.asarray(counts), _CRC_BLOCK_BITS)]
-    if kind == "xor":
+def _reduce(page: Page, slots: Any) -> list[Any]:
+    starts = page.starts
+    if page.kind == "crc":
+        counts = np.diff(np.array([*starts, page.used]))
+        return [int(value) for value in combine_blocks(slots, counts, _CRC_BLOCK_BITS)]
+    if page.kind == "xor":
         return [int(value) for value in np.bitwise_xor.reduceat(slots, starts).view(np.uint64)]
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(all="ignore"):
         sums = np.add.reduceat(slots[:, 2:], starts, axis=0).tolist()
     extremes = np.ascontiguousarray(slots[:, :2])
-    if kind == "integers":
+    if page.kind == "integers":
         extremes = extremes.view(np.int64)
     high = np.maximum.reduceat(extremes[:, 0], starts).tolist()
     low = np.minimum.reduceat(extremes[:, 1], starts).tolist()
     return [
-        Measured(top, bottom, total, squares, int(nan), int(inf))
+        Measured(top, bottom, total, squares, _whole(nan), _whole(inf))
         for top, bottom, (total, squares, nan, inf) in zip(high, low, sums, strict=True)
     ]
+
+
+def _whole(count: float) -> int:
+    return int(count) if 0 <= count < 1e18 else 0  # slots of a dropped line hold anything

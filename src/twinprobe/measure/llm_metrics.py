@@ -94,25 +94,26 @@ def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop:
         last = min(first + _WINDOW, stop)
         totals.pair.add(real_totals(engine, my, golden, first, last))
         for at in range(first, last, BLOCK):
-            end = min(at + BLOCK, last)
-            totals.rows.append(_row(engine, _single(my, at, end), _single(golden, at, end)))
+            totals.rows.append(_row(engine, my, golden, slice(at, min(at + BLOCK, last))))
     return totals
 
 
-def _row(engine: Engine, my: NDArray[np.float32], golden: NDArray[np.float32]) -> NDArray[np.float64]:
-    if engine is not PLAIN:
-        from twinprobe.measure.llm_kernel import kernel_row
+def _row(engine: Engine, my: HostTensor, golden: HostTensor, block: slice) -> NDArray[np.float64]:
+    m, g = my.data[block], golden.data[block]
+    if engine is PLAIN:
+        with np.errstate(all="ignore"):
+            return np.array(rows.plain_row(_single(my.dtype, m), _single(golden.dtype, g)), dtype=np.float64)
+    from twinprobe.measure.llm_kernel import kernel_row, reads
 
-        return kernel_row(my, golden)
-    with np.errstate(all="ignore"):
-        return np.array(rows.plain_row(my, golden), dtype=np.float64)
+    if my.dtype == golden.dtype and reads(my.dtype) and m.flags.aligned and g.flags.aligned:
+        return kernel_row(my.dtype, m, g)
+    return kernel_row("float32", _single(my.dtype, m), _single(golden.dtype, g))
 
 
-def _single(tensor: HostTensor, start: int, stop: int) -> NDArray[Any]:
-    data = tensor.data[start:stop]
-    if tensor.dtype == "float32" and data.flags.aligned:
+def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
+    if dtype == "float32" and data.flags.aligned:
         return data
-    return numbers(tensor.dtype, data, FLOAT32)
+    return numbers(dtype, data, FLOAT32)
 
 
 def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import IO, Any, Protocol
 
 from twinprobe.errors import BadInput
+from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.filters import NameFilter
 from twinprobe.record.folders import refuse_earlier_dump
@@ -72,6 +73,7 @@ class Engine:
         self.active = False
         self.failed = False
         self.begun = False
+        self.bench: BenchCheck | None = None
         self._checked = False
         self._finished = False
         self._hidden = (str(Path(__file__).parent) + os.sep, *hidden)
@@ -94,7 +96,11 @@ class Engine:
         self.begun = True
         self.active = not self.failed and self._wanted_now()
         if self.active:
-            self._open_step()
+            try:
+                self._open_step()
+            except BaseException:
+                self.begun = self.active = False
+                raise
         return self.active
 
     def end(self) -> None:
@@ -129,6 +135,8 @@ class Engine:
         atexit.unregister(self.close)
         for complaint in self.filter.complaints() if self._total[0] or self.filter.everything is False else ():
             logger.warning("%s", complaint)
+        if self.bench is not None and self._total[0]:
+            logger.info("%s", self.bench.summary())
         if self._total[0] and not self.failed:
             logger.info(
                 "recorded %d entries, %s, in %s", self._total[0], _readable(self._total[1]), self.config.dump_path
@@ -168,6 +176,8 @@ class Engine:
             return
         if step.closed:
             self._reopen(step)
+        if self.bench is not None:
+            self.bench.look(entry)
         step.pending.append(entry)
         size = 0
         for note, _ in notes_of(entry) if self.config.task == "tensor" or self.config.tensor_names else ():
@@ -255,8 +265,10 @@ class Engine:
         rank = self.framework.rank()
         own = f"rank{rank}" if rank is not None else f"proc{os.getpid()}"
         if not self._checked:
-            self._checked = True
             refuse_earlier_dump(self.config.dump_path, own)
+            self._checked = True
+        if self.bench is not None:
+            self.bench.open_step(self.step_number, own)
         path = self.config.dump_path / f"step{self.step_number}" / own
         keeps_tensors = self.config.task == "tensor" or bool(self.config.tensor_names)
         header = {

@@ -43,14 +43,15 @@ class NameFilter:
             return True
         if self._scope:
             return self._inside_scope
-        return any(self._matches(one, name, ancestors) for one in self._names)
+        chain = tuple(ancestors)  # walked once per entry of the list
+        return any(self._matches(one, name, chain) for one in self._names)
 
     def wants_tensors(self, name: str) -> bool:
         """Whether tensor_list asks for this call's real tensors."""
         return bool(self._tensors) and any(one in name for one in self._tensors)
 
     @staticmethod
-    def _matches(one: str, name: str, ancestors: Iterable[str]) -> bool:
+    def _matches(one: str, name: str, ancestors: tuple[str, ...]) -> bool:
         if one in name:
             return True
         return one.startswith(_CONTAINERS) and any(one in ancestor for ancestor in ancestors)

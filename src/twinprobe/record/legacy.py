@@ -26,6 +26,8 @@ def legacy_statistics(dtype: str, shape: tuple[int, ...], values: Statistics | N
         return _NOTHING
     kind = dtype.rpartition(".")[2]
     extra = _counts(values)
+    if kind[:1].isupper():  # Float32: MindSpore's spelling
+        return _mindspore(kind, shape, values, extra)
     if not shape:
         one = values.max
         return (one, one, None, None, extra) if kind == "bool" else (one, one, one, one, extra)
@@ -40,6 +42,18 @@ def legacy_statistics(dtype: str, shape: tuple[int, ...], values: Statistics | N
     if kind.startswith("float8") or kind.startswith("float4"):
         return None, None, None, None, {"Max_full": values.max, "Min_full": values.min, **extra}
     return values.max, values.min, None, None, extra
+
+
+def _mindspore(kind: str, shape: tuple[int, ...], values: Statistics, extra: dict[str, Any]) -> Four:
+    """There everything is cast to float32 first, integers and float64 too; only bool has no Mean and Norm."""
+    if kind == "Bool":
+        return values.max, values.min, None, None, extra
+    assert values.max is not None
+    assert values.min is not None
+    high, low = float(values.max), float(values.min)
+    if not shape:
+        return high, high, high, high, extra
+    return high, low, _mean(values.mean, prod(shape), "float32"), _norm(values.norm, "float32"), extra
 
 
 def _counts(values: Statistics) -> dict[str, Any]:

@@ -22,6 +22,8 @@ Node = Any
 Edge = tuple[Node, int]
 _WALK_LIMIT = 100_000
 
+_CUSTOM = torch.autograd.function.BackwardCFunction
+
 _sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
@@ -64,6 +66,7 @@ class GraphIndex:
         self._seen: set[Node] = set()
         self._feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
         self._border: list[tuple[int, int, Node]] = []
+        self.custom: list[Node] = []  # nodes of autograd functions written in Python, met since last asked
 
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
@@ -78,6 +81,8 @@ class GraphIndex:
                 continue
             budget -= 1
             seen.add(node)
+            if isinstance(node, _CUSTOM):
+                self.custom.append(node)
             number = node._sequence_nr()
             for slot, (target, target_slot) in enumerate(node.next_functions):
                 if target is None:
@@ -98,6 +103,7 @@ class GraphIndex:
         self._seen.clear()
         self._feeds.clear()
         self._border.clear()
+        self.custom.clear()
 
 
 _LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
@@ -183,6 +189,7 @@ class Owner(Protocol):
     def note_gradient(self, name: str, gradient: torch.Tensor) -> Any: ...
     def backward_ended(self, crossing: Crossing) -> None: ...
     def pass_ended(self) -> None: ...
+    def before_foreign_code(self) -> None: ...
     def trouble(self, doing: str, error: BaseException) -> None: ...
 
 
@@ -214,6 +221,7 @@ class Graph:
         self._waiting: dict[Crossing, None] = {}
         self._open: dict[Crossing, None] = {}
         self._tasks: set[int] = set()
+        self._guards: list[Any] = []
 
     def edges(self, tensors: Iterable[torch.Tensor]) -> list[Edge | None]:
         """The gradient edges of tensors, None for those that get no gradient."""
@@ -231,6 +239,8 @@ class Graph:
         if not arriving:
             return False
         self.index.walk(arriving, since)
+        if self.index.custom:
+            self._guard_custom_nodes()
         for node, slots in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
             slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
@@ -254,12 +264,25 @@ class Graph:
         self._waiting[crossing] = None
         return True
 
-    def begin(self, crossing: Crossing) -> int:
-        """The first gradient of a call arrived; returns the backward pass that it belongs to."""
+    def note_pass(self) -> int:
+        """Make sure that the end of the backward pass at work, if there is one, will be noticed."""
         task = int(torch._C._current_graph_task_id())
         if task >= 0 and task not in self._tasks:
             self._tasks.add(task)
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._pass_ended(task))
+        return task
+
+    def _guard_custom_nodes(self) -> None:
+        def guard(_grads: Any) -> None:
+            self.owner.before_foreign_code()
+
+        for node in self.index.custom:
+            self._guards.append(node.register_prehook(guard))
+        self.index.custom.clear()
+
+    def begin(self, crossing: Crossing) -> int:
+        """The first gradient of a call arrived; returns the backward pass that it belongs to."""
+        task = self.note_pass()
         if crossing.depth >= 0:
             self._open[crossing] = None
         self.owner.backward_begins(crossing.name)
@@ -288,6 +311,9 @@ class Graph:
         """No more gradients will come: emit what has begun, remove every hook."""
         for crossing in list(self._waiting):
             crossing.finish()
+        for guard in self._guards:
+            guard.remove()
+        self._guards.clear()
         self._waiting.clear()
         self._open.clear()
         self.leaves.clear()

@@ -3,145 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf, isfinite, nan, sqrt
 from typing import Any
 
 import torch
 
-from twinprobe.measure.cuda import DeviceMeasure, Flat, Measured
-from twinprobe.measure.gf2 import crc_of_zeros
-from twinprobe.measure.statistics import Statistics
+from twinprobe.measure.cuda import DeviceMeasure, Lane, Queue
 from twinprobe.record.problems import logger
 from twinprobe.record.rows import Row
-from twinprobe.record.torch.host import host_digest, host_statistics, packed, repeated
+from twinprobe.record.torch.device_results import BOOL, FLOAT, INTEGER, set_digest, set_values
+from twinprobe.record.torch.host import host_digest, host_statistics, packed
 
-_MOST_TENSORS = 128
-_MOST_BYTES = 1 << 28
-_DIRECT = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    }
-)
-Finish = Callable[[Any], None]
+_MOST_TENSORS = 64
+_MOST_BYTES = 1 << 29
+_STYLES = {
+    torch.bool: BOOL,
+    torch.uint8: INTEGER,
+    torch.int8: INTEGER,
+    torch.int16: INTEGER,
+    torch.int32: INTEGER,
+    torch.int64: INTEGER,
+    torch.float16: FLOAT,
+    torch.bfloat16: FLOAT,
+    torch.float32: FLOAT,
+    torch.float64: FLOAT,
+}
 
 
 class DeviceRows:
-    """Rows of one device that wait for measurement, and those whose results are not on the host yet."""
+    """Rows of one device that wait for measurement, and those whose results are not on the host yet.
+
+    What waits is held: its memory cannot be given to anyone else. What is about to be written must be launched before.
+    """
 
     def __init__(self, device: torch.device, *, values: bool, digest: str | None) -> None:
         self._device = device
+        self._index: int = device.index or 0
+        self._on_cuda = device.type == "cuda"
         self._values = values
         self._digest = digest
-        self._waiting: list[tuple[torch.Tensor, Row, int]] = []
+        self._held: list[tuple[torch.Tensor, int | None, int, Queue, int]] = []
         self._bytes = 0
-        self._stream = 0
+        self._lane: Lane | None = None
         self._streams: dict[int, torch.cuda.Stream] = {}
-        self._finish: dict[int, Finish] = {}
         self._small: list[Callable[[], None]] = []
         self._measure: DeviceMeasure | None = _device_measure(device)
         self._lost = 0
 
-    def add(self, tensor: torch.Tensor, row: Row) -> None:
-        """Queue one detached tensor. It is held until ``launch``, which comes by itself when much waits."""
-        if self._measure is None:
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits for a launch."""
+        return bool(self._held)
+
+    def add(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
+        """Queue one detached tensor; ``version`` is None where it has none. It is held until ``launch``, which comes
+        by itself when much waits."""
+        measure = self._measure
+        if measure is None:
             self._on_host(tensor, row)
             return
-        stream = self._current_stream()
-        if self._waiting and stream != self._stream:
-            self.launch()  # what waits was made on another stream
-        self._stream = stream
-        self._waiting.append((tensor, row, _version(tensor)))
-        self._bytes += tensor.numel() * tensor.element_size()
-        if len(self._waiting) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES:
+        stream = int(torch._C._cuda_getCurrentRawStream(self._index)) if self._on_cuda else 0
+        lane = self._lane
+        if lane is None or lane.stream != stream:
+            lane = self._change_lane(measure, stream)
+        if self._values:
+            self._add_values(measure, lane, tensor, row, version)
+        if self._digest:
+            self._add_digest(measure, lane, tensor, row, version, self._digest)
+        self._bytes += tensor.nbytes
+        if len(self._held) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES:
             self.launch()
 
-    def launch(self) -> None:
-        """Measure everything that waits, on the stream that made it."""
-        if not self._waiting:
-            return
-        if self._device.type == "cuda" and self._stream not in self._streams:
-            self._streams[self._stream] = torch.cuda.ExternalStream(self._stream, device=self._device)
-        if self._current_stream() == self._stream:
-            self._launch_here()
-        else:
-            with torch.cuda.stream(self._streams[self._stream]):
-                self._launch_here()
+    def _change_lane(self, measure: DeviceMeasure, stream: int) -> Lane:
+        self.launch()  # what waits was made on another stream
+        if self._on_cuda and stream not in self._streams:
+            self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._device)
+        lane = self._lane = measure.lane(stream)
+        return lane
 
-    def _current_stream(self) -> int:
-        on_cuda = self._device.type == "cuda"
-        return int(torch._C._cuda_getCurrentRawStream(self._device.index)) if on_cuda else 0
-
-    def _launch_here(self) -> None:
-        assert self._measure is not None
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        by_type: dict[torch.dtype, list[tuple[Flat, Finish]]] = {}
-        digests: list[tuple[Flat, Finish]] = []
-        for tensor, row, version in waiting:
-            if _version(tensor) != version or not tensor.data_ptr():
-                self._lose()
-            else:
-                self._sort(tensor, row, by_type, digests)
-        for dtype, batch in by_type.items():
-            self._queue(self._measure.statistics(dtype, [flat for flat, _ in batch]), batch)
-        if digests:
-            flats = [flat for flat, _ in digests]
-            self._queue(self._measure.crc32(flats) if self._digest == "md5" else self._measure.xor64(flats), digests)
-
-    def _queue(self, jobs: list[int], batch: list[tuple[Flat, Finish]]) -> None:
-        for job, (_, finish) in zip(jobs, batch, strict=True):
-            self._finish[job] = finish
-
-    def _sort(
-        self,
-        tensor: torch.Tensor,
-        row: Row,
-        by_type: dict[torch.dtype, list[tuple[Flat, Finish]]],
-        digests: list[tuple[Flat, Finish]],
+    def _add_values(
+        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None
     ) -> None:
-        if self._values:
-            dense, repeats = packed(_readable(tensor))
-            flat = Flat(dense, dense.data_ptr(), dense.numel())
-            integer = not dense.dtype.is_floating_point
-            as_bool = tensor.dtype == torch.bool
-            by_type.setdefault(dense.dtype, []).append(
-                (flat, lambda found: _set_values(row, found, flat.elements, repeats, integer, as_bool))
-            )
-        if self._digest:
-            self._sort_digest(tensor, row, digests)
+        repeats = 1
+        style = _STYLES.get(tensor.dtype)
+        if style is None:
+            style, version = FLOAT, None
+            tensor = tensor.abs() if tensor.is_complex() else tensor.float()
+        if not tensor.is_contiguous():
+            dense, repeats = packed(tensor)
+            if dense.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+                version = None  # a copy that nobody else knows
+            tensor = dense
+        address, elements = tensor.data_ptr(), tensor.numel()
+        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0)
+        self._hold(queue, lane, tensor, version, (address, elements), (row, elements, repeats, style))
 
-    def _sort_digest(self, tensor: torch.Tensor, row: Row, digests: list[tuple[Flat, Finish]]) -> None:
-        mode = self._digest or ""
-        if not tensor.shape or tensor.numel() * tensor.element_size() < 8:
+    def _hold(
+        self, queue: Queue, lane: Lane, owner: torch.Tensor, version: int | None, run: tuple[int, int], receiver: Any
+    ) -> None:
+        address, elements = run
+        if not queue.fits(elements):
+            self.launch()
+            queue.turn_page(elements)
+        line = queue.add(address, elements, receiver)
+        lane.waiting[queue] = None
+        self._held.append((owner, version, address, queue, line))
+
+    def _add_digest(
+        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None, mode: str
+    ) -> None:
+        count = tensor.nbytes
+        if not tensor.shape or count < 8:
             copy = tensor.clone()
             self._small.append(lambda: _digest_on_host(copy, row, mode))
             return
         width = 4 if mode == "md5" else 8
-        words, count, rest = _words(tensor, width)
-        flat = Flat(words, words.data_ptr(), words.numel() // width)
-        digests.append((flat, lambda found: _set_digest(row, found, count, rest, mode == "md5")))
+        if not tensor.is_contiguous():
+            tensor, version = tensor.contiguous(), None
+        rest: torch.Tensor | None = None
+        address = tensor.data_ptr()
+        if count % width or address % width:
+            octets = tensor.reshape(-1).view(torch.uint8)
+            rest = octets[count - count % width :].clone() if count % width else None
+            if address % width:
+                tensor, version = octets.clone(), None
+                address = tensor.data_ptr()
+        queue = measure.checksums(lane, mode)
+        self._hold(queue, lane, tensor, version, (address, count // width), (row, count, rest))
+
+    def launch(self) -> None:
+        """Measure everything that waits, on the stream that made it."""
+        held = self._held
+        if not held:
+            return
+        self._held, self._bytes = [], 0
+        for owner, version, address, queue, line in held:
+            if (version is not None and owner._version != version) or owner.data_ptr() != address:
+                self._lose(queue, line)
+        lane = self._lane
+        assert lane is not None
+        if not self._on_cuda or (
+            torch._C._cuda_getDevice() == self._index and torch._C._cuda_getCurrentRawStream(self._index) == lane.stream
+        ):
+            lane.launch()
+        else:
+            with torch.cuda.stream(self._streams[lane.stream]):  # makes its device the current one, too
+                lane.launch()
 
     def collect(self) -> Callable[[], None]:
         """Start the copy to the host; the returned job waits for it and fills the rows."""
-        if self._measure is None:
+        measure = self._measure
+        if measure is None:
             return _nothing
         self.launch()
         for stream in self._streams.values():
             torch.cuda.current_stream(self._device).wait_stream(stream)
-        results, finish, small = self._measure.collect(), self._finish, self._small
-        self._finish, self._streams, self._small = {}, {}, []
+        results, small = measure.collect(), self._small
+        self._lane, self._streams, self._small = None, {}, []
+        crc = self._digest == "md5"
 
         def fill() -> None:
-            for job, found in results().items():
-                finish[job](found)
+            for kind, receivers, found in results():
+                if kind in ("crc", "xor"):
+                    set_digest(receivers, found, crc)
+                else:
+                    set_values(receivers, found)
             for digest in small:
                 digest()
 
@@ -154,7 +179,8 @@ class DeviceRows:
         if self._digest:
             row.digest = host_digest(data, self._digest)
 
-    def _lose(self) -> None:
+    def _lose(self, queue: Queue, line: int) -> None:
+        queue.drop(line)
         self._lost += 1
         if self._lost == 1:
             logger.warning("a tensor was changed or freed behind the recorder's back; it is recorded without values")
@@ -166,55 +192,6 @@ def _device_measure(device: torch.device) -> DeviceMeasure | None:
     except ImportError:
         logger.warning("Triton is not installed: tensors on %s are copied to the host, which is slow", device)
         return None
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dtype in _DIRECT:
-        return tensor
-    return tensor.abs() if tensor.is_complex() else tensor.float()
-
-
-def _words(tensor: torch.Tensor, width: int) -> tuple[torch.Tensor, int, torch.Tensor | None]:
-    """The tensor's bytes as whole aligned words, its number of bytes, and the bytes that are left over."""
-    octets = tensor.contiguous().reshape(-1).view(torch.uint8)
-    count = octets.numel()
-    whole = count - count % width
-    rest = None
-    if whole != count:
-        rest = octets[whole:].clone()
-    if octets.data_ptr() % width:
-        octets = octets.clone()
-    return octets[:whole], count, rest
-
-
-def _set_values(row: Row, found: Measured, count: int, repeats: int, integer: bool, as_bool: bool) -> None:
-    if as_bool:
-        row.values = repeated(
-            Statistics(bool(found.max), bool(found.min), found.total / count, sqrt(found.squares)), repeats
-        )
-    elif found.nan:
-        row.values = repeated(Statistics(nan, nan, nan, nan, found.nan, found.inf), repeats)
-    else:
-        norm = sqrt(found.squares) if isfinite(found.squares) else inf
-        top, low = (int(found.max), int(found.min)) if integer else (found.max, found.min)
-        row.values = repeated(Statistics(top, low, found.total / count, norm, 0, found.inf), repeats)
-
-
-def _set_digest(row: Row, found: int, count: int, rest: Any, crc: bool) -> None:
-    tail = b"" if rest is None else rest.cpu().numpy().tobytes()
-    if not crc:
-        row.digest = f"0x{found ^ int.from_bytes(tail, 'little'):016x}"
-        return
-    register = found
-    for byte in tail:
-        register ^= byte
-        for _ in range(8):
-            register = (register >> 1) ^ (0xEDB88320 if register & 1 else 0)
-    row.digest = f"{register ^ crc_of_zeros(count):08x}"
 
 
 def _digest_on_host(tensor: torch.Tensor, row: Row, mode: str) -> None:

@@ -13,6 +13,7 @@ import torch
 from twinprobe.record.stacks import Stack
 from twinprobe.record.torch.backward import Edge, sequence_number
 from twinprobe.record.torch.compiled import CompiledBoundary, watched_modules
+from twinprobe.record.torch.fast_path import FastPaths, has_fast_path
 from twinprobe.record.torch.flatten import differentiable, tensors_in
 from twinprobe.record.torch.quiet import Quiet
 
@@ -28,6 +29,7 @@ class ModuleInfo:
     prefix: str
     compiled: bool = False
     whole: bool = False
+    fast: bool = False
 
 
 class ModuleCall:
@@ -84,6 +86,7 @@ class ModuleHooks:
         self._handles: list[Any] = []
         self._boundaries: list[CompiledBoundary] = []
         self._token = -1
+        self.fast_paths = FastPaths()
 
     @property
     def attached(self) -> bool:
@@ -99,7 +102,7 @@ class ModuleHooks:
 
     def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> None:
         """Register hooks on one module under the given name."""
-        self.infos[module] = ModuleInfo(module, prefix, compiled)
+        self.infos[module] = ModuleInfo(module, prefix, compiled, fast=has_fast_path(module))
         if compiled and CompiledBoundary.fits(module):
             self._boundaries.append(CompiledBoundary(module, self._before, self._after))
             return
@@ -176,6 +179,8 @@ class ModuleHooks:
         if recorder.forward and recorder.wants(call.name, call.ancestors()):
             self._place(call, sys._getframe(2))
             call.parts = {}
+            if call.info.fast and not call.info.compiled:
+                self.fast_paths.mark(call.info.module, call.info.prefix, call.parts)
             if recorder.inputs:
                 call.parts["input_args"] = [recorder.capture(item) for item in args]
                 call.parts["input_kwargs"] = recorder.capture.mapping(kwargs)
@@ -183,6 +188,8 @@ class ModuleHooks:
                 call.parts["parameters"] = {
                     name: recorder.capture(one) for name, one in parameters.items() if one is not None
                 }
+                if recorder.distributed and parameters:
+                    recorder.book.settle()  # sharded parameters are freed without a trace when their module is left
         if recorder.backward and torch.is_grad_enabled():
             inputs = differentiable(args, [])
             inputs += differentiable(kwargs, [])

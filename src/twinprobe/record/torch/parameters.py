@@ -33,6 +33,7 @@ class ParameterGradients:
         self._recorder = recorder
         self._handles: list[Any] = []
         self._groups: list[_Group] = []
+        self._waiting: set[int] = set()
 
     def attach(self, infos: dict[torch.nn.Module, ModuleInfo]) -> None:
         """Watch the own parameters of every watched module."""
@@ -43,7 +44,7 @@ class ParameterGradients:
             group = _Group(info.prefix, len(named))
             self._groups.append(group)
             for name, parameter in named:
-                self._handles.append(parameter.register_hook(self._hook(group, name)))
+                self._handles.append(parameter.register_hook(self._hook(group, name, id(parameter))))
 
     def detach(self) -> None:
         self.flush()
@@ -54,11 +55,12 @@ class ParameterGradients:
 
     def flush(self) -> None:
         """The pass is over: emit what came, even where some gradients did not."""
+        self._waiting.clear()
         for group in self._groups:
             if group.found:
                 self._emit(group)
 
-    def _hook(self, group: _Group, name: str) -> Callable[[torch.Tensor], None]:
+    def _hook(self, group: _Group, name: str, parameter: int) -> Callable[[torch.Tensor], None]:
         recorder = self._recorder
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -69,7 +71,11 @@ class ParameterGradients:
                     if name in group.found:
                         self._emit(group)
                     recorder.wants(f"{group.prefix}parameters_grad.")
-                    group.found[name] = recorder.measure_now(gradient)
+                    if parameter in self._waiting:  # a pass inside a pass: this one will be added to the first
+                        recorder.book.settle()
+                    self._waiting.add(parameter)
+                    recorder.graph.note_pass()
+                    group.found[name] = recorder.note_parameter_gradient(gradient)
                     if len(group.found) == group.expected:
                         self._emit(group)
             except Exception as error:

@@ -8,6 +8,7 @@ from typing import IO, Any
 import torch
 
 from twinprobe.errors import BadInput
+from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import Capturer
@@ -16,17 +17,20 @@ from twinprobe.record.torch.backward import Crossing, Graph
 from twinprobe.record.torch.collectives import Collectives
 from twinprobe.record.torch.function_mode import ApiMode
 from twinprobe.record.torch.hooks import ModuleHooks
+from twinprobe.record.torch.host import host_digest
 from twinprobe.record.torch.optimizer import OptimizerScope
 from twinprobe.record.torch.parameters import ParameterGradients
 from twinprobe.record.torch.quiet import Quiet
 from twinprobe.record.torch.tensors import TensorBook
 from twinprobe.record.torch.values import TorchValues
+from twinprobe.record.torch.watch_mode import WatchMode
 
 FORWARD_PARTS = (
     ("input_args", "input"),
     ("input_kwargs", "kwargs"),
     ("output", "output"),
     ("parameters", "parameters"),
+    ("remark", "remark"),
 )
 
 
@@ -55,8 +59,11 @@ class TorchRecorder:
         self.modules = ModuleHooks(self)
         self.parameters = ParameterGradients(self)
         self.collectives = Collectives(self)
-        self.mode = ApiMode(self)
+        self.mode = ApiMode(self) if config.level in {"L1", "mix"} else WatchMode(self)
+        self.distributed = False
         self._keep_all = config.task == "tensor"
+        if config.bench_path is not None:
+            self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, _md5, self._keep_no_more)
         self._parents: dict[str, str | None] = {}
 
     # -- what the engine asks ---------------------------------------------------------------------------------------
@@ -70,6 +77,9 @@ class TorchRecorder:
         if distributed.is_available() and distributed.is_initialized():
             return int(distributed.get_rank())
         return None
+
+    def _keep_no_more(self) -> None:
+        self._keep_all = False
 
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         torch.save(payload, stream)
@@ -99,13 +109,15 @@ class TorchRecorder:
             self.modules.attach(models, several)
             if self.backward:
                 self.parameters.attach(self.modules.infos)
+        self.modules.fast_paths.look_over(models)
         if token_range is not None:
             self.modules.watch_tokens(models, token_range)
         self.optimizer.attach()
         if level in {"L1", "mix"}:
             self.collectives.attach()
-            self.mode.attach()
-        self.book.may_wait = level in {"L1", "mix"}
+        self.distributed = self.rank() is not None
+        self.mode.attach()
+        self.book.may_wait = True
 
     def stop(self) -> None:
         """Stop observing; every hook and mode is gone afterwards."""
@@ -116,6 +128,7 @@ class TorchRecorder:
             self.engine.end()
 
     def _release(self) -> None:
+        self.book.may_wait = False
         self.mode.detach()
         for part in (self.graph.close, self.parameters.detach, self.modules.detach):
             try:
@@ -160,10 +173,12 @@ class TorchRecorder:
             return None
         return self.values(gradient, None)
 
-    def measure_now(self, gradient: torch.Tensor) -> Any:
-        """Note a gradient that must not be held: autograd takes it over into ``.grad`` only if nobody else has it."""
+    def note_parameter_gradient(self, gradient: torch.Tensor) -> Any:
+        """Note a gradient on its way into ``.grad``. What waits shares its memory, which stays as it is until the pass
+        ends, unless gradients are exchanged between ranks."""
         note = self.values(gradient, None)
-        self.book.settle()
+        if self.distributed:
+            self.book.settle()
         return note
 
     def link(self, child: str, parent: str | None, backward: str | None = None) -> None:
@@ -178,8 +193,13 @@ class TorchRecorder:
         return parent.replace(".forward.", ".backward.") if parent and parent.startswith("Module.") else None
 
     def pass_ended(self) -> None:
-        """A whole backward pass is over."""
+        """A whole backward pass is over; from here on ``.grad`` may be written."""
+        self.book.settle()
         self.parameters.flush()
+
+    def before_foreign_code(self) -> None:
+        """The backward of a custom autograd function comes next: its kernels may write to gradients."""
+        self.book.settle()
 
     def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
         """Hand over a forward entry; keys that were not asked for are absent."""
@@ -232,3 +252,7 @@ def check_token_range(token_range: Any) -> None:
     ok = isinstance(token_range, list | tuple) and len(token_range) == 2
     if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
         raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
+
+
+def _md5(tensor: torch.Tensor) -> Any:
+    return host_digest(tensor, "md5")

@@ -62,22 +62,19 @@ class TensorBook:
     def _row(self, tensor: torch.Tensor, save: bool) -> Row:
         if tensor.is_inference():  # has no version: every sight counts as new
             row = Row()
-            self._measure(tensor, row)
+            self._measure(tensor, row, None)
         else:
             known = self._known_rows(tensor)
-            key = (
-                tensor.storage_offset(),
-                tensor.shape,
-                tensor.stride(),
-                tensor.dtype,
-                tensor._version,
-                tensor.is_conj() or tensor.is_neg(),
-            )
+            version = tensor._version
+            odd = tensor.is_conj() or tensor.is_neg()
+            key = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version, odd)
             found = known.get(key)
-            row = Row() if found is None else found
             if found is None:
-                self._measure(tensor, row)
+                row = Row()
+                self._measure(tensor, row, version)
                 known[key] = row
+            else:
+                row = found
         if save and row.payload is None and row.file is None and tensor.numel():
             row.payload = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return row
@@ -92,14 +89,14 @@ class TensorBook:
             known = self._storages[identity] = (StorageWeakRef(storage), {})
         return known[1]
 
-    def _measure(self, tensor: torch.Tensor, row: Row) -> None:
+    def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
         if not tensor.numel() or not (self._values or self._digest):
             return
         data = tensor.detach()
         if data.is_conj() or data.is_neg():
-            data = data.resolve_conj().resolve_neg()
+            data, version = data.resolve_conj().resolve_neg(), None
         if data.device.type in DEVICE_TYPES:
-            self._on_device(data, row)
+            self._on_device(data, row, version)
             return
         if data.device.type != "cpu":
             data = data.to("cpu")
@@ -108,26 +105,26 @@ class TensorBook:
         if self._digest:
             row.digest = host_digest(data, self._digest)
 
-    def _on_device(self, data: torch.Tensor, row: Row) -> None:
+    def _on_device(self, data: torch.Tensor, row: Row, version: int | None) -> None:
         with self._lock:
             rows = self._devices.get(data.device)
             if rows is None:
                 rows = self._devices[data.device] = DeviceRows(data.device, values=self._values, digest=self._digest)
-            rows.add(data, row)
+            rows.add(data, row, version)
             if not self.may_wait:
                 rows.launch()
 
     def settle(self) -> None:
         """Something is about to change memory: measure what waits, now."""
-        if self._devices:
-            with self._lock, Quiet():
-                for rows in self._devices.values():
+        for rows in self._devices.values():
+            if rows.waiting:
+                with self._lock, Quiet():
                     rows.launch()
 
     def forget(self) -> None:
         """Memory may have changed without a new version: believe no row any more."""
         self.settle()
-        self._storages.clear()
+        self._storages = {}
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """One tensor's memory may change without a new version."""

@@ -1,0 +1,105 @@
+"""What a framework's adapter must know; everything else about recording is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from twinprobe.record.eager.gradients import Crossing, Crossings
+from twinprobe.record.rows import Note
+
+CORE, FOCUS, LOW, MINOR = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Api:
+    """A function that is recorded: ``Functional.linear.``, how much it matters, whether it writes to its arguments.
+
+    What a ``collective`` gives is what its arguments hold afterwards.
+    """
+
+    prefix: str
+    rank: int
+    in_place: bool
+    collective: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a function is found: an attribute of a module or a class, and what it is called in a dump."""
+
+    owner: Any
+    attribute: str
+    original: Any
+    api: Api
+
+
+class Adapter(Protocol):
+    """One framework."""
+
+    name: str
+    tensor_suffix: str
+    container: str
+    module_class: Any
+    scanned: tuple[str, ...]  # the framework's own modules where imported names are replaced as well
+
+    def rank(self) -> int | None: ...
+    def grad_enabled(self) -> bool: ...
+    def tracing(self) -> bool:
+        """Whether a graph is being built: values are symbols, nothing may be recorded."""
+
+    def is_tensor(self, value: Any) -> bool: ...
+    def note(self, tensor: Any, *, save: bool) -> Note:
+        """Measure a tensor as it is now."""
+
+    def special(self, value: Any, key: str | None) -> Any:
+        """The framework's other types as leaves; NOT_MINE for the rest."""
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
+        """The modules to watch: path, module, whether it runs as a compiled graph."""
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        """A module's own parameters."""
+
+    def needs_gradient(self, tensor: Any) -> bool: ...
+    def sites(self) -> Iterable[Site]:
+        """All functions to watch."""
+
+    def call_hooks(self, models: list[Any]) -> Iterable[Any]:
+        """Watch what is called and is no function; returns handles with remove()."""
+
+    def check_models(self, model: Any, level: str) -> list[Any]:
+        """The modules to watch; refuses what is none."""
+
+    def subfolder(self, models: list[Any]) -> str:
+        """A folder between the dump path and the step folders; empty for the usual layout."""
+
+    def layout_of(self, module: Any, name: str) -> str | None:
+        """A mark for parameters stored otherwise than in the other frameworks."""
+
+    def before_call(self, crossings: Crossings, name: str, args: Any, kwargs: Any, in_place: bool) -> Watch | None:
+        """Prepare to see the gradients of a call; None when it has none."""
+
+    def pass_hooks(self, begin: Any, end: Any) -> Iterable[Any]:
+        """Call ``begin`` and ``end`` around every backward pass; returns handles with remove()."""
+
+    def suspend_hooks(self, aside: Any, back: Any) -> Iterable[Any]:
+        """Call ``aside`` and ``back`` around every compilation, which must find the framework's own functions."""
+
+    def add(self, parts: list[Any]) -> Any: ...
+    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None: ...
+    def forget(self) -> None:
+        """Memory may have changed: believe no measurement any more."""
+
+
+
+class Watch(Protocol):
+    """A call between its start and its end, as far as gradients go. ``args`` are to be passed on."""
+
+    args: Any
+    kwargs: Any
+    crossing: Crossing
+
+    def after(self, outputs: list[Any]) -> None:
+        """The call gave these tensors."""

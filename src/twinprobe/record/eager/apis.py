@@ -1,0 +1,109 @@
+"""API calls: a wrapper around each function, silent inside another one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from twinprobe.record.eager.adapter import LOW, MINOR, Api, Site
+from twinprobe.record.eager.flatten import tensors_in
+
+if TYPE_CHECKING:
+    from twinprobe.record.eager.recorder import EagerRecorder
+
+_RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
+
+
+class ApiWatch:
+    """Wraps functions and records their calls."""
+
+    def __init__(self, recorder: EagerRecorder) -> None:
+        self._recorder = recorder
+        config = recorder.config
+        self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
+        self._tree_rank = max(self._wanted_rank, LOW)
+
+    def wrap(self, site: Site) -> Any:
+        """The function to put in the original's place."""
+        recorder, api, original = self._recorder, site.api, site.original
+
+        @functools.wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if recorder.busy or not recorder.listening() or api.rank > self._tree_rank:
+                if api.in_place and not recorder.busy:
+                    recorder.adapter.forget()
+                return original(*args, **kwargs)
+            return self.record(api, original, args, kwargs, sys._getframe(1))
+
+        return recorded
+
+    def record(self, api: Api, original: Any, args: Any, kwargs: Any, frame: FrameType, skip: int = 0) -> Any:
+        """Call and record. ``skip`` leaves out leading arguments, such as the primitive itself."""
+        recorder = self._recorder
+        busy, recorder.busy = recorder.busy, True
+        try:
+            call = ApiCall(recorder, api)
+            with recorder.guard("recording an API's inputs"):
+                call.before(args[skip:], kwargs, frame, api.rank <= self._wanted_rank)
+            if call.watch is not None:
+                args, kwargs = (*args[:skip], *call.watch.args), call.watch.kwargs
+            output = original(*args, **kwargs)
+            if api.in_place:
+                recorder.adapter.forget()
+            with recorder.guard("recording an API's outputs"):
+                call.after((*args[skip:], *kwargs.values()) if api.collective else output)
+            return output
+        finally:
+            recorder.busy = busy
+
+
+class ApiCall:
+    """One call of an API: numbered, noted before, noted after."""
+
+    __slots__ = ("_api", "_parts", "_recorder", "_stub", "watch")
+
+    def __init__(self, recorder: EagerRecorder, api: Api) -> None:
+        self._recorder = recorder
+        self._api = api
+        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
+        self._parts: dict[str, Any] | None = None
+        self.watch: Any = None
+
+    def before(self, args: Any, kwargs: Any, frame: FrameType, wanted: bool) -> None:
+        """Note arguments and prepare for their gradients."""
+        recorder = self._recorder
+        calls = recorder.modules.calls
+        enclosing = calls[-1] if calls else None
+        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
+        recorder.link(name, enclosing.name if enclosing else recorder.loose_parent(), backward)
+        if not wanted:
+            return
+        engine = recorder.engine
+        engine.filter.entering(name)
+        chain = enclosing.chain() if enclosing and not engine.filter.everything else ()
+        if recorder.forward and recorder.wants(name, chain):
+            self._parts = {}
+            if enclosing and enclosing.stack:
+                engine.stack(name, frame, enclosing.stack, enclosing.frame)
+            else:
+                engine.stack(name, frame)
+            if recorder.inputs:
+                self._parts["input_args"] = [recorder.capture(item) for item in args]
+                self._parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
+        if recorder.backward and recorder.adapter.grad_enabled():
+            self.watch = recorder.adapter.before_call(recorder.crossings, backward, args, kwargs, self._api.in_place)
+
+    def after(self, output: Any) -> None:
+        """Note the result and wait for its gradients."""
+        recorder = self._recorder
+        name = f"{self._stub}.forward"
+        if self._parts is not None:
+            if recorder.outputs:
+                items = output if type(output) is tuple else (output,)
+                self._parts["output"] = [recorder.capture(item) for item in items]
+            recorder.emit_forward(name, self._parts)
+        recorder.engine.filter.leaving(name)
+        if self.watch is not None:
+            self.watch.after(tensors_in(output, recorder.adapter.is_tensor, []))

@@ -1,0 +1,44 @@
+"""Tensors inside nested arguments: found in the order in which they are recorded, or replaced where they stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_DEPTH_LIMIT = 400
+_SCALARS = frozenset({int, float, bool, str, type(None)})
+
+
+def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], depth: int = 0) -> list[Any]:
+    """Append every tensor inside ``value``."""
+    if type(value) in _SCALARS:
+        return found
+    if is_tensor(value):
+        found.append(value)
+    elif depth < _DEPTH_LIMIT:
+        if isinstance(value, list | tuple):
+            for item in value:
+                tensors_in(item, is_tensor, found, depth + 1)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            for field in dataclasses.fields(value):
+                tensors_in(getattr(value, field.name, None), is_tensor, found, depth + 1)
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                tensors_in(item, is_tensor, found, depth + 1)
+    return found
+
+
+def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
+    """``value`` with ``swap`` applied to what is no list, tuple or dict; the same object where nothing changed."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is list or kind is tuple:
+        items = [replaced(item, swap) for item in value]
+        changed = any(new is not old for new, old in zip(items, value, strict=True))
+        return kind(items) if changed else value
+    if kind is dict:
+        pairs = {key: replaced(item, swap) for key, item in value.items()}
+        return pairs if any(pairs[key] is not item for key, item in value.items()) else value
+    return swap(value)

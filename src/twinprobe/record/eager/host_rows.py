@@ -1,0 +1,62 @@
+"""A host array to the row of a tensor: statistics and checksum, each in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe.measure.statistics import crc32, statistics, xor64
+from twinprobe.record.rows import Note, Row
+from twinprobe.runs.host_tensor import STORAGE, HostTensor
+
+
+class HostRows:
+    """Measures arrays. ``values`` and ``digest`` say what the summary mode asks for."""
+
+    def __init__(self, *, values: bool, digest: str | None) -> None:
+        self._values = values
+        self._digest = digest
+        self.widens = False  # checksums of bfloat16 are taken of float32 bytes
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything at all is measured."""
+        return self._values or self._digest is not None
+
+    def row(self, array: NDArray[Any], dtype: str) -> Row:
+        """Measure an array of storage elements; ``dtype`` says what they mean."""
+        row = Row()
+        if not array.size or dtype not in STORAGE:
+            return row
+        flat = np.ascontiguousarray(array).reshape(-1)
+        host = HostTensor(dtype, tuple(array.shape), flat)
+        if self._values:
+            row.values = statistics(host)
+        if self._digest:
+            row.digest = self._checksum(host)
+        return row
+
+    def _checksum(self, host: HostTensor) -> str | float | None:
+        if self.widens and host.dtype == "bfloat16":
+            host = HostTensor("float32", host.shape, widened(host.data))
+        return crc32(host) if self._digest == "md5" else xor64(host)
+
+    def array_note(self, array: NDArray[Any], *, save: bool) -> Note:
+        """The note of a NumPy array among the arguments."""
+        measurable = array.dtype.kind in "biufc" and array.dtype.name in STORAGE
+        row = self.row(array, array.dtype.name) if measurable else Row()
+        if save and measurable and array.size:
+            row.payload = array.copy()
+        return Note("numpy.ndarray", str(array.dtype), tuple(array.shape), row, None, save)
+
+
+def widened(bits: NDArray[Any]) -> NDArray[Any]:
+    """bfloat16 bits as float32, exactly."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def save_array(payload: Any, stream: Any) -> None:
+    """Write a host copy as .npy."""
+    np.save(stream, payload, allow_pickle=False)

@@ -1,0 +1,99 @@
+"""Replacing functions where they are found, and putting every one of them back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twinprobe.record.eager.adapter import Site
+
+_MISSING = object()
+
+
+class Patches:
+    """Functions are replaced in the framework's namespaces and wherever else they were imported by name."""
+
+    def __init__(self, wrap: Callable[[Site], Any], own_package: str, scanned: tuple[str, ...]) -> None:
+        self._wrap = wrap
+        self._own = (own_package, "twinprobe")
+        self._inside = scanned
+        self._wrappers: dict[tuple[int, str], tuple[Site, Any]] = {}
+        self._by_original: dict[int, Any] = {}
+        self._scanned: dict[str, int] = {}
+        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._changed: list[tuple[Any, str, Any, Any]] = []
+        self._aside = 0
+        self.attached = False
+
+    def attach(self, sites: Iterable[Site]) -> None:
+        """Replace everything."""
+        for site in sites:
+            key = (id(site.owner), site.attribute)
+            known = self._wrappers.get(key)
+            if known is None or known[0].original is not site.original:
+                wrapper = self._wrap(site)
+                self._wrappers[key] = (site, wrapper)
+                self._by_original.setdefault(id(site.original), wrapper)
+        self._scan()
+        self.attached = True
+        self._put()
+
+    def detach(self) -> None:
+        """Put everything back."""
+        if self.attached:
+            self._take()
+            self.attached = False
+            self._aside = 0
+
+    def aside(self) -> None:
+        """The originals, for a while."""
+        self._aside += 1
+        if self._aside == 1 and self.attached:
+            self._take()
+
+    def back(self) -> None:
+        """End of aside()."""
+        self._aside = max(0, self._aside - 1)
+        if self._aside == 0 and self.attached:
+            self._put()
+
+    def _put(self) -> None:
+        for site, wrapper in self._wrappers.values():
+            own = vars(site.owner).get(site.attribute, _MISSING)
+            try:
+                setattr(site.owner, site.attribute, wrapper)
+            except (AttributeError, TypeError):
+                continue  # this class forbids it
+            self._changed.append((site.owner, site.attribute, own, wrapper))
+        for names, name, _, wrapper in self._names:
+            names[name] = wrapper
+
+    def _take(self) -> None:
+        for owner, attribute, own, wrapper in reversed(self._changed):
+            if vars(owner).get(attribute) is not wrapper:
+                continue  # somebody else has replaced it since
+            if own is _MISSING:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+        self._changed.clear()
+        for names, name, original, wrapper in self._names:
+            if names.get(name) is wrapper:
+                names[name] = original
+
+    def _scan(self) -> None:
+        """Names that other modules imported: ``from mindspore.ops import relu``. Modules seen before are skipped."""
+        for module_name, module in list(sys.modules.items()):
+            names = getattr(module, "__dict__", None)
+            foreign = module_name.partition(".")[0] not in self._own or module_name.startswith(self._inside)
+            if names is None or not foreign:
+                continue
+            if self._scanned.get(module_name) == len(names) and module_name != "__main__":
+                continue
+            self._scanned[module_name] = len(names)
+            known = {name for where, name, _, _ in self._names if where is names}
+            for name, value in list(names.items()):
+                wrapper = self._by_original.get(id(value))
+                if wrapper is not None and name not in known:
+                    self._names.append((names, name, value, wrapper))

@@ -1,0 +1,303 @@
+"""One recording of an eager framework: modules, API calls, gradients and the engine, tied together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import IO, Any
+
+from twinprobe.errors import BadInput
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.eager.adapter import Adapter
+from twinprobe.record.eager.apis import ApiWatch
+from twinprobe.record.eager.faults import Guard
+from twinprobe.record.eager.gradients import Crossing, Crossings
+from twinprobe.record.eager.host_rows import HostRows
+from twinprobe.record.eager.modules import ModuleWatch
+from twinprobe.record.eager.parameters import ParameterGradients
+from twinprobe.record.eager.patches import Patches
+from twinprobe.record.engine import Engine
+from twinprobe.record.leaves import NOT_MINE, Capturer
+from twinprobe.record.rows import Entry, Note
+
+FORWARD_PARTS = (
+    ("input_args", "input"),
+    ("input_kwargs", "kwargs"),
+    ("output", "output"),
+    ("parameters", "parameters"),
+)
+
+
+class EagerRecorder:
+    """Starts and stops observing. Implements what the engine asks of a framework."""
+
+    deferred = False
+
+    def __init__(self, config: RecordConfig, make_adapter: Callable[[HostRows], Adapter]) -> None:
+        structure = config.task == "structure"
+        digest = None if config.summary_mode == "statistics" or structure else config.summary_mode
+        self.config = config
+        self.rows = HostRows(values=config.summary_mode != "xor" and not structure, digest=digest)
+        self.adapter = make_adapter(self.rows)
+        self.name, self.tensor_suffix = self.adapter.name, self.adapter.tensor_suffix
+        self.subfolder = ""
+        self.engine = Engine(config, self)
+        self.capture = Capturer(self._value)
+        self.forward = config.wants("forward")
+        self.backward = config.wants("backward") and not structure
+        self.inputs = config.wants("input")
+        self.outputs = config.wants("output")
+        self.save = False
+        self.busy = False  # inside a recorded API, or inside the recorder itself
+        self.muted = 0
+        self.paused = False
+        self.passes = 0  # backward passes under way
+        self.crossings = Crossings(self)
+        self.modules = ModuleWatch(self)
+        self.parameters = ParameterGradients(self)
+        self.apis = ApiWatch(self)
+        package = self.adapter.module_class.__module__.partition(".")[0]
+        self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)
+        self._thread = 0
+        self._handles: list[Any] = []
+        self._keep_all = config.task == "tensor"
+        self._parents: dict[str, str | None] = {}
+
+    # -- what the engine asks ---------------------------------------------------------------------------------------
+
+    def rank(self) -> int | None:
+        return self.adapter.rank()
+
+    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
+        self.adapter.save_tensor(payload, stream)
+
+    def collect(self) -> None:
+        self.adapter.forget()
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def start(self, model: Any = None, token_range: Any = None) -> None:
+        """Begin observing; ``model`` is a module or several."""
+        models = self.adapter.check_models(model, self.config.level)
+        check_token_range(token_range)
+        self.subfolder = self.adapter.subfolder(models) if self.config.level in {"L0", "mix"} else ""
+        if not self.engine.begin() or self.config.level == "debug":
+            return
+        self._thread = threading.get_ident()
+        try:
+            self._observe(models, isinstance(model, list | tuple), token_range)
+        except BaseException:
+            self._release()
+            raise
+
+    def _observe(self, models: list[Any], several: bool, token_range: Any) -> None:
+        level = self.config.level
+        self.paused = token_range is not None
+        if level in {"L0", "mix"}:
+            self.modules.watch_models(models, several)
+            if self.backward:
+                self.parameters.attach(self.modules.infos.values())
+        if token_range is not None:
+            self.modules.watch_tokens(models, token_range)
+        if self.backward:
+            self._handles += self.adapter.pass_hooks(self._pass_begins, self._pass_ends)
+        self.modules.attach()
+        if level in {"L1", "mix"}:
+            self._handles += self.adapter.suspend_hooks(self.patches.aside, self.patches.back)
+            self._handles += self.adapter.call_hooks(models)
+            self.patches.attach(self.adapter.sites())
+
+    @property
+    def attached(self) -> bool:
+        """Whether anything is being watched."""
+        return self.modules.attached or self.patches.attached
+
+    def stop(self) -> None:
+        """Stop observing; every replaced function is back afterwards."""
+        try:
+            self._release()
+        finally:
+            self.engine.end()
+
+    def _release(self) -> None:
+        self.patches.detach()
+        for part in (self.crossings.close, self.parameters.detach, self.modules.detach):
+            with self.quiet(), self.guard("stopping"):
+                part()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._parents.clear()
+        self.adapter.forget()
+        self.paused = False
+        self.passes = 0
+
+    def next_step(self) -> None:
+        """Later records belong to the next step; stops first if that was forgotten."""
+        if self.attached:
+            self.stop()
+        self.engine.next_step()
+
+    # -- what the watches share -------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        return self.engine.active and not self.paused
+
+    def listening(self) -> bool:
+        """Whether a call that begins now is recorded."""
+        if not self.engine.active or self.paused or self.muted or threading.get_ident() != self._thread:
+            return False
+        return not self.adapter.tracing()
+
+    def guard(self, doing: str) -> Guard:
+        """The recorder's errors are noted, the program's are raised."""
+        return Guard(self.engine.problems.note, doing)
+
+    def quiet(self) -> _Quiet:
+        """While the recorder works, its own calls are not recorded."""
+        return _Quiet(self)
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether scope and list ask for this call; sets whether its real tensors are kept."""
+        if not self.engine.wants(name, ancestors):
+            return False
+        self.save = self._keep_all or self.engine.filter.wants_tensors(name)
+        return True
+
+    def _value(self, value: Any, key: str | None) -> Any:
+        if self.adapter.is_tensor(value):
+            return self.adapter.note(value, save=self.save)
+        if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
+            return self.rows.array_note(value, save=self.save)
+        found = self.adapter.special(value, key)
+        return found if found is not NOT_MINE else NOT_MINE
+
+    def parameters_of(self, module: Any) -> dict[str, Any]:
+        """The module's own parameters as they are now."""
+        return {name: self.parameter(module, name, one) for name, one in self.adapter.parameters(module).items()}
+
+    def parameter(self, module: Any, name: str, tensor: Any) -> Note:
+        """Note a parameter or its gradient, marked where its layout is the framework's own."""
+        note = self.adapter.note(tensor, save=self.save)
+        mark = self.adapter.layout_of(module, name)
+        if mark is not None:
+            note.extra = {**(note.extra or {}), "layout": mark}
+        return note
+
+    # -- trees ------------------------------------------------------------------------------------------------------
+
+    def link(self, child: str, parent: str | None, backward: str | None = None) -> None:
+        """Note a call's parent, and with it the parent that its backward will have."""
+        self.engine.link(child, parent)
+        if backward is not None:
+            self._parents[backward] = parent
+
+    def loose_parent(self) -> str | None:
+        """The parent of a call outside every module: none is known."""
+        return None
+
+    def backward_parent(self, name: str) -> str | None:
+        """The mirror of the forward tree: the backward of the enclosing module call."""
+        parent = self._parents.get(name)
+        return parent.replace(".forward.", ".backward.") if parent else None
+
+    def ancestors(self, name: str) -> Iterable[str]:
+        """Enclosing backward calls, innermost first."""
+        parent = self.backward_parent(name)
+        while parent is not None:
+            yield parent
+            parent = self.backward_parent(parent)
+
+    # -- gradients --------------------------------------------------------------------------------------------------
+
+    def backward_begins(self, name: str) -> None:
+        """The first gradient of a call arrived."""
+        self.engine.filter.entering(name)
+
+    def note_gradient(self, name: str, gradient: Any) -> Any:
+        """Note a gradient that belongs to the backward of a call."""
+        if not self.active or self.muted or not self.wants(name, self.ancestors(name)):
+            return None
+        return self._gradient(self.adapter.note(gradient, save=self.save))
+
+    def parameter_gradient(self, module: Any, name: str, gradient: Any) -> Note:
+        """Note the gradient of a module's parameter."""
+        return self._gradient(self.parameter(module, name, gradient))
+
+    @staticmethod
+    def _gradient(note: Note) -> Note:
+        if note.requires_grad is not None:
+            note.requires_grad = False  # some frameworks say otherwise while a pass runs; nobody differentiates it
+        return note
+
+    def add_gradients(self, parts: list[Any]) -> Any:
+        return self.adapter.add(parts)
+
+    def backward_ended(self, crossing: Crossing) -> None:
+        """All gradients of a call that will come have come."""
+        name = crossing.name
+        if self.active and self.wants(name, self.ancestors(name)):
+            self.engine.link(name, self.backward_parent(name))
+            parts = {}
+            if self.inputs:
+                parts["input"] = ("input", crossing.incoming)
+            if self.outputs:
+                parts["output"] = ("output", without_last_nulls(crossing.outgoing))
+            self.engine.emit(Entry(name, parts))
+        self.engine.filter.leaving(name)
+
+    def _pass_begins(self) -> None:
+        self.passes += 1
+
+    def _pass_ends(self) -> None:
+        self.passes = max(0, self.passes - 1)
+        if self.passes == 0:
+            with self.quiet(), self.guard("recording gradients"):
+                self.crossings.pass_ended()
+                self.parameters.flush()
+
+    def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
+        """Hand over a forward entry; keys that were not asked for are absent."""
+        self.engine.emit(Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts}))
+
+
+class _Quiet:
+    __slots__ = ("_before", "_recorder")
+
+    def __init__(self, recorder: EagerRecorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._before, self._recorder.busy = self._recorder.busy, True
+
+    def __exit__(self, *_: Any) -> None:
+        self._recorder.busy = self._before
+
+
+def without_last_nulls(items: list[Any]) -> list[Any]:
+    """The list without the empty places at its end."""
+    end = len(items)
+    while end and items[end - 1] is None:
+        end -= 1
+    return items[:end]
+
+
+def check_models(model: Any, level: str, kind: Any, called: str) -> list[Any]:
+    """The modules to watch; refuses what is none."""
+    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
+    for one in models:
+        if not isinstance(one, kind):
+            raise BadInput(f"start(model=...) got {type(one).__name__}, which is no {called}")
+    if not models and level in {"L0", "mix"}:
+        raise BadInput(f"level {level} records {called} calls: call start(model=...)")
+    return models
+
+
+def check_token_range(token_range: Any) -> None:
+    """A pair of counts from 0 on, first not after last."""
+    if token_range is None:
+        return
+    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
+    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
+        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")

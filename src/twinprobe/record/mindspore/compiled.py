@@ -1,0 +1,93 @@
+"""Cells that run as compiled graphs: found before the recording begins, said by name, seen from outside only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mindspore as ms
+
+from twinprobe.record.mindspore.versions import GraphExecutor, JitExecutor
+from twinprobe.record.problems import logger
+
+_GRAPH_MODE = 0
+
+
+def is_jitted(cell: Any) -> bool:
+    """Whether ``construct`` was given to mindspore.jit."""
+    construct = getattr(cell.construct, "__func__", cell.construct)
+    code = getattr(construct, "__code__", None)
+    return code is not None and code.co_name == "staging_specialize" and hasattr(construct, "__wrapped__")
+
+
+def in_graph_mode() -> bool:
+    """Whether every cell is compiled."""
+    return bool(ms.get_context("mode") == _GRAPH_MODE)
+
+
+def watched_cells(model: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The cells to watch: path, cell, and whether it is the boundary of a compiled region.
+
+    Nothing inside a compiled region is seen. A model that is compiled as a whole is itself the boundary.
+    """
+    if in_graph_mode() or is_jitted(model):
+        yield "network", model, True
+        return
+    inside: list[str] = []
+    for path, cell in model.cells_and_names():
+        if not path or any(path.startswith(f"{one}.") for one in inside):
+            continue
+        compiled = is_jitted(cell)
+        if compiled:
+            inside.append(path)
+        yield path, cell, compiled
+
+
+def warn_of(models: list[Any]) -> bool:
+    """Say which cells are compiled; True if there is one."""
+    found = [(path, cell) for model in models for path, cell, compiled in watched_cells(model) if compiled]
+    for path, cell in found:
+        logger.warning(
+            "%s (%s) runs as a compiled graph, where Python sees nothing: only what goes in and comes out is recorded, "
+            "under pynative/; no graph/ folder is produced. For the inside use MindSpore's own kernel dump, whose "
+            "folders 'compare' reads",
+            path,
+            type(cell).__name__,
+        )
+    return bool(found)
+
+
+class Replaced:
+    """A function replaced by another one, until remove()."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._original = owner, name, getattr(owner, name)
+        setattr(owner, name, make(self._original))
+
+    def remove(self) -> None:
+        """Put the original back."""
+        setattr(self._owner, self._name, self._original)
+
+
+def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
+    """A maker of functions that call ``before`` and ``after`` around the original."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after()
+
+        return run
+
+    return make
+
+
+def around_compilation(aside: Callable[[], None], back: Callable[[], None]) -> list[Replaced]:
+    """A compiler reads the source of the functions it meets: it must meet the framework's own."""
+    owners = [one for one in (JitExecutor, GraphExecutor) if one is not None and hasattr(one, "compile")]
+    return [Replaced(owner, "compile", around(aside, back)) for owner in owners]

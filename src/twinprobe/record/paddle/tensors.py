@@ -1,0 +1,103 @@
+"""Paddle's tensors as notes: read from host memory without a copy where it allows that, measured once per content."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from twinprobe.record.eager.host_rows import HostRows, widened
+from twinprobe.record.rows import Note, Row
+from twinprobe.runs.host_tensor import STORAGE
+
+_ZERO_COPY_BYTES = 1 << 16  # below, a copy is cheaper than the exchange protocol
+_PURGE_AT = 8192
+# Held here, because the methods on the class are replaced while a program is recorded.
+_numpy = paddle.Tensor.numpy
+_detach = paddle.Tensor.detach
+_view = paddle.Tensor.view
+_dlpack = paddle.Tensor.__dlpack__
+_dlpack_device = paddle.Tensor.__dlpack_device__
+_NATIVE = frozenset(name for name, storage in STORAGE.items() if np.dtype(storage).name == name)
+
+
+class _Exchange:
+    """What numpy.from_dlpack asks for, answered by the original methods."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return _dlpack(self._tensor)
+
+    def __dlpack_device__(self) -> Any:
+        return _dlpack_device(self._tensor)
+
+
+def dtype_name(tensor: Any) -> str:
+    """``float32`` for paddle.float32."""
+    return str(tensor.dtype).rpartition(".")[2]
+
+
+def host_array(tensor: Any, name: str) -> NDArray[Any] | None:
+    """The storage elements of a dense tensor; bfloat16 comes as its bits. None where there is nothing to read."""
+    if not tensor._is_initialized() or name not in STORAGE:
+        return None
+    big = tensor.size * tensor.element_size() >= _ZERO_COPY_BYTES
+    if big and name in _NATIVE and name != "bool" and tensor.place.is_cpu_place():
+        return np.from_dlpack(_Exchange(_detach(tensor)))
+    array: NDArray[Any] = _numpy(tensor)
+    return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
+
+
+class PaddleTensors:
+    """Notes tensors. One that is still the same object and the same version gets the same row again."""
+
+    def __init__(self, rows: HostRows) -> None:
+        self._rows = rows
+        self._known: dict[int, tuple[weakref.ref[Any], int, Row]] = {}
+
+    def note(self, tensor: Any, *, save: bool) -> Note:
+        """Note one tensor as it is now."""
+        name = dtype_name(tensor)
+        content, extra = _dense(tensor)
+        row = self._row(tensor, content, name, save) if content is not None else None
+        shape = tuple(int(size) for size in tensor.shape)
+        return Note("paddle.Tensor", f"paddle.{name}", shape, row, not tensor.stop_gradient, save, None, extra)
+
+    def forget(self) -> None:
+        """Believe no row any more."""
+        self._known.clear()
+
+    def _row(self, tensor: Any, content: Any, name: str, save: bool) -> Row:
+        version = int(tensor.inplace_version)
+        known = self._known.get(id(tensor))
+        row = known[2] if known is not None and known[0]() is tensor and known[1] == version else None
+        if row is not None and not (save and row.payload is None and row.file is None):
+            return row
+        array = host_array(content, name) if self._rows.wanted or save else None
+        if row is None:
+            row = Row() if array is None else self._rows.row(array, name)
+            if len(self._known) >= _PURGE_AT:
+                self._known.clear()
+            self._known[id(tensor)] = (weakref.ref(tensor), version, row)
+        if save and array is not None and array.size:
+            row.payload = widened(array) if name == "bfloat16" else np.array(array)
+        return row
+
+
+def _dense(tensor: Any) -> tuple[Any, dict[str, Any] | None]:
+    """The dense tensor that holds the values: the local part of a distributed one, the values of a sparse one."""
+    if tensor.is_dense():
+        return tensor, None
+    if tensor.is_dist():
+        local = tensor._local_value()
+        return local, {"placements": str(tensor.placements)}
+    if tensor.is_sparse():
+        return tensor.values(), {"sparse": True}
+    return None, {"selected_rows": True}

@@ -1,0 +1,127 @@
+"""torch.compile: compiled regions run unchanged and are recorded at their boundary."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from twinprobe.torch import record
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(4, 4)
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.front(x)))
+
+
+def made(how: str, backend: str) -> nn.Module:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Net()
+    if how == "whole":
+        return torch.compile(model, backend=backend)
+    if how == "part":
+        model.body = torch.compile(model.body, backend=backend)
+    if how == "in place":
+        model.body.compile(backend=backend)
+    return model
+
+
+def train(model: nn.Module, path: Path | None, level: str) -> list[torch.Tensor]:
+    seen = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps() -> None:
+        for _ in range(2):
+            out = model(torch.linspace(-1, 1, 8).reshape(2, 4))
+            out.sum().backward()
+            optimizer.step()
+            seen.append(out.detach().clone())
+            seen.extend(one.grad.clone() for one in model.parameters())
+            optimizer.zero_grad()
+
+    if path is None:
+        steps()
+    else:
+        with record(model, path, level=level):
+            steps()
+    return seen
+
+
+BOUNDARY = {
+    "whole": "Module._orig_mod.Net.forward.1",
+    "part": "Module.body.Sequential.forward.1",
+    "in place": "Module.body.Sequential.forward.1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("how", BOUNDARY)
+def test_a_compiled_region_runs_unchanged_and_shows_its_boundary(
+    tmp_path: Path, dump_of: Any, how: str, level: str
+) -> None:
+    plain = train(made(how, "aot_eager"), None, level)
+    model = made(how, "aot_eager")
+    counted = torch._dynamo.utils.counters
+    counted.clear()
+    recorded = train(model, tmp_path / "dump", level)
+    assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
+    assert sum(counted["graph_break"].values()) == 0
+    data = dump_of(tmp_path / "dump").data
+    boundary = data[BOUNDARY[how]]
+    assert boundary["input_args"][0]["shape"] == [2, 4]
+    assert boundary["output"][0]["dtype"] == "torch.float32"
+    assert not any("Tanh" in name or "body.0" in name for name in data)
+    if how != "whole":
+        assert "Module.front.Linear.forward.1" in data
+        assert "Module.body.Sequential.backward.1" in data
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_code_runs_unchanged(tmp_path: Path, dump_of: Any) -> None:
+    plain = train(made("part", "inductor"), None, "mix")
+    recorded = train(made("part", "inductor"), tmp_path / "dump", "mix")
+    assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
+    assert "Module.body.Sequential.forward.1" in dump_of(tmp_path / "dump").data
+
+
+@pytest.mark.slow
+def test_a_compiled_function_runs_without_being_compiled_anew(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    compiled = 0
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    class Caller(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+            self.layer.compile(backend=backend)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    model = Caller()
+    before = model(torch.ones(1, 2))
+    assert compiled == 1
+    with record(model, tmp_path / "dump", level="mix"):
+        watched = model(torch.ones(1, 2))
+    after = model(torch.ones(1, 2))
+    assert compiled == 1
+    assert torch.equal(before, watched)
+    assert torch.equal(before, after)
