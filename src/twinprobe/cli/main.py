@@ -17,6 +17,7 @@ INTERRUPTED = 130
 COMMANDS = {
     "compare": "compare two recorded runs and say where they part",
     "merge_result": "gather chosen calls of all ranks from compare's results",
+    "view": "open the graphs of a folder in the browser, or export one page",
 }
 FRAMEWORKS = ("pytorch", "mindspore")
 # Commands of the tools that TwinProbe replaces which it does not take over.

@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from twinprobe.errors import BadInput
 from twinprobe.record.problems import logger
 from twinprobe.record.rows import Entry, Note, Row, notes_of
 from twinprobe.record.worker import size_of
-from twinprobe.runs.dump_json import read_entries
 
 _HELD_BYTES = 1 << 30
 _FILE_PART = {"input_args": "input", "input_kwargs": "kwargs"}  # the key in dump.json -> its word in file names
@@ -45,6 +42,8 @@ class BenchCheck:
 
     def open_step(self, step: int, own: str) -> None:
         """Read the checksums of this step and rank; BadInput when the earlier dump has none."""
+        from twinprobe.runs.dump_json import read_entries  # recording itself must not need the reader's libraries
+
         self._known = {}
         file = _bench_file(self._folder, step, own)
         if file is None:
@@ -115,6 +114,8 @@ def _bench_file(folder: Path, step: int, own: str) -> Path | None:
 
 
 def _decoded(raw: Any) -> Any:
+    import msgspec
+
     return msgspec.json.decode(raw) if isinstance(raw, msgspec.Raw) else raw
 
 

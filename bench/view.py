@@ -1,0 +1,116 @@
+"""The page at 100,000 nodes a side: first picture, opening a 400-child module, frames while scrolling, memory.
+
+    python bench/view.py [--nodes 100000] [--keep FOLDER]
+
+Needs playwright and a Chromium (named by the variable CHROMIUM, by default /usr/bin/chromium).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from make_graph import write_graph
+
+SERVER = """
+import sys
+from pathlib import Path
+from twinprobe.view.serve import make
+server = make(Path(sys.argv[1]), port=0)
+print(server.url, flush=True)
+server.run()
+"""
+OPEN = """async () => {
+  const box = [...document.querySelectorAll('.pane-target .box')].find((b) => b.textContent.includes('Wide'));
+  const calls = (side) => [...document.querySelectorAll(`.pane-${side} .box`)].filter((b) => b.textContent.includes('Torch.mul'));
+  const start = performance.now();
+  box.querySelector('.twist').click();
+  while (calls('target').length < 5 || calls('golden').length < 5) await new Promise(requestAnimationFrame);
+  return performance.now() - start;
+}"""  # noqa: E501
+SCROLL = """async () => {
+  const pane = document.querySelector('.pane-target .scroller');
+  const gaps = [];
+  await new Promise((done) => {
+    let last = performance.now(), frames = 0;
+    const step = (now) => {
+      gaps.push(now - last); last = now; pane.scrollTop += 240; frames += 1;
+      frames < 180 ? requestAnimationFrame(step) : done();
+    };
+    requestAnimationFrame(step);
+  });
+  gaps.sort((a, b) => a - b);
+  const at = (share) => gaps[Math.floor(gaps.length * share)];
+  return { median: at(0.5), p95: at(0.95), worst: gaps.at(-1), boxes: document.querySelectorAll('.box').length };
+}"""
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Start a server on a folder and use the page in Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-c", SERVER, str(folder)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    url = server.stdout.readline().strip()
+    try:
+        with sync_playwright() as tool:
+            path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+            browser = tool.chromium.launch(executable_path=path, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1600, "height": 950})
+            times = _first_visit(page, url)
+            page.goto("about:blank")
+            page.goto(url + "#node=DefaultModel", wait_until="commit")
+            page.wait_for_selector(".details .table, .details .quiet", state="attached")
+            page.wait_for_selector(".tabs .count", state="attached", timeout=60_000)
+            times["open 400 children ms"] = round(page.evaluate(OPEN))
+            times["scroll frame ms"] = {key: round(value, 1) for key, value in page.evaluate(SCROLL).items()}
+            browser.close()
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return times | {"server peak MB": round(int(peak.split()[1]) / 1024)}
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _first_visit(page: Any, url: str) -> dict[str, Any]:
+    page.goto("about:blank")
+    start = time.perf_counter()
+    times = {}
+    page.goto(url, wait_until="commit")
+    for name, selector in (
+        ("first picture s", ".pane-target .box .name"),
+        ("first divergence s", ".pane-target .box.current:not(.open)"),
+        ("lists and strip s", ".tabs .count"),
+    ):
+        page.wait_for_selector(selector, state="attached", timeout=60_000)
+        times[name] = round(time.perf_counter() - start, 2)
+    return times
+
+
+def main() -> None:
+    """Make the files, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--keep", type=Path, help="folder for the files, kept for another run")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        base = args.keep or Path(temporary)
+        for name, ours in (("ours", True), ("msprobe", False)):
+            file = base / name / f"compare_{args.nodes}.vis.db"
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_graph(file, args.nodes, ours=ours)
+            print(name, f"{file.stat().st_size / 1e6:.0f} MB", json.dumps(measure(file.parent)))
+
+
+if __name__ == "__main__":
+    main()

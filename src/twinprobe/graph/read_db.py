@@ -1,0 +1,291 @@
+"""Reading a `.vis.db`: what the file says about itself, and the rows of one graph of it, a page at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe.errors import BadInput
+from twinprobe.graph.safe_sqlite import SQLITE_ERRORS, connect, damaged
+
+TARGET, GOLDEN = "target", "golden"
+SOURCES = {TARGET: "NPU", GOLDEN: "Bench"}
+_NEEDED = {
+    "tb_nodes": {"node_order", "node_name", "node_type", "up_node", "sub_nodes", "precision_index", "matched_node_link",
+                 "micro_step_id", "input_data", "output_data", "data_source", "step", "rank"},
+    "tb_config": {"graph_type", "node_colors", "rank_list", "step_list"},
+}  # fmt: skip
+_BRIEF = ("node_name", "node_order", "node_type", "up_node", "precision_index", "overflow_level", "micro_step_id",
+          "matched_node_link", "matched_distributed")  # fmt: skip
+_FULL = (*_BRIEF, "input_data", "output_data", "stack_id", "parallel_merge_info", "dump_data_dir")
+_MOST_HITS = 5_000
+_LEAF = "(sub_nodes IS NULL OR sub_nodes IN ('', '[]'))"
+_UNMATCHED = "(matched_node_link IS NULL OR matched_node_link IN ('', '[]'))"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a graph file says about itself."""
+
+    compared: bool
+    task: str
+    tooltips: dict[str, str]
+    micro_steps: int
+    overflow: bool
+    colors: dict[str, dict[str, Any]]
+    ranks: list[int]
+    steps: list[int]
+    knows_more: bool = False
+    summary: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
+
+
+class GraphFile:
+    """One open graph file; rows come back as dicts with the columns' own names."""
+
+    def __init__(self, path: Path, *, shown: Path | None = None) -> None:
+        self.path = shown or path
+        with self._errors():
+            self._db = connect(path)
+            self._db.row_factory = sqlite3.Row
+            self._columns = {name: self._table(name) for name in ("tb_nodes", "tb_config", "tb_stack")}
+            self._extra = self._table("tb_twinprobe")
+            self._summary = self._table("tb_twinprobe_summary")
+        self._check()
+        self._brief = self._present(_BRIEF)
+        self._full = self._present(_FULL)
+
+    def __enter__(self) -> GraphFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def config(self) -> Config:
+        """Read the one row of tb_config."""
+        rows = self._rows("SELECT * FROM tb_config LIMIT 1")
+        if not rows:
+            raise BadInput("has no configuration row", where=self.path, hint="it may still be being written: reload")
+        row = rows[0]
+        return Config(
+            compared=row["graph_type"] == "compare",
+            task=str(row.get("task") or ""),
+            tooltips={str(k): str(v) for k, v in parsed(row.get("tool_tip"), dict).items()},
+            micro_steps=_whole(row.get("micro_steps"), 1),
+            overflow=bool(row.get("overflow_check")),
+            colors={str(k): v for k, v in parsed(row["node_colors"], dict).items() if isinstance(v, dict)},
+            ranks=_numbers(row["rank_list"]),
+            steps=_numbers(row["step_list"]),
+            knows_more=bool(self._extra),
+            summary=self._summaries(),
+        )
+
+    def graph(self, step: int, rank: int) -> Graph:
+        """The graph of one rank at one step."""
+        return Graph(self, step, rank)
+
+    def _summaries(self) -> dict[tuple[int, int], dict[str, str]]:
+        if not {"step", "rank", "key", "value"} <= self._summary:
+            return {}
+        found: dict[tuple[int, int], dict[str, str]] = {}
+        for row in self._rows("SELECT step, rank, key, value FROM tb_twinprobe_summary LIMIT 1000000"):
+            found.setdefault((row["step"], row["rank"]), {})[str(row["key"])] = str(row["value"] or "")
+        return found
+
+    def _table(self, name: str) -> set[str]:
+        # A view under this name could hold any query: only tables count.
+        found = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
+        return {row[1] for row in self._db.execute(f"PRAGMA table_info({name})")} if found else set()
+
+    def _check(self) -> None:
+        for table, needed in _NEEDED.items():
+            missing = needed - self._columns[table]
+            if missing:
+                what = f"column {min(missing)} of table {table}" if self._columns[table] else f"table {table}"
+                raise BadInput(f"is not a finished graph file: {what} is missing", where=self.path,
+                               hint="wait until it is written, or make it again")  # fmt: skip
+
+    def _present(self, names: Iterable[str]) -> str:
+        have = self._columns["tb_nodes"]
+        shown = ", ".join(f"n.{name}" if name in have else f"NULL AS {name}" for name in names)
+        return f"{shown}, {_LEAF} AS leaf"
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLITE_ERRORS as error:
+            raise damaged(self.path, error) from error
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        with self._errors():
+            return [dict(row) for row in self._db.execute(query, values)]
+
+    def _stream(self, query: str, values: Sequence[object] = ()) -> Iterator[Sequence[Any]]:
+        with self._errors():
+            yield from self._db.execute(query, values)
+
+
+class Graph:
+    """The rows of one step and rank; a side is "target" or "golden"."""
+
+    def __init__(self, file: GraphFile, step: int, rank: int) -> None:
+        self._file = file
+        self._key = (step, rank)
+
+    def root(self, side: str) -> dict[str, Any] | None:
+        """The node without a parent."""
+        query = f"{self._select()} AND (up_node IS NULL OR up_node IN ('', 'None')) ORDER BY node_order DESC LIMIT 1"
+        return _only(self._file._rows(query, self._on(side)))
+
+    def children(self, side: str, parent: str, offset: int, limit: int, micro: int | None) -> list[dict[str, Any]]:
+        """A page of a node's children in execution order."""
+        query = f"{self._select()} AND up_node = ? {_micro(micro)} ORDER BY node_order LIMIT ? OFFSET ?"
+        return self._file._rows(query, (*self._on(side), parent, limit, offset))
+
+    def child_count(self, side: str, parent: str, micro: int | None = None, before: int | None = None) -> int:
+        """How many children a node has, or how many of them come before a place in the order."""
+        earlier = "" if before is None else f"AND node_order < {int(before)}"
+        query = f"SELECT count(*) AS n FROM tb_nodes n {_WHERE} AND up_node = ? {_micro(micro)} {earlier}"
+        return int(self._file._rows(query, (*self._on(side), parent))[0]["n"])
+
+    def node(self, side: str, name: str, *, full: bool = False) -> dict[str, Any] | None:
+        """One node by its name, with its tensors if ``full``."""
+        return _only(self._file._rows(f"{self._select(full)} AND node_name = ? LIMIT 1", (*self._on(side), name)))
+
+    def by_order(self, side: str, orders: Sequence[int]) -> list[dict[str, Any]]:
+        """Nodes by their places in the order."""
+        found: list[dict[str, Any]] = []
+        for start in range(0, len(orders), 500):
+            part = [int(order) for order in orders[start : start + 500]]
+            query = f"{self._select()} AND node_order IN ({_marks(part)})"
+            found += self._file._rows(query, (*self._on(side), *part))
+        places = {order: place for place, order in enumerate(orders)}
+        return sorted(found, key=lambda row: places.get(row["node_order"], 0))
+
+    def search(self, side: str, text: str, limit: int) -> list[tuple[str, int]]:
+        """Names that contain a text, whatever the case, in execution order."""
+        pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+        # Asking for the name alone lets an index answer without touching the rows.
+        query = f"SELECT node_name FROM tb_nodes n {_WHERE} AND node_name LIKE ? ESCAPE '\\' LIMIT {_MOST_HITS}"
+        names = [row[0] for row in self._file._stream(query, (*self._on(side), pattern))]
+        found: list[tuple[str, int]] = []
+        for start in range(0, len(names), 500):
+            part = names[start : start + 500]
+            query = f"SELECT node_name, node_order FROM tb_nodes n {_WHERE} AND node_name IN ({_marks(part)})"
+            found += [(str(row[0]), int(row[1])) for row in self._file._stream(query, (*self._on(side), *part))]
+        return sorted(found, key=lambda hit: hit[1])[:limit]
+
+    def outline(self, side: str) -> Iterator[Sequence[Any]]:
+        """(order, precision, overflow, unmatched, micro step, type, leaf) of every node in execution order."""
+        overflow = "overflow_level" if "overflow_level" in self._file._columns["tb_nodes"] else "NULL"
+        query = (
+            f"SELECT node_order, precision_index, {overflow}, {_UNMATCHED}, micro_step_id, node_type, {_LEAF} "
+            f"FROM tb_nodes n {_WHERE} ORDER BY node_order"
+        )
+        return self._file._stream(query, self._on(side))
+
+    def outputs(self, side: str) -> Iterator[tuple[int, str]]:
+        """(order, text of the outputs) of every node in execution order."""
+        query = f"SELECT node_order, output_data FROM tb_nodes n {_WHERE} ORDER BY node_order"
+        return ((row[0], str(row[1] or "")) for row in self._file._stream(query, self._on(side)))
+
+    def outputs_of(self, side: str, orders: Sequence[int]) -> dict[int, str]:
+        """Text of the outputs by place in the order, for some nodes."""
+        found: dict[int, str] = {}
+        for start in range(0, len(orders), 500):
+            part = [int(order) for order in orders[start : start + 500]]
+            query = f"SELECT node_order, output_data FROM tb_nodes n {_WHERE} AND node_order IN ({_marks(part)})"
+            found |= {row[0]: str(row[1] or "") for row in self._file._stream(query, (*self._on(side), *part))}
+        return found
+
+    def tensors(self, side: str, parent: str, offset: int, limit: int, micro: int | None) -> list[tuple[int, str, str]]:
+        """(order, inputs, outputs) of a page of children."""
+        page = f"AND up_node = ? {_micro(micro)} ORDER BY node_order LIMIT ? OFFSET ?"
+        query = f"SELECT node_order, input_data, output_data FROM tb_nodes n {_WHERE} {page}"
+        rows = self._file._stream(query, (*self._on(side), parent, limit, offset))
+        return [(row[0], str(row[1] or ""), str(row[2] or "")) for row in rows]
+
+    def stack(self, row: dict[str, Any]) -> list[str]:
+        """The frames of a node's call."""
+        if row.get("stack_id") is None or "stack_info" not in self._file._columns["tb_stack"]:
+            return []
+        found = self._file._rows("SELECT stack_info FROM tb_stack WHERE id = ? LIMIT 1", (row["stack_id"],))
+        return [str(frame) for frame in parsed(found[0]["stack_info"], list)] if found else []
+
+    def knowledge(self, side: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """What TwinProbe's own files know besides: error, verdict, origin and matching rule, by node name."""
+        columns = [name for name in ("error", "verdict", "origin", "matched_by") if name in self._file._extra]
+        if not columns or not names:
+            return {}
+        found = {}
+        for start in range(0, len(names), 500):
+            part = names[start : start + 500]
+            query = (
+                f"SELECT node_name, {', '.join(columns)} FROM tb_twinprobe n {_WHERE} AND node_name IN ({_marks(part)})"
+            )
+            for row in self._file._rows(query, (*self._on(side), *part)):
+                found[str(row.pop("node_name"))] = row
+        return found
+
+    def errors(self, side: str) -> Iterator[Sequence[Any]]:
+        """(order, error) of every node that TwinProbe measured."""
+        if not {"error", "node_order"} <= self._file._extra:
+            return iter(())
+        return self._file._stream(f"SELECT node_order, error FROM tb_twinprobe n {_WHERE}", self._on(side))
+
+    def verdicts(self, side: str) -> dict[str, int]:
+        """How many nodes have which verdict of TwinProbe."""
+        if "verdict" not in self._file._extra:
+            return {}
+        query = f"SELECT verdict, count(*) FROM tb_twinprobe n {_WHERE} GROUP BY verdict"
+        return {str(row[0]): int(row[1]) for row in self._file._stream(query, self._on(side))}
+
+    def _select(self, full: bool = False) -> str:
+        return f"SELECT {self._file._full if full else self._file._brief} FROM tb_nodes n {_WHERE}"
+
+    def _on(self, side: str) -> tuple[int, int, str]:
+        return (*self._key, SOURCES[side])
+
+
+_WHERE = "WHERE n.step = ? AND n.rank = ? AND n.data_source = ?"
+
+
+def parsed(text: Any, kind: type) -> Any:
+    """JSON out of a column; an empty ``kind`` where it is missing, damaged or of another shape."""
+    try:
+        value = msgspec.json.decode(text) if isinstance(text, str) and text else None
+    except (msgspec.MsgspecError, RecursionError):
+        value = None
+    return value if isinstance(value, kind) else kind()
+
+
+def last_link(text: Any) -> str | None:
+    """The matched node: the last name of the stored path (hand-made matches store only part of the path)."""
+    path = parsed(text, list)
+    return str(path[-1]) if path else None
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
+
+
+def _micro(micro: int | None) -> str:
+    return "" if micro is None else f"AND micro_step_id = {int(micro)}"
+
+
+def _only(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return rows[0] if rows else None
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) else default
+
+
+def _numbers(text: Any) -> list[int]:
+    return sorted({int(number) for number in parsed(text, list) if isinstance(number, int)}) or [0]

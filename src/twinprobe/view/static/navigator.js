@@ -1,0 +1,199 @@
+// Moving through the graphs: opening nodes on both sides, going to a node, loading what comes into view.
+
+import { Tree } from "./tree.js";
+
+/** @typedef {import("./api.js").Api} Api */
+/** @typedef {import("./api.js").Arguments} Arguments */
+/** @typedef {import("./api.js").GraphNode} GraphNode */
+/** @typedef {import("./api.js").Opened} Opened */
+/** @typedef {import("./api.js").Page} Page */
+/** @typedef {import("./api.js").Side} Side */
+/** @typedef {import("./api.js").Unfolded} Unfolded */
+/** @typedef {import("./layout.js").Item} Item */
+/** @typedef {import("./pane.js").Pane} Pane */
+
+const page = 200;
+
+/** @param {Side} side @returns {Side} */
+export function otherSide(side) {
+  return side === "target" ? "golden" : "target";
+}
+
+export class Navigator {
+  /**
+   * @param {Api} api
+   * @param {Record<Side, Pane>} panes
+   * @param {() => Arguments} context the arguments that say which graph is meant
+   * @param {(side: Side, item: Item) => void} selected
+   */
+  constructor(api, panes, context, selected) {
+    this.api = api;
+    this.panes = panes;
+    this.context = context;
+    this.selected = selected;
+    /** @type {Record<Side, Tree | null>} */
+    this.trees = { target: null, golden: null };
+    /** @type {Set<Item>} on their way */
+    this.opening = new Set();
+  }
+
+  /** @param {Opened} opened */
+  show(opened) {
+    for (const side of /** @type {Side[]} */ (["target", "golden"])) {
+      const root = opened.roots[side];
+      const tree = root ? new Tree(root) : null;
+      this.trees[side] = tree;
+      opened.pages[side]?.forEach((one) => tree?.add(one));
+      this.panes[side].show(tree);
+    }
+  }
+
+  /** @param {Side} side @param {Page[]} pages */
+  #add(side, pages) {
+    pages.forEach((one) => this.trees[side]?.add(one));
+    this.panes[side].draw();
+  }
+
+  /** Open or close a node and its partner. @param {Side} side @param {Item} item */
+  async toggle(side, item) {
+    const other = otherSide(side);
+    if (item.open) {
+      this.trees[side]?.setOpen(item, false);
+      const mate = item.node.match ? this.trees[other]?.get(item.node.match) : undefined;
+      if (mate) this.trees[other]?.setOpen(mate, false);
+      this.#follow(side, item);
+      return;
+    }
+    if (this.opening.has(item)) return;
+    this.opening.add(item);
+    try {
+      await Promise.all([this.#open(side, item), this.#openMate(other, item.node.match)]);
+    } finally {
+      this.opening.delete(item);
+    }
+    this.#follow(side, item);
+  }
+
+  /** @param {Side} side @param {Item} item */
+  async #open(side, item) {
+    if (!item.node.kids) return;
+    if (!item.kids.length)
+      this.#add(side, [
+        await this.api.ask("children", { ...this.context(), side, parent: item.node.name, limit: page }),
+      ]);
+    else this.trees[side]?.setOpen(item, true);
+  }
+
+  /** @param {Side} side @param {string | undefined} name */
+  async #openMate(side, name) {
+    const tree = this.trees[side];
+    if (!tree || !name) return;
+    const known = tree.get(name);
+    if (known) {
+      for (let above = known.parent; above; above = above.parent) tree.setOpen(above, true);
+      await this.#open(side, known);
+    } else {
+      const found = /** @type {Unfolded} */ (
+        await this.api.ask("unfold", { ...this.context(), side, name, inside: true })
+      );
+      this.#add(side, found[side]);
+    }
+  }
+
+  /**
+   * Show a node, given by its name or its place, with all that contains it open on both sides.
+   * @param {Side} side
+   * @param {{name?: string, order?: number}} which
+   */
+  async goTo(side, which) {
+    const found = /** @type {Unfolded} */ (await this.api.ask("unfold", { ...this.context(), side, ...which }));
+    this.#add("target", found.target);
+    this.#add("golden", found.golden);
+    const item = this.trees[side]?.get(found.node.name);
+    if (!item) return;
+    this.select(side, item);
+    this.panes[side].reveal(item);
+    this.#follow(side, item);
+  }
+
+  /**
+   * Make an item the current one, and its partner that of the other side.
+   * @param {Side} side
+   * @param {Item} item
+   * @param {{alone?: boolean}} [options]
+   */
+  select(side, item, { alone = false } = {}) {
+    const other = otherSide(side);
+    this.panes[side].cursor = item;
+    this.panes[side].mate = "";
+    const mate = item.node.match && !alone ? this.trees[other]?.get(item.node.match) : undefined;
+    this.panes[other].mate = alone ? "" : (item.node.match ?? "");
+    if (mate) this.panes[other].cursor = mate;
+    this.panes[side].draw();
+    this.#follow(side, item, alone);
+    this.selected(side, item);
+  }
+
+  /** Bring the partner to the same height. @param {Side} side @param {Item} item @param {boolean} [alone] */
+  #follow(side, item, alone = false) {
+    const other = otherSide(side);
+    const mate = item.node.match && !alone ? this.trees[other]?.get(item.node.match) : undefined;
+    if (mate && inOpen(mate)) this.panes[other].reveal(mate, this.panes[side].viewTop(item));
+    this.panes[side].draw();
+    this.panes[other].draw();
+  }
+
+  /** Load the page of children around a place that came into view. @param {Side} side @param {Item} parent @param {number} index */
+  async need(side, parent, index) {
+    const offset = Math.floor(index / page) * page;
+    if (parent.asked.has(offset)) return;
+    parent.asked.add(offset);
+    const tree = this.trees[side];
+    const found = await this.api.ask("children", {
+      ...this.context(),
+      side,
+      parent: parent.node.name,
+      offset,
+      limit: page,
+    });
+    if (tree === this.trees[side]) {
+      parent.edges = null;
+      this.#add(side, [found]);
+    }
+  }
+
+  /** Load the data flow between the children of an open node. @param {Side} side @param {Item} parent */
+  async needEdges(side, parent) {
+    parent.edges = [];
+    const start = parent.kids.length <= 1000 ? 0 : Math.max(0, parent.kids.findIndex(Boolean));
+    const { edges } = await this.api.ask("edges", {
+      ...this.context(),
+      side,
+      parent: parent.node.name,
+      offset: start,
+      limit: 1000,
+    });
+    const places = new Map(parent.kids.flatMap((kid, at) => (kid ? [[kid.node.order, at]] : [])));
+    parent.edges = edges
+      .map((/** @type {number[]} */ [from, to]) => [places.get(from), places.get(to)])
+      .filter((/** @type {(number | undefined)[]} */ edge) => edge.every((place) => place !== undefined));
+    this.panes[side].draw();
+  }
+
+  /** Open what was open when a link was made. @param {number[]} target @param {number[]} golden */
+  async restore(target, golden) {
+    const found = await this.api.ask("restore", {
+      ...this.context(),
+      target: target.join(","),
+      golden: golden.join(","),
+    });
+    this.#add("target", found.target);
+    this.#add("golden", found.golden);
+  }
+}
+
+/** Whether all that contains an item is open. @param {Item} item */
+function inOpen(item) {
+  for (let above = item.parent; above; above = above.parent) if (!above.open) return false;
+  return true;
+}

@@ -1,0 +1,54 @@
+"""Using the page in Chromium: opening it, and reading what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+
+def show(page: Any, url: str, file: str = "", **state: Any) -> None:
+    fields = {"file": file, **state}
+    page.goto(url + "#" + "&".join(f"{key}={quote(str(value), safe='')}" for key, value in fields.items() if value))
+    page.wait_for_selector(".pane-target .box .name", state="attached")
+    page.wait_for_selector(".tabs .count, .banner.calm", state="attached")
+
+
+def current(page: Any, side: str = "target") -> str:
+    return str(page.locator(f".pane-{side} .box.current .head").get_attribute("title")).split("\n")[0]
+
+
+def box(page: Any, side: str, text: str) -> Any:
+    return page.locator(f".pane-{side} .box > .head").filter(has_text=text).first
+
+
+def names(page: Any, side: str) -> list[str]:
+    return [
+        str(title).split("\n")[0]
+        for title in page.eval_on_selector_all(f".pane-{side} .box > .head", "all => all.map(e => e.title)")
+    ]
+
+
+def becomes(page: Any, read: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
+    """Read until the value is the wanted one; a page takes its time on a busy machine."""
+    value = read()
+    for _ in range(300):
+        if wanted(value):
+            break
+        page.wait_for_timeout(50)
+        value = read()
+    assert wanted(value), value
+    return value
+
+
+def settles(page: Any, read: Callable[[], Any]) -> Any:
+    """The value once it no longer changes."""
+    value, same = read(), 0
+    for _ in range(300):
+        page.wait_for_timeout(100)
+        now = read()
+        same = same + 1 if now == value else 0
+        value = now
+        if same == 6:
+            break
+    return value
