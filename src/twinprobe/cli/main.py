@@ -16,8 +16,10 @@ INTERRUPTED = 130
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "compare": "compare two recorded runs and say where they part",
-    "merge_result": "gather chosen calls of all ranks from compare's results",
+    "graph": "draw the model of one run, or of two compared, as told by a compare.json",
+    "graph_visualize": "draw the model of one run, or of two compared, from their folders",
     "view": "open the graphs of a folder in the browser, or export one page",
+    "merge_result": "gather chosen calls of all ranks from compare's results",
 }
 FRAMEWORKS = ("pytorch", "mindspore")
 # Commands of the tools that TwinProbe replaces which it does not take over.

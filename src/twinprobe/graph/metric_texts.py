@@ -1,0 +1,137 @@
+"""What a comparison adds to each value of the run under test, as text inside its JSON object."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twinprobe.compare.one import Comparison
+from twinprobe.graph.texts import escaped, percents
+from twinprobe.graph.values import DB, Style
+from twinprobe.measure.stat_columns import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
+from twinprobe.runs.leaf import NULL
+from twinprobe.runs.run import DIGESTS
+from twinprobe.runs.table import FLOAT, INT, STATS
+
+if TYPE_CHECKING:
+    import polars as pl
+    from numpy.typing import NDArray
+
+NOT_APPLICABLE = "N/A"
+_DIFFS = ("Max diff", "Min diff", "Mean diff", "L2norm diff")
+_RELATIVES = ("MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr")
+_METRICS = {
+    "Cosine": "cosine",
+    "EucDist": "euclid",
+    "MaxAbsErr": "max_abs",
+    "MaxRelativeErr": "max_rel",
+    "One Thousandth Err Ratio": "one_thousandth",
+    "Five Thousandths Err Ratio": "five_thousandths",
+}
+_WORDS = [{NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf"}.get(case, NOT_APPLICABLE) for case in range(16)]
+
+
+class MetricTexts:
+    """Renders the metrics and verdicts of a comparison for slices of the target's rows."""
+
+    def __init__(self, comparison: Comparison, style: Style) -> None:
+        import polars as pl
+
+        self._evidence = comparison.evidence
+        self._style = style
+        judged, rows = comparison.judged, comparison.target.table.height
+        distinct = list(set(judged.messages))
+        spelled = dict(zip(distinct, escaped(pl.Series(distinct, dtype=pl.String)).to_list(), strict=True))
+        messages = [spelled[message] for message in judged.messages[:rows]]
+        self._verdict = pl.Series("Result", judged.verdict[:rows], dtype=pl.String)
+        self._message = pl.Series("Err_message", messages, dtype=pl.String)
+
+    def rows(self, start: int, end: int) -> pl.Series:
+        """The text for the target's rows from start to end; empty for rows without a counterpart."""
+        import polars as pl
+
+        evidence = self._evidence
+        pairs = evidence.pairs.slice(start, end - start)
+        columns: list[pl.Series | pl.Expr] = []
+        if evidence.metrics is not None:
+            columns += self._tensor_metrics(evidence.metrics.slice(start, end - start))
+        elif evidence.differences is not None:
+            columns += self._differences(pairs, start, end)
+        if self._style is DB:
+            same = pl.col("t_requires_grad").eq_missing(pl.col("g_requires_grad"))
+            agree = pl.when(same).then(pl.lit("True")).otherwise(pl.lit("False")).alias("Requires_grad Consistent")
+            result = self._verdict[start:end]
+            columns += [result, agree] if evidence.mode == DIGESTS else [agree, result]
+            columns.append(self._message[start:end])
+        elif evidence.mode == DIGESTS:
+            columns.append(_same_digest())
+        parts: list[pl.Expr] = []
+        for column in columns:
+            title = column.name if isinstance(column, pl.Series) else column.meta.output_name()
+            parts += [pl.lit(f',"{title}":"'), pl.col(title), pl.lit('"')]
+        compared = pl.col("g_row").is_not_null() & (pl.col("t_kind") != NULL)
+        text = pl.when(compared).then(pl.concat_str(parts)).otherwise(pl.lit(""))
+        return pairs.lazy().with_columns(columns).select(text).collect().to_series()
+
+    def _differences(self, pairs: pl.DataFrame, start: int, end: int) -> list[pl.Series]:
+        """All four statistics in one long column, since many short ones cost more."""
+        import polars as pl
+
+        assert self._evidence.differences is not None
+        parts = [self._evidence.differences[stat] for stat in STATS]
+        case, diff, relative = (
+            np.concatenate([getattr(part, field)[start:end] for part in parts])
+            for field in ("case", "diff", "relative")
+        )
+        kind = np.concatenate([pairs[f"t_{stat}_kind"].to_numpy() for stat in STATS])
+        golden = np.concatenate([pairs[f"g_{stat}"].to_numpy() for stat in STATS])
+        words = pl.Series(_WORDS).gather(pl.Series(case, dtype=pl.UInt32))
+        same = (case == SAME) & ((kind == FLOAT) | (kind == INT))
+        texts = self._diff(words.clone(), case, diff, kind, same)
+        zero = golden == 0
+        shares = words.scatter(np.flatnonzero(same & ~zero), "0.0%")
+        known = np.flatnonzero((case == NUMBER) & ~zero)
+        shares = shares.scatter(known, percents(pl.Series(relative[known])))
+        size = end - start
+        columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_DIFFS)]
+        return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_RELATIVES)]
+
+    def _diff(
+        self,
+        words: pl.Series,
+        case: NDArray[np.uint8],
+        diff: NDArray[np.float64],
+        kind: NDArray[np.uint8],
+        same: NDArray[np.bool_],
+    ) -> pl.Series:
+        import polars as pl
+
+        texts = words.scatter(np.flatnonzero(same & (kind == FLOAT)), "0.0")
+        texts = texts.scatter(np.flatnonzero(same & (kind == INT)), "0")
+        number = case == NUMBER
+        other = np.flatnonzero(number & (kind == FLOAT))
+        texts = texts.scatter(other, self._style.number(pl.Series(diff[other])))
+        whole = np.flatnonzero(number & (kind != FLOAT))
+        spelled = [str(int(value)) if value == value // 1 else repr(value) for value in diff[whole].tolist()]
+        return texts.scatter(whole, spelled) if spelled else texts
+
+    def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
+        import polars as pl
+
+        words = escaped(metrics["status"]).replace({"ok": "unsupported", "scalar": "unsupported"})
+        found = []
+        for title, field in _METRICS.items():
+            numbers = metrics[field]
+            texts = self._style.number(numbers).replace({"nan": "Nan"})
+            chosen = pl.when(numbers.is_null()).then(words).otherwise(texts)
+            found.append(pl.select(chosen).to_series().alias(title))
+        return found
+
+
+def _same_digest() -> pl.Expr:
+    import polars as pl
+
+    target, golden = (pl.coalesce(f"{side}_digest", f"{side}_value_digest") for side in "tg")
+    same = target.eq_missing(golden)
+    return pl.when(same).then(pl.lit("pass")).otherwise(pl.lit("Different")).alias("Result")
