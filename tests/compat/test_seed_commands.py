@@ -98,7 +98,13 @@ def test_the_drop_in_says_so_when_the_real_tool_is_there(tmp_path: Path) -> None
     assert "mindstudio-probe 26.2.0 is installed too" in done.stderr
 
 
-def test_the_imports_of_older_scripts_are_answered() -> None:
-    program = "from msprobe.pytorch import PrecisionDebugger, seed_all; print(PrecisionDebugger.__module__)"
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from msprobe.pytorch import PrecisionDebugger as x, seed_all; print(x.__module__)",
+        "from ait_llm import DumpConfig as x, register_hook; print(x.__module__)",
+    ],
+)
+def test_the_imports_of_older_scripts_are_answered(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("twinprobe.")

@@ -34,67 +34,8 @@ class Link:
 # Operators whose result goes to the next one in line.
 _PASSED_ON = frozenset({"elementwise", "attention"})
 
-Template = list[tuple[tuple[tuple[int, str, int], ...], tuple[tuple[int, str, int], ...], str]]
 
-
-class Linker:
-    """Collects links, region by region. Layers that are built alike are matched once."""
-
-    def __init__(self, my_shapes: ShapesOf, golden_shapes: ShapesOf, scores: Scores, table: OperatorTable) -> None:
-        self._shapes = (my_shapes, golden_shapes)
-        self._scores = scores
-        self._table = table
-        self._templates: dict[object, Template] = {}
-        self.links: list[Link] = []
-
-    def region(self, my: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
-        """Match what lies before or after the layers; ``around``: the whole model and what else encloses the layers."""
-        region = _Region(self._shapes, self._scores, self._table)
-        links = region.match(my, golden, None)
-        for side in (0, 1):
-            region.chains(around[side], side)
-        self.links += links
-
-    def layer(self, my: OpNode, golden: OpNode) -> None:
-        """Match one layer with its counterpart."""
-        nodes, others = list(my.walk()), list(golden.walk())
-        kind = (_build(my), _build(golden))
-        template = self._templates.get(kind)
-        if template is None:
-            links = _Region(self._shapes, self._scores, self._table).match(my.children, golden.children, (my, golden))
-            self.links += links
-            if links:
-                self._templates[kind] = _template(links, nodes, others)
-            return
-        for mine, theirs, rule in template:
-            self.links.append(
-                Link(
-                    tuple(Spot(nodes[node], io, at) for node, io, at in mine),
-                    tuple(Spot(others[node], io, at) for node, io, at in theirs),
-                    rule,
-                )
-            )
-
-
-def _build(layer: OpNode) -> tuple[object, ...]:
-    """What a layer is made of; which of its operators were called counts too."""
-    return tuple((node.op_type, len(node.children), node.called) for node in layer.walk())
-
-
-def _template(links: list[Link], nodes: list[OpNode], others: list[OpNode]) -> Template:
-    mine = {id(node): at for at, node in enumerate(nodes)}
-    theirs = {id(node): at for at, node in enumerate(others)}
-    return [
-        (
-            tuple((mine[id(spot.node)], spot.io, spot.at) for spot in link.my),
-            tuple((theirs[id(spot.node)], spot.io, spot.at) for spot in link.golden),
-            link.rule,
-        )
-        for link in links
-    ]
-
-
-class _Region:
+class Region:
     """The links of one region or layer."""
 
     def __init__(self, shapes: tuple[ShapesOf, ShapesOf], scores: Scores, table: OperatorTable) -> None:
@@ -119,6 +60,7 @@ class _Region:
         self._named(my, golden, whole)
         self._ends(pairs)
         self._feeding(matches, sides)
+        self._rotary(sides)
         for match in matches:
             self._inputs(match, sides)
         return self._links
@@ -129,6 +71,22 @@ class _Region:
         mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.my)
         theirs = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
         self._add(mine, theirs, match.rule)
+        if len(mine) == len(theirs) == 1:
+            more = zip(sides[0][match.my[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
+            for at, (shape, other) in enumerate(more):
+                if at and prod(shape) == prod(other):
+                    self._add((Spot(mine[0].node, OUTPUT, at),), (Spot(theirs[0].node, OUTPUT, at),), match.rule)
+
+    def _rotary(self, sides: tuple[list[Unit], list[Unit]]) -> None:
+        """An engine's rotary operator takes the cosines and sines that a rotary module gives."""
+        operators, modules = ([unit for unit in own if unit.kind == "rotary"] for own in sides)
+        for side, takers, givers in ((0, operators, modules), (1, modules, operators)):
+            for taker, giver in zip(takers, givers, strict=False):
+                for at, shape in enumerate(giver.outputs[:2]):
+                    place = at + 2  # after the queries and the keys
+                    if place < len(taker.inputs) and prod(taker.inputs[place]) == prod(shape):
+                        spots = Spot(taker.node, INPUT, place), Spot(giver.node, OUTPUT, at)
+                        self._add_on(side, spots[0], spots[1], "cosines and sines")
 
     def _inputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
         my, golden = sides[0][match.my[0]], sides[1][match.golden[0]]
@@ -310,5 +268,6 @@ def _consumer(own: list[Unit], at: int) -> int | None:
     told = names and names[0] not in unit.node.inputs and sum(names[0] in other.node.outputs for other in own) == 1
     if told:
         return next((to for to in range(at + 1, len(own)) if names[0] in own[to].node.inputs), None)
-    follows = bool(names) and unit.kind in _PASSED_ON and at + 1 < len(own)
+    is_operator = unit.node.folder[:1].isdecimal()
+    follows = is_operator and unit.kind in _PASSED_ON and at + 1 < len(own)
     return at + 1 if follows else None

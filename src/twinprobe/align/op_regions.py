@@ -135,7 +135,7 @@ def _collect(node: OpNode, parent: OpNode | None, shapes_of: ShapesOf, found: li
 
 def kind_of_node(node: OpNode) -> str:
     """What an operator does by its type; by its name where the type says nothing."""
-    last = node.name.rpartition(".")[2]
+    last = node.name.rpartition("/")[2].rpartition(".")[2]
     by_name = kind_of(last)
     if by_name == "head":
         return by_name

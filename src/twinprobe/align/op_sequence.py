@@ -12,7 +12,8 @@ from twinprobe.align.op_table import OperatorTable, folded
 _MOST_PARTS = 4
 _MOST_CELLS = 4_000_000
 _LINEAR = frozenset({"linear", "head"})
-_NEVER = frozenset({"dropout", "split", "collective"})
+# Kinds that say too little: what an engine's operator of such a kind gives is not what a module of it gives.
+_NEVER = frozenset({"dropout", "split", "collective", "rotary"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +57,10 @@ class Scores:
         types = my.node.op_type, golden.node.op_type
         if self._table.entry(*types) or self._table.entry(*reversed(types)):
             return 4.0, "operator table"
-        if my.kind in _NEVER or golden.kind in _NEVER:
-            return 0.0, ""
         if folded(types[0]) == folded(types[1]):
             return 3.5, "structure"
+        if my.kind in _NEVER or golden.kind in _NEVER:
+            return 0.0, ""
         if my.kind == golden.kind:
             return (1.0 if my.kind == "elementwise" else 3.0), "structure"
         if {my.kind, golden.kind} == _LINEAR:

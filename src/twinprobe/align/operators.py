@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from twinprobe.align.op_links import Link, Linker, Spot
+from twinprobe.align.op_layers import Linker
+from twinprobe.align.op_links import Link, Spot
 from twinprobe.align.op_regions import Regions, ShapesOf, find_layers, regions
 from twinprobe.align.op_sequence import Scores
 from twinprobe.align.op_table import OperatorTable
@@ -64,9 +65,10 @@ def _equal_names(my: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
     mine = {node.folder: node for node in my.tree.walk()}
     theirs = {node.folder: node for node in golden.tree.walk()}
     common = (mine.keys() & theirs.keys()) - {""}
-    fewer = min(len(mine), len(theirs))
+    telling = len(common - {"root"})  # every model has a root
+    fewer = min(len(mine), len(theirs)) - 1
     # Where a graph has other operators, equal numbers soon mean different ones.
-    enough = len(common) * 10 >= (fewer - 1) * 9 if my.numbered else len(common) * _MEETING >= fewer
+    enough = telling * 10 >= fewer * 9 if my.numbered else telling * _MEETING >= fewer
     if my.numbered != golden.numbered or not common or not enough:
         return []
     return [(node, theirs[node.folder]) for node in my.tree.finished() if node.folder in common]

@@ -47,11 +47,6 @@ class Queue:
         self.page: Page = new_page(_FIRST_PAGE)
         self.pages = [self.page]
 
-    def fits(self, elements: int) -> bool:
-        """Whether one more tensor of this size can wait without a launch first."""
-        page = self.page
-        return page.used + -(-elements // self.chunk) <= page.size and len(self.receivers) < MOST_LINES
-
     def turn_page(self, elements: int) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
         chunks = -(-elements // self.chunk)
@@ -60,16 +55,20 @@ class Queue:
             self.pages.append(self.page)
 
     def add(self, address: int, elements: int, receiver: Any) -> int:
-        """Queue one run of elements; ``receiver`` comes back beside its result. Returns the line's number."""
-        page = self.page
-        slot = page.used
-        page.used = slot + -(-elements // self.chunk)
+        """Queue one run of elements; ``receiver`` comes back beside its result. Returns the line's number, or -1 when
+        what waits must be launched first and a page turned."""
+        page, receivers = self.page, self.receivers
+        slot, line = page.used, len(receivers)
+        end = slot - (-elements // self.chunk)
+        if end > page.size or line >= MOST_LINES:
+            return -1
+        page.used = end
         self.lines += (address, elements, slot)
         self.starts.append(slot)
-        self.receivers.append(receiver)
+        receivers.append(receiver)
         if elements > self.most:  # noqa: PLR1730  a call costs more
             self.most = elements
-        return len(self.receivers) - 1
+        return line
 
     def drop(self, line: int) -> None:
         """This run must not be read any more; nobody gets a result for it."""

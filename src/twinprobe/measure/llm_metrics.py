@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from twinprobe.measure import llm_rows as rows
 from twinprobe.measure.blocks import BLOCK, Engine
-from twinprobe.measure.decode import COMPLEX, FLOAT32, numbers
+from twinprobe.measure.decode import COMPLEX, FLOAT32, NARROW_FLOATS, numbers
 from twinprobe.measure.engine import PLAIN, engine_for
 from twinprobe.measure.pair import measure_pair
 from twinprobe.measure.real_pass import real_totals
@@ -72,10 +72,19 @@ def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | Non
     engine = engine or engine_for(my.data.nbytes + golden.data.nbytes)
     if COMPLEX & {my.dtype, golden.dtype}:
         return _of_complex(my, golden, engine)
+    if engine is PLAIN and size <= BLOCK:
+        my, golden = _widened(my), _widened(golden)
     totals = _Totals()
     for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
         totals.add(part)
     return _metrics(totals, my, golden)
+
+
+def _widened(tensor: HostTensor) -> HostTensor:
+    """Floats that float32 holds exactly, widened once: several passes would each do it again."""
+    if tensor.dtype == "float32" or tensor.dtype not in NARROW_FLOATS:
+        return tensor
+    return HostTensor("float32", tensor.shape, numbers(tensor.dtype, tensor.data, FLOAT32))
 
 
 @dataclass(slots=True)
@@ -92,10 +101,19 @@ def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop:
     totals = _Totals()
     for first in range(start, stop, _WINDOW):
         last = min(first + _WINDOW, stop)
-        totals.pair.add(real_totals(engine, my, golden, first, last))
-        for at in range(first, last, BLOCK):
-            totals.rows.append(_row(engine, my, golden, slice(at, min(at + BLOCK, last))))
+        m, g = _window(my, first, last), _window(golden, first, last)
+        if m.dtype != g.dtype:
+            m, g = _widened(m), _widened(g)
+        totals.pair.add(real_totals(engine, m, g, 0, last - first))
+        for at in range(0, last - first, BLOCK):
+            totals.rows.append(_row(engine, m, g, slice(at, at + BLOCK)))
     return totals
+
+
+def _window(tensor: HostTensor, first: int, last: int) -> HostTensor:
+    """A piece of a tensor. Elements off their boundaries are moved, which compiled kernels need and is cheap here."""
+    data = tensor.data[first:last]
+    return HostTensor(tensor.dtype, (last - first,), data if data.flags.aligned else data.copy())
 
 
 def _row(engine: Engine, my: HostTensor, golden: HostTensor, block: slice) -> NDArray[np.float64]:
@@ -105,22 +123,20 @@ def _row(engine: Engine, my: HostTensor, golden: HostTensor, block: slice) -> ND
             return np.array(rows.plain_row(_single(my.dtype, m), _single(golden.dtype, g)), dtype=np.float64)
     from twinprobe.measure.llm_kernel import kernel_row, reads
 
-    if my.dtype == golden.dtype and reads(my.dtype) and m.flags.aligned and g.flags.aligned:
+    if my.dtype == golden.dtype and reads(my.dtype):
         return kernel_row(my.dtype, m, g)
     return kernel_row("float32", _single(my.dtype, m), _single(golden.dtype, g))
 
 
 def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
-    if dtype == "float32" and data.flags.aligned:
+    if dtype == "float32":
         return data
     return numbers(dtype, data, FLOAT32)
 
 
 def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
     size = my.data.size
-    table = np.array(totals.rows)
-    with np.errstate(all="ignore"):
-        sums, tops, lows = table.sum(axis=0).tolist(), table.max(axis=0).tolist(), table.min(axis=0).tolist()
+    sums, tops, lows, kl = _folded(totals.rows)
     sides = [
         Basics(tops[high], lows[low], _single_precision(sums[total] / size))
         for high, low, total in (
@@ -146,7 +162,7 @@ def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
         mean_rel=_single_precision(sums[rows.SUM_REL] / size),
         max_abs=tops[rows.MAX_ABS],
         mean_abs=_single_precision(sums[rows.SUM_ABS] / size),
-        kl=_divergence(table),
+        kl=kl,
         euclid=_euclid(pair),
         **truth,
     )
@@ -191,16 +207,28 @@ def _ratio(gap: float, reference: float) -> float:
     return sqrt(gap) / sqrt(reference) if reference else inf
 
 
-def _divergence(table: NDArray[np.float64]) -> float:
-    """KL(softmax(golden) || softmax(my)) over the whole vector, from the blocks' sums relative to their maxima."""
-    my_top, golden_top = table[:, rows.MY_MAX].max(), table[:, rows.GOLDEN_MAX].max()
-    my_scale = np.exp(table[:, rows.MY_MAX] - my_top)
-    golden_scale = np.exp(table[:, rows.GOLDEN_MAX] - golden_top)
-    my_exp = float((table[:, rows.MY_EXP] * my_scale).sum())
-    golden_exp = float((table[:, rows.GOLDEN_EXP] * golden_scale).sum())
-    cross = float((table[:, rows.CROSS] * golden_scale).sum())
-    value = cross / golden_exp + (float(my_top) + log(my_exp)) - (float(golden_top) + log(golden_exp))
-    return max(value, 0.0)
+def _folded(found: list[NDArray[np.float64]]) -> tuple[list[float], list[float], list[float], float]:
+    """Sums, maxima and minima of all columns, and the divergence."""
+    if len(found) == 1:
+        row: list[float] = found[0].tolist()
+        exps = row[rows.MY_EXP], row[rows.GOLDEN_EXP], row[rows.CROSS]
+        return row, row, row, _divergence((row[rows.MY_MAX], row[rows.GOLDEN_MAX]), *exps)
+    table = np.array(found)
+    with np.errstate(all="ignore"):
+        tops: list[float] = table.max(axis=0).tolist()
+        my_scale, golden_scale = (np.exp(table[:, top] - tops[top]) for top in (rows.MY_MAX, rows.GOLDEN_MAX))
+        my_exp = float((table[:, rows.MY_EXP] * my_scale).sum())
+        golden_exp = float((table[:, rows.GOLDEN_EXP] * golden_scale).sum())
+        cross = float((table[:, rows.CROSS] * golden_scale).sum())
+        kl = _divergence((tops[rows.MY_MAX], tops[rows.GOLDEN_MAX]), my_exp, golden_exp, cross)
+        return table.sum(axis=0).tolist(), tops, table.min(axis=0).tolist(), kl
+
+
+def _divergence(tops: tuple[float, float], my_exp: float, golden_exp: float, cross: float) -> float:
+    """KL(softmax(golden) || softmax(my)) over the whole vector, from sums relative to the largest numbers."""
+    if not (isfinite(tops[0] + tops[1]) and my_exp > 0 and golden_exp > 0):
+        return nan
+    return max(cross / golden_exp + (tops[0] + log(my_exp)) - (tops[1] + log(golden_exp)), 0.0)
 
 
 def _single_precision(value: float) -> float:

@@ -34,7 +34,7 @@ def open_tensor(path: Path) -> HostTensor:
             raise DamagedTensor(
                 f"is no tensor file: its suffix is {path.suffix!r}", hint="known are .pt, .pth and .npy"
             )
-        return reader(_contents(path))
+        return reader(contents(path))
     except DamagedTensor as error:
         raise DamagedTensor(error.what, where=_shown(path), hint=error.hint) from None
     except OSError as error:
@@ -44,7 +44,7 @@ def open_tensor(path: Path) -> HostTensor:
         raise DamagedTensor("needs more memory than this machine has free", where=_shown(path)) from None
 
 
-def _contents(path: Path) -> bytes | mmap.mmap:
+def contents(path: Path) -> bytes | mmap.mmap:
     try:
         handle = os.open(path, _FLAGS)
     except ValueError:
