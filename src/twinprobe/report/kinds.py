@@ -23,13 +23,14 @@ FORMULA_START = "=+@\\-\uff1d\uff0b\uff20\uff0d"
 HARMLESS = r"^[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?|inf|nan)$"
 
 
-def number_columns(columns: list[str]) -> set[str]:
+def number_columns(table: pl.DataFrame) -> set[str]:
     """The columns of a table that a spreadsheet shows as numbers.
 
     ``MaxRelativeErr`` is a number in tensor mode and a percentage, a text, in statistics mode.
     """
-    metrics = METRICS if "Cosine" in columns else ()
-    return {*STATISTICS, *metrics, RELATIVE_ERROR}.intersection(columns)
+    metrics = METRICS if "Cosine" in table.columns else ()
+    floats = {name for name, dtype in table.schema.items() if dtype.is_float()}
+    return floats | {*STATISTICS, *metrics, RELATIVE_ERROR}.intersection(table.columns)
 
 
 def as_texts(column: pl.Series) -> pl.Series:

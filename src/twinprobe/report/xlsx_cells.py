@@ -26,7 +26,7 @@ class SharedTexts:
     def __init__(self, table: pl.DataFrame) -> None:
         import polars as pl
 
-        numbers = number_columns(table.columns)
+        numbers = number_columns(table)
         parts = []
         for name in table.columns:
             column = as_texts(table[name]).unique(maintain_order=True).drop_nulls()
@@ -99,7 +99,7 @@ def _rows(chunk: pl.DataFrame, places: pl.DataFrame, formulas: int, first_row: i
         "row": pl.Series(range(first_row, first_row + chunk.height)).cast(pl.String),
         "style": chunk["Result"].replace_strict(styles, default=PLAIN, return_dtype=pl.UInt8),
     }
-    numbers = number_columns(chunk.columns)
+    numbers = number_columns(chunk)
     pieces = [pl.lit('<row r="'), pl.col("row"), pl.lit('">')]
     for i, name in enumerate(chunk.columns):
         frame[f"place{i}"] = places[name]
