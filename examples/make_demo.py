@@ -1,6 +1,6 @@
 """Record the two runs of examples/demo: the same transformer, once as it should be and once with a mistake in it.
 
-    python examples/make_demo.py        # needs torch; looking at the result does not
+    python examples/make_demo.py [FOLDER]        # needs torch; looking at the result does not
 
 Paths in the call stacks are made relative to the project, so that the files are the same wherever they are made.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ HERE = Path(__file__).resolve().parent
 FILES = ("dump.json", "stack.json", "construct.json")
 
 
-def main() -> None:
+def main(folder: Path = HERE / "demo") -> None:
+    """Record both runs into ``folder``."""
     torch.set_num_threads(1)
     for side, faulty in (("golden", False), ("target", True)):
-        target = HERE / "demo" / side / "step0" / "rank0"
+        target = folder / side / "step0" / "rank0"
         with tempfile.TemporaryDirectory() as scratch:
             train_one_step(Path(scratch) / "dump", faulty=faulty)
             (made,) = (Path(scratch) / "dump" / "step0").iterdir()
@@ -53,4 +55,4 @@ def _shorten(frame: str, places: dict[str, str]) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:2]))

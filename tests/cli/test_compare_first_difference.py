@@ -141,3 +141,22 @@ def test_point_to_point_batches_link_ranks_by_their_peers(tmp_path: Path) -> Non
     run(tmp_path / "g", 0.0)
     analyze(tmp_path / "t", tmp_path / "g", tmp_path / "out")
     assert culprits(tmp_path / "out") == {"rank_0": ["Torch.a.0.forward"]}
+
+
+def test_a_module_around_a_collective_is_not_blamed_on_the_rank_that_received(tmp_path: Path) -> None:
+    def run(folder: Path, off: float) -> None:
+        for rank in (0, 1):
+            given = 2.0 + (off if rank == 1 else 0.0)
+            summed = tensor(norm=5.0 + off)
+            data = {
+                "Torch.a.0.forward": forward([tensor(norm=1.0)], [tensor(norm=given)]),
+                "Distributed.all_reduce.0.forward": forward([tensor(norm=given)], [summed], group=group(0, 1)),
+                "Module.block.Block.forward.0": forward([tensor(norm=1.0)], [summed]),
+            }
+            parents = {name: "Module.block.Block.forward.0" for name in list(data)[:2]}
+            write_dump(folder / f"rank{rank}", data, parents=parents | {"Module.block.Block.forward.0": None})
+
+    run(tmp_path / "t", 0.5)
+    run(tmp_path / "g", 0.0)
+    analyze(tmp_path / "t", tmp_path / "g", tmp_path / "out")
+    assert culprits(tmp_path / "out") == {"rank_1": ["Torch.a.0.forward"]}

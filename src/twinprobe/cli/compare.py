@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by cell or module name")
     pair("-dm", "--data_mapping", type=path, metavar="YAML", help="value by value")
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="by layers of the model code")
+    pair("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
+    pair("--align", choices=("auto", "names", "none"), default="auto",
+         help="what no file pairs: align where names do not meet (auto), equal names alone, or nothing")  # fmt: skip
     add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -109,6 +112,8 @@ def _request(args: argparse.Namespace) -> Request:
             cell=args.cell_mapping,
             data=args.data_mapping,
             layer=args.layer_mapping,
+            align=args.align,
+            alignment=args.alignment,
         ),
     )
 

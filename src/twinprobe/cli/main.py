@@ -20,6 +20,7 @@ COMMANDS = {
     "graph_visualize": "draw the model of one run, or of two compared, from their folders",
     "view": "open the graphs of a folder in the browser, or export one page",
     "merge_result": "gather chosen calls of all ranks from compare's results",
+    "run": "record a script that was not written for it",
     "llm": "record and compare the inference of large models",
 }
 FRAMEWORKS = ("pytorch", "mindspore")

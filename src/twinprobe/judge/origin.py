@@ -79,12 +79,29 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     bare = any_in((role == GRADIENT) | (role == POINT))  # values recorded without the call that made them
     first = _first(inputs | parameters | outputs)
     from_outside = parameters & ~inputs
-    injected = outputs & ~inputs & ~parameters & ~collective & ~bare
+    received = outputs & collective & ~inputs
+    injected = outputs & ~inputs & ~parameters & ~collective & ~bare & ~_around(run, received)
     if first is not None and (inputs[first] or bare[first]) and not collective[first]:
         from_outside[first] |= bool(inputs[first])
         injected[first] |= bool(bare[first])
     injected |= from_outside
     return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected)
+
+
+def _around(run: Run, calls: Bools) -> Bools:
+    """The module calls that enclose any of these calls: what they give may have come from another rank too."""
+    found = np.zeros(len(run.ops), dtype=bool)
+    chosen = np.flatnonzero(calls).tolist()
+    if not chosen:
+        return found
+    place = {name: at for at, name in enumerate(run.ops)}
+    for at in chosen:
+        parent = run.parents.get(run.ops[at])
+        while parent is not None and not found[place.get(parent, at)]:
+            if parent in place:
+                found[place[parent]] = True
+            parent = run.parents.get(parent)
+    return found
 
 
 def _first(mask: Bools) -> int | None:

@@ -264,12 +264,16 @@ class Engine:
             return
         rank = self.framework.rank()
         own = f"rank{rank}" if rank is not None else f"proc{os.getpid()}"
+        base = self.config.dump_path
+        between = getattr(self.framework, "subfolder", "")
+        if between:  # MindSpore beside compiled cells: its layout has a folder of its own, and one process is "rank"
+            base, own = base / between, f"rank{rank}" if rank is not None else "rank"
         if not self._checked:
-            refuse_earlier_dump(self.config.dump_path, own)
+            refuse_earlier_dump(base, own)
             self._checked = True
         if self.bench is not None:
             self.bench.open_step(self.step_number, own)
-        path = self.config.dump_path / f"step{self.step_number}" / own
+        path = base / f"step{self.step_number}" / own
         keeps_tensors = self.config.task == "tensor" or bool(self.config.tensor_names)
         header = {
             "task": self.config.task,

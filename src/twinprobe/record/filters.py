@@ -22,6 +22,7 @@ class NameFilter:
         self._seen: dict[str, None] = {}
         self._watching = bool(self._unmatched)
         self.everything = not (config.scope or config.names)
+        self.takes_all = not self._watching  # and no name needs a look
 
     def entering(self, name: str) -> None:
         """A call begins: the first name of the scope opens it."""

@@ -20,14 +20,19 @@ NOT_MINE = object()
 class Capturer:
     """Turns live values into a tree of plain containers, scalars, Notes and Leaves that nothing can change later.
 
-    ``foreign`` knows the framework's own types (tensors first of all) and answers NOT_MINE for the rest.
+    ``foreign`` knows the framework's own types (tensors first of all) and answers NOT_MINE for the rest. ``direct`` is
+    the short way for the commonest types.
     """
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: Foreign, direct: Mapping[type, Callable[[Any], Any]] | None = None) -> None:
         self._foreign = foreign
+        self._direct = direct or {}
 
     def __call__(self, value: Any, key: str | None = None, depth: int = 0) -> Any:
         kind = type(value)
+        direct = self._direct.get(kind)
+        if direct is not None:
+            return direct(value)
         if kind in _PLAIN and not (key == "device" and kind is str):
             return value
         if kind is list or kind is tuple:

@@ -16,7 +16,9 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _SQUARES_OVERFLOW = _FLOAT32_MAX**0.5
 
 
-def legacy_statistics(dtype: str, shape: tuple[int, ...], values: Statistics | None, *, high: bool = False) -> Four:
+def legacy_statistics(  # noqa: PLR0911  one return per kind of number
+    dtype: str, shape: tuple[int, ...], values: Statistics | None, *, high: bool = False
+) -> Four:
     """Max, Min, Mean and Norm in their old meaning, and the extra fields.
 
     Old meaning: in the tensor's own dtype; no Mean and Norm for integers, bool and float64 (``Mean_full`` and

@@ -63,7 +63,9 @@ def test_a_scope_holds_what_lies_between_two_calls(tmp_path: Path, dump_of: Any)
 
 
 def test_a_scope_may_end_in_backward(tmp_path: Path, dump_of: Any) -> None:
-    data = recorded(tmp_path, dump_of, level="L1", scope=["Functional.linear.5.forward", "Functional.linear.5.backward"])
+    data = recorded(
+        tmp_path, dump_of, level="L1", scope=["Functional.linear.5.forward", "Functional.linear.5.backward"]
+    )
     assert next(iter(data)) == "Functional.linear.5.forward"
     assert list(data)[-1] == "Functional.linear.5.backward"
     assert "Functional.linear.4.backward" not in data
@@ -74,8 +76,14 @@ def test_a_list_takes_full_names_parts_of_names_and_modules(tmp_path: Path, dump
     data = recorded(tmp_path, dump_of, list=names)
     assert "Module.blocks.0.up.Linear.forward.0" in data
     assert "Functional.linear.0.forward" in data  # inside the module that the list names
-    assert [name for name in data if "relu" in name and "forward" in name] == [f"Torch.relu.{at}.forward" for at in range(3)]
-    assert {"Functional.linear.4.forward", "Functional.linear.5.backward", "Module.blocks.2.down.Linear.backward.0"} <= {*data}
+    assert [name for name in data if "relu" in name and "forward" in name] == [
+        f"Torch.relu.{at}.forward" for at in range(3)
+    ]
+    assert {
+        "Functional.linear.4.forward",
+        "Functional.linear.5.backward",
+        "Module.blocks.2.down.Linear.backward.0",
+    } <= {*data}
     assert not any("blocks.1" in name for name in data)
 
 
@@ -88,7 +96,12 @@ def test_tensor_list_keeps_real_tensors_of_some_calls(tmp_path: Path, dump_of: A
     run(tmp_path / "dump", tensor_list=["relu"])
     dump = dump_of(tmp_path / "dump")
     files = {one.name for one in (dump.folder / "dump_tensor_data").iterdir()}
-    assert files == {f"Torch.relu.{at}.{way}.{side}.0.pt" for at in range(3) for way in ("forward", "backward") for side in ("input", "output")}
+    assert files == {
+        f"Torch.relu.{at}.{way}.{side}.0.pt"
+        for at in range(3)
+        for way in ("forward", "backward")
+        for side in ("input", "output")
+    }
     leaf = dump.data["Torch.relu.1.forward"]["output"][0]
     assert leaf["data_name"] == "Torch.relu.1.forward.output.0.pt"
     stored = torch.load(dump.folder / "dump_tensor_data" / leaf["data_name"])
@@ -101,12 +114,18 @@ def test_tensor_list_keeps_real_tensors_of_some_calls(tmp_path: Path, dump_of: A
     [
         (["forward"], {"forward"}, {"input_args", "input_kwargs", "output", "parameters"}),
         (["backward"], {"backward", "parameters_grad"}, {"input", "output", "weight", "bias"}),
-        (["input"], {"forward", "backward", "parameters_grad"}, {"input_args", "input_kwargs", "input", "parameters", "weight", "bias"}),
+        (
+            ["input"],
+            {"forward", "backward", "parameters_grad"},
+            {"input_args", "input_kwargs", "input", "parameters", "weight", "bias"},
+        ),
         (["output"], {"forward", "backward", "parameters_grad"}, {"output", "weight", "bias"}),
         (["forward", "output"], {"forward"}, {"output"}),
     ],
 )
-def test_data_mode_chooses_sides(tmp_path: Path, dump_of: Any, mode: list[str], directions: set[str], keys: set[str]) -> None:
+def test_data_mode_chooses_sides(
+    tmp_path: Path, dump_of: Any, mode: list[str], directions: set[str], keys: set[str]
+) -> None:
     data = recorded(tmp_path, dump_of, data_mode=mode)
     found = {part for name in data for part in ("forward", "backward", "parameters_grad") if part in name.split(".")}
     assert found == directions
@@ -126,7 +145,9 @@ def test_the_risk_level_chooses_calls(tmp_path: Path, dump_of: Any) -> None:
 def test_an_entry_that_matches_nothing_is_reported_with_the_nearest_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run(tmp_path / "dump", list=["relu", "Functional.linaer.1.forward"], tensor_list=["Module.blocks.7.Block.forward.0"])
+    run(
+        tmp_path / "dump", list=["relu", "Functional.linaer.1.forward"], tensor_list=["Module.blocks.7.Block.forward.0"]
+    )
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 2
     assert "'Functional.linaer.1.forward' matched no call; nearest: " in said[0]
@@ -213,6 +234,8 @@ def test_a_token_range_is_two_numbers(tmp_path: Path, bad: Any) -> None:
     debugger = PrecisionDebugger(dump_path=tmp_path / "dump", level="L1")
     with pytest.raises(BadInput, match="token_range is"):
         debugger.start(model=Stack(), token_range=bad)
+    with pytest.raises(BadInput, match="counts the calls of a model"):
+        debugger.start(token_range=[0, 1])
     debugger.start(model=Stack(), token_range=[0, 1])
     debugger.stop()
 

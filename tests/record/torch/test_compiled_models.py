@@ -13,11 +13,21 @@ from torch import nn
 from twinprobe.torch import record
 
 
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 8)
+        self.down = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.front = nn.Linear(4, 4)
-        self.body = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+        self.body = Body()
         self.head = nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,8 +70,8 @@ def train(model: nn.Module, path: Path | None, level: str) -> list[torch.Tensor]
 
 BOUNDARY = {
     "whole": "Module._orig_mod.Net.forward.1",
-    "part": "Module.body.Sequential.forward.1",
-    "in place": "Module.body.Sequential.forward.1",
+    "part": "Module.body.Body.forward.1",
+    "in place": "Module.body.Body.forward.1",
 }
 
 
@@ -82,10 +92,10 @@ def test_a_compiled_region_runs_unchanged_and_shows_its_boundary(
     boundary = data[BOUNDARY[how]]
     assert boundary["input_args"][0]["shape"] == [2, 4]
     assert boundary["output"][0]["dtype"] == "torch.float32"
-    assert not any("Tanh" in name or "body.0" in name for name in data)
+    assert not any(inside in name for name in data for inside in ("tanh", "body.up", "Aten", "mm"))
     if how != "whole":
         assert "Module.front.Linear.forward.1" in data
-        assert "Module.body.Sequential.backward.1" in data
+        assert "Module.body.Body.backward.1" in data
 
 
 @pytest.mark.slow
@@ -94,11 +104,12 @@ def test_inductor_code_runs_unchanged(tmp_path: Path, dump_of: Any) -> None:
     plain = train(made("part", "inductor"), None, "mix")
     recorded = train(made("part", "inductor"), tmp_path / "dump", "mix")
     assert all(torch.equal(one, other) for one, other in zip(plain, recorded, strict=True))
-    assert "Module.body.Sequential.forward.1" in dump_of(tmp_path / "dump").data
+    assert "Module.body.Body.forward.1" in dump_of(tmp_path / "dump").data
 
 
 @pytest.mark.slow
-def test_a_compiled_function_runs_without_being_compiled_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_compiled_code_is_not_compiled_anew(tmp_path: Path, dump_of: Any, level: str) -> None:
     torch._dynamo.reset()
     compiled = 0
 
@@ -107,21 +118,43 @@ def test_a_compiled_function_runs_without_being_compiled_anew(tmp_path: Path) ->
         compiled += 1
         return graph.forward
 
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x) + 1
+
     class Caller(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Linear(2, 2)
-            self.layer.compile(backend=backend)
+            self.body = Body()
+            self.body.compile(backend=backend)
+            self.other = torch.compile(Body(), backend=backend)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x)
+            return function(self.other(self.body(x))) * 2
 
     model = Caller()
-    before = model(torch.ones(1, 2))
-    assert compiled == 1
-    with record(model, tmp_path / "dump", level="mix"):
-        watched = model(torch.ones(1, 2))
-    after = model(torch.ones(1, 2))
-    assert compiled == 1
+    before = model(torch.ones(1, 4))
+    made = compiled
+    assert made == 3
+    with record(model, tmp_path / "dump", level=level):
+        watched = model(torch.ones(1, 4))
+        watched.sum().backward()
+    after = model(torch.ones(1, 4))
+    assert compiled == made
     assert torch.equal(before, watched)
     assert torch.equal(before, after)
+    names = set(dump_of(tmp_path / "dump").data)
+    if level != "L0":
+        assert {"Tensor.__mul__.0.forward", "Tensor.__mul__.0.backward"} <= names
+    if level != "L1":
+        assert {"Module.body.Body.forward.0", "Module.other.Body.backward.0"} <= names
+    assert not any("exp" in name or "tanh" in name for name in names)
+
+
+def test_nothing_of_the_compiler_is_touched_after_recording(tmp_path: Path) -> None:
+    import torch._dynamo.eval_frame
+
+    before = dict(vars(torch._dynamo.eval_frame._TorchDynamoContext))
+    with pytest.raises(RuntimeError, match="on purpose"), record(Net(), tmp_path / "dump", level="mix"):
+        raise RuntimeError("on purpose")
+    assert dict(vars(torch._dynamo.eval_frame._TorchDynamoContext)) == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,38 +38,41 @@ def four(leaf: dict[str, Any]) -> list[Any]:
     return [leaf[key] for key in ("Max", "Min", "Mean", "Norm")]
 
 
+VALUES = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
+RAGGED = [VALUES[0], VALUES[1, :1]]
+MAKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float64": torch.Tensor.double,
+    "int64": torch.Tensor.long,
+    "uint8": torch.Tensor.byte,
+    "bool": torch.Tensor.bool,
+    "bfloat16": torch.Tensor.bfloat16,
+    "float16": torch.Tensor.half,
+    "complex64": lambda values: torch.complex(values, values),
+    "conjugated": lambda values: torch.complex(values, values).conj(),
+    "negated": lambda values: torch.complex(values, values).conj().imag,
+    "float8_e4m3fn": lambda values: values.to(torch.float8_e4m3fn),
+    "float8_e5m2": lambda values: values.to(torch.float8_e5m2),
+    "sparse": torch.Tensor.to_sparse,
+    "csr": torch.Tensor.to_sparse_csr,
+    "quantized": lambda values: torch.quantize_per_tensor(values, 0.5, 0, torch.qint8),
+    "nested": lambda _: torch.nested.nested_tensor(RAGGED),
+    "jagged": lambda _: torch.nested.nested_tensor(RAGGED, layout=torch.jagged),
+    "meta": lambda values: values.to("meta"),
+    "empty": lambda _: torch.empty(0, 3),
+    "transposed": torch.Tensor.t,
+    "expanded": lambda _: torch.tensor([3.0]).expand(4, 2),
+    "strided": lambda _: torch.arange(12.0).reshape(3, 4)[::2, ::3],
+    "inference": lambda values: inference(values),  # noqa: PLW0108  defined below
+    "subclass": lambda values: Named(values),  # noqa: PLW0108  defined below
+    "parameter": nn.Parameter,
+    "buffer": getattr(nn, "Buffer", nn.Parameter),
+}
+
+
 def make(kind: str) -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        values = torch.tensor([[0.0, 1.0], [2.0, 0.0]])
-        makers: dict[str, Any] = {
-            "float64": lambda: values.double(),
-            "int64": lambda: values.long(),
-            "uint8": lambda: values.byte(),
-            "bool": lambda: values.bool(),
-            "bfloat16": lambda: values.bfloat16(),
-            "float16": lambda: values.half(),
-            "complex64": lambda: torch.complex(values, values),
-            "conjugated": lambda: torch.complex(values, values).conj(),
-            "negated": lambda: torch.complex(values, values).conj().imag,
-            "float8_e4m3fn": lambda: values.to(torch.float8_e4m3fn),
-            "float8_e5m2": lambda: values.to(torch.float8_e5m2),
-            "sparse": lambda: values.to_sparse(),
-            "csr": lambda: values.to_sparse_csr(),
-            "quantized": lambda: torch.quantize_per_tensor(values, 0.5, 0, torch.qint8),
-            "nested": lambda: torch.nested.nested_tensor([values[0], values[1, :1]]),
-            "jagged": lambda: torch.nested.nested_tensor([values[0], values[1, :1]], layout=torch.jagged),
-            "meta": lambda: values.to("meta"),
-            "empty": lambda: torch.empty(0, 3),
-            "transposed": lambda: values.t(),
-            "expanded": lambda: torch.tensor([3.0]).expand(4, 2),
-            "strided": lambda: torch.arange(12.0).reshape(3, 4)[::2, ::3],
-            "inference": lambda: inference(values),
-            "subclass": lambda: Named(values),
-            "parameter": lambda: nn.Parameter(values),
-            "buffer": lambda: nn.Buffer(values),
-        }
-        return makers[kind]()
+        return MAKERS[kind](VALUES.clone())
 
 
 class Named(torch.Tensor):
@@ -171,7 +175,9 @@ def test_transformed_tensors_are_named(tmp_path: Path, dump_of: Any) -> None:
     assert data["Module.0.Pass.forward.1"]["output"][0]["type"] == "GradTrackingTensor"
 
 
-@pytest.mark.parametrize("kind", ["float64", "bfloat16", "complex64", "bool", "transposed", "expanded", "strided", "conjugated"])
+@pytest.mark.parametrize(
+    "kind", ["float64", "bfloat16", "complex64", "bool", "transposed", "expanded", "strided", "conjugated"]
+)
 def test_checksum_and_file_hold_the_same_bytes(tmp_path: Path, dump_of: Any, kind: str) -> None:
     value = make(kind)
     plain = value.resolve_conj().contiguous()

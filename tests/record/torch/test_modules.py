@@ -175,7 +175,7 @@ def test_module_dump_checks_what_it_gets(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no PrecisionDebugger"):
         module_dump(nn.ReLU(), "Name")
     PrecisionDebugger(dump_path=tmp_path / "dump", level="mix")
-    with pytest.raises(BadInput, match="no torch.nn.Module"):
+    with pytest.raises(BadInput, match="no torch"):
         module_dump(3, "Name")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="needs a name"):
         module_dump(nn.ReLU(), "")
@@ -193,7 +193,12 @@ def test_a_custom_function_is_recorded_with_its_gradients(tmp_path: Path, dump_o
     debugger.stop()
     debugger.close()
     data = dump_of(tmp_path / "dump").data
-    assert list(data) == ["Fused.scale.0.forward", "Tensor.sum.0.forward", "Tensor.sum.0.backward", "Fused.scale.0.backward"]
+    assert list(data) == [
+        "Fused.scale.0.forward",
+        "Tensor.sum.0.forward",
+        "Tensor.sum.0.backward",
+        "Fused.scale.0.backward",
+    ]
     assert data["Fused.scale.0.forward"]["output"][0]["Max"] == 3.0
     assert data["Fused.scale.0.backward"]["output"][0]["shape"] == [3]
 
@@ -247,7 +252,9 @@ class Container(nn.Module):
         self.inner = Inner()
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.inner(Pair(x, None), flags={"deep": [x, (1, "a")], "none": None}, where=slice(1, None), dtype=x.dtype)
+        return self.inner(
+            Pair(x, None), flags={"deep": [x, (1, "a")], "none": None}, where=slice(1, None), dtype=x.dtype
+        )
 
 
 class Inner(nn.Module):

@@ -97,7 +97,9 @@ def test_a_module_is_run_by_name_and_a_config_may_be_given(tmp_path: Path) -> No
 
 
 def test_without_an_optimizer_everything_is_one_step(tmp_path: Path) -> None:
-    write_files(tmp_path, "from helper import make_model\nimport torch\nm = make_model()\nfor i in range(3): m(torch.ones(4))\n")
+    write_files(
+        tmp_path, "from helper import make_model\nimport torch\nm = make_model()\nfor i in range(3): m(torch.ones(4))\n"
+    )
     assert start(tmp_path, "train.py").returncode == 0
     assert {"Module.0.Linear.forward.2"} <= {*names(tmp_path, 0)}
     assert not (tmp_path / "dump" / "step1").exists()

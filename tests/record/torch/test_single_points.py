@@ -46,7 +46,10 @@ def test_names_and_values_are_as_in_known_dumps(tmp_path: Path, dump_of: Any) ->
 
 def test_the_reference_has_the_same_names(tmp_path: Path, dump_of: Any, reference: Path) -> None:
     program(PrecisionDebugger(dump_path=tmp_path / "dump", level="debug", task="tensor"))
-    ours, theirs = dump_of(tmp_path / "dump", 0, "debug"), dump_of(reference / "msprobe/dumps/debug_tensor_a", 0, "debug")
+    ours, theirs = (
+        dump_of(tmp_path / "dump", 0, "debug"),
+        dump_of(reference / "msprobe/dumps/debug_tensor_a", 0, "debug"),
+    )
     assert set(ours.data) == set(theirs.data)
 
     def files(dump: Any) -> list[str]:

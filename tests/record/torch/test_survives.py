@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,14 @@ def test_a_full_disk_stops_recording_and_not_the_training(tmp_path: Path) -> Non
     assert done.stderr.count("recording stops, the program goes on") == 1
 
 
+def test_a_disk_that_is_full_for_tensors_stops_recording_and_not_the_training(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))"
+    done = run(tmp_path / "dump", task="tensor", before=full)
+    assert "trained to the end" in done.stdout, done.stderr
+    assert done.stderr.count("recording stops, the program goes on") == 1
+    assert not [one for one in (tmp_path / "dump").rglob("*.pt") if one.name.startswith(".")]
+
+
 def test_an_unwritable_place_stops_recording_and_not_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run(tmp_path / "file" / "dump")
@@ -81,6 +90,18 @@ def test_an_earlier_dump_is_not_overwritten(tmp_path: Path) -> None:
     done = run(tmp_path / "dump")
     assert done.returncode != 0
     assert "holds an earlier dump" in done.stderr
+
+
+def test_an_earlier_dump_is_refused_again_when_tried_again(tmp_path: Path) -> None:
+    old = tmp_path / "dump" / "step3" / "proc1999999999" / "dump.json.part"
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
+    debugger = PrecisionDebugger(dump_path=tmp_path / "dump", level="L1")
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"proc1999999999: holds an earlier dump.*give another dump_path"):
+            debugger.start()
+    assert torch._C._len_torch_function_stack() == 0
+    assert [one.name for one in (tmp_path / "dump").iterdir()] == ["step3"]
 
 
 class Awkward:
@@ -115,6 +136,16 @@ def test_an_error_in_the_recorder_is_logged_once_and_training_goes_on(
     assert log.read_text(encoding="utf-8").count("RuntimeError: do not look at me") == 1
     (index,) = (tmp_path / "dump").glob("step0/*/dump.json")
     assert "Tensor.__mul__.1.forward" in json.loads(index.read_text(encoding="utf-8"))["data"]
+
+
+def test_the_end_says_where_the_dump_is_and_how_large(tmp_path: Path) -> None:
+    done = run(tmp_path / "dump")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert any("step 0:" in line and "entries in" in line for line in lines)
+    assert re.fullmatch(
+        rf"twinprobe: recorded \d+ entries, [\d.]+ [kM]B, in {re.escape(str(tmp_path / 'dump'))}", lines[-1]
+    )
 
 
 def test_the_order_of_verbs_is_checked(tmp_path: Path) -> None:

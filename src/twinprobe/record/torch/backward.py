@@ -24,6 +24,8 @@ _WALK_LIMIT = 100_000
 
 _CUSTOM = torch.autograd.function.BackwardCFunction
 
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 _sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
 
 
@@ -64,13 +66,13 @@ class GraphIndex:
 
     def __init__(self) -> None:
         self._seen: set[Node] = set()
-        self._feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
+        self.feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
         self._border: list[tuple[int, int, Node]] = []
         self.custom: list[Node] = []  # nodes of autograd functions written in Python, met since last asked
 
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
-        seen, border = self._seen, self._border
+        seen, border, feeds = self._seen, self._border, self.feeds
         todo = [node for node in roots if node not in seen]
         while border and -border[0][0] >= since:
             todo.append(heappop(border)[2])
@@ -84,10 +86,15 @@ class GraphIndex:
             if isinstance(node, _CUSTOM):
                 self.custom.append(node)
             number = node._sequence_nr()
-            for slot, (target, target_slot) in enumerate(node.next_functions):
+            for slot, edge in enumerate(node.next_functions):
+                target = edge[0]
                 if target is None:
                     continue
-                self._feeds.setdefault((target, target_slot), []).append((node, slot, number))
+                fed = feeds.get(edge)
+                if fed is None:
+                    feeds[edge] = [(node, slot, number)]
+                else:
+                    fed.append((node, slot, number))
                 if target not in seen:
                     age = target._sequence_nr()
                     if since <= age < _LEAF_NUMBER:
@@ -97,11 +104,11 @@ class GraphIndex:
 
     def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
         """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""
-        return [(node, slot) for node, slot, number in self._feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
+        return [(node, slot) for node, slot, number in self.feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
 
     def clear(self) -> None:
         self._seen.clear()
-        self._feeds.clear()
+        self.feeds.clear()
         self._border.clear()
         self.custom.clear()
 
@@ -136,11 +143,12 @@ class Crossing:
 
     def arrive(self, at: list[tuple[int, int]], grads: tuple[Any, ...]) -> None:
         """Gradients reached an output's node."""
+        graph = self._graph
         if self.task is None:
-            self.task = self._graph.begin(self)
+            self.task = graph.begin(self)
         for slot, output in at:
             if slot < len(grads) and grads[slot] is not None:
-                self.incoming[output] = self._graph.owner.note_gradient(self.name, grads[slot])
+                self.incoming[output] = graph.owner.note_gradient(self.name, grads[slot])
         if not self._missing:
             self.finish()
 
@@ -150,8 +158,14 @@ class Crossing:
             left = self._missing.get(index)
             if left is None:
                 continue
-            if slot < len(grads) and grads[slot] is not None:
-                self._parts.setdefault(index, []).append(grads[slot])
+            arrived = grads[slot] if slot < len(grads) else None
+            if left == 1 and index not in self._parts:  # the common case: all in one part
+                del self._missing[index]
+                if arrived is not None:
+                    self.outgoing[index] = self._graph.owner.note_gradient(self.name, arrived)
+                continue
+            if arrived is not None:
+                self._parts.setdefault(index, []).append(arrived)
             if left > 1:
                 self._missing[index] = left - 1
             else:
@@ -204,11 +218,17 @@ class _Hook:
         self._at = at
 
     def __call__(self, grads: tuple[Any, ...], _received: Any = None) -> None:
+        gradients = _is_grad_enabled()  # only in a pass that builds a graph itself
+        if gradients:
+            _set_grad_enabled(False)
         try:
-            with Quiet(), torch.no_grad():
+            with Quiet():
                 self._act(self._at, grads)
         except Exception as error:
             self._graph.owner.trouble("recording gradients", error)
+        finally:
+            if gradients:
+                _set_grad_enabled(True)
 
 
 class Graph:
@@ -241,9 +261,11 @@ class Graph:
         self.index.walk(arriving, since)
         if self.index.custom:
             self._guard_custom_nodes()
+        feeds = self.index.feeds
         for node, slots in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
-            slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
+            if any((node, slot) in feeds for slot, _ in slots):
+                slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
         crossing = Crossing(self, name, len(outputs), len(inputs), depth)
         leaving: dict[Node, list[tuple[int, int]]] = {}
         claimed: set[Edge] = set()

@@ -43,6 +43,8 @@ _RECEIVES: dict[str, tuple[int | str, ...]] = {
     "all_gather_into_tensor": (0, "output_tensor"),
     "reduce_scatter_tensor": (0, "output"),
 }
+# P2POp asks whether its operation *is* one of these; the function mode sees them called directly.
+_COMPARED = frozenset({"isend", "irecv"})
 _ASYNC = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
@@ -58,7 +60,7 @@ class Collectives:
         """Put wrappers in place of the public names."""
         if not torch.distributed.is_available():
             return
-        for name in sorted(set(COLLECTIVE_NAMES.values())):
+        for name in sorted(set(COLLECTIVE_NAMES.values()) - _COMPARED):
             original = getattr(torch.distributed, name, None)
             if original is not None:
                 self._originals.append((torch.distributed, name, original))
@@ -106,6 +108,7 @@ class Collectives:
         finally:
             self.inside = False
         with Quiet():
+            recorder.book.forget()  # buffers are written without a new version
             try:
                 if parts is not None:
                     if recorder.outputs:

@@ -66,7 +66,14 @@ class DeviceRows:
         if lane is None or lane.stream != stream:
             lane = self._change_lane(measure, stream)
         if self._values:
-            self._add_values(measure, lane, tensor, row, version)
+            dtype = tensor.dtype
+            style = _STYLES.get(dtype)
+            if style is None or not tensor.is_contiguous():
+                self._add_unusual(measure, lane, tensor, row, version)
+            else:
+                address, elements = tensor.data_ptr(), tensor.numel()
+                queue = lane.queues.get((dtype, not address & 15)) or measure.statistics(lane, dtype, not address & 15)
+                self._hold(queue, lane, tensor, version, address, elements, (row, elements, 1, style))
         if self._digest:
             self._add_digest(measure, lane, tensor, row, version, self._digest)
         self._bytes += tensor.nbytes
@@ -80,7 +87,7 @@ class DeviceRows:
         lane = self._lane = measure.lane(stream)
         return lane
 
-    def _add_values(
+    def _add_unusual(
         self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None
     ) -> None:
         repeats = 1
@@ -95,17 +102,25 @@ class DeviceRows:
             tensor = dense
         address, elements = tensor.data_ptr(), tensor.numel()
         queue = measure.statistics(lane, tensor.dtype, address % 16 == 0)
-        self._hold(queue, lane, tensor, version, (address, elements), (row, elements, repeats, style))
+        self._hold(queue, lane, tensor, version, address, elements, (row, elements, repeats, style))
 
     def _hold(
-        self, queue: Queue, lane: Lane, owner: torch.Tensor, version: int | None, run: tuple[int, int], receiver: Any
+        self,
+        queue: Queue,
+        lane: Lane,
+        owner: torch.Tensor,
+        version: int | None,
+        address: int,
+        elements: int,
+        receiver: Any,
     ) -> None:
-        address, elements = run
-        if not queue.fits(elements):
+        line = queue.add(address, elements, receiver)
+        if line < 0:
             self.launch()
             queue.turn_page(elements)
-        line = queue.add(address, elements, receiver)
-        lane.waiting[queue] = None
+            line = queue.add(address, elements, receiver)
+        if not line:
+            lane.waiting[queue] = None
         self._held.append((owner, version, address, queue, line))
 
     def _add_digest(
@@ -128,7 +143,7 @@ class DeviceRows:
                 tensor, version = octets.clone(), None
                 address = tensor.data_ptr()
         queue = measure.checksums(lane, mode)
-        self._hold(queue, lane, tensor, version, (address, count // width), (row, count, rest))
+        self._hold(queue, lane, tensor, version, address, count // width, (row, count, rest))
 
     def launch(self) -> None:
         """Measure everything that waits, on the stream that made it."""

@@ -11,6 +11,7 @@ import torch
 from twinprobe.record.torch.backward import sequence_number
 from twinprobe.record.torch.call_site import arguments_as_written, caller_of
 from twinprobe.record.torch.collectives import COLLECTIVE_NAMES, as_written
+from twinprobe.record.torch.compiled import in_compiled_code
 from twinprobe.record.torch.flatten import differentiable, tensors_in
 from twinprobe.record.torch.names import LOW, MINOR, Api, ApiTable
 from twinprobe.record.torch.operators import Spelling
@@ -21,6 +22,7 @@ from twinprobe.record.torch.writes import UNSEEN
 if TYPE_CHECKING:
     from twinprobe.record.torch.recorder import TorchRecorder
 
+_is_grad_enabled: Any = torch.is_grad_enabled
 _RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
 
 
@@ -35,12 +37,16 @@ class ApiMode(WatchMode):
         self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
         self._tree_rank = max(self._wanted_rank, LOW)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLR0911
         kwargs = kwargs or {}
         recorder = self._recorder
-        effect = self.effect(func)
+        effect = self._effects.get(func)
+        if effect is None or _is_grad_enabled() is not self._gradients:
+            effect = self.effect(func)
         api = self.table(func)
-        idle = not recorder.active or recorder.muted or recorder.collectives.inside
+        if api is None and not effect and not kwargs:
+            return func(*args)
+        idle = not recorder.engine.active or recorder.paused or recorder.muted or recorder.collectives.inside
         if api is None or idle or api.rank > self._tree_rank:
             if effect == UNSEEN and not idle and getattr(func, "__name__", None) in COLLECTIVE_NAMES:
                 return self._collective(func, args, kwargs)
@@ -49,6 +55,8 @@ class ApiMode(WatchMode):
             self.settle_before(effect, args, kwargs)
             return func(*args, **kwargs)
         frame = sys._getframe(1)
+        if torch._C._current_graph_task_id() >= 0 and in_compiled_code(frame):
+            return func(*args, **kwargs)
         caller = caller_of(frame)
         if caller is frame:
             return self._record(effect, self._spelling(api, frame), func, args, kwargs, frame)

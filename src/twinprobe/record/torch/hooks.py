@@ -176,7 +176,7 @@ class ModuleHooks:
         parent = call.parent.name if call.parent else recorder.optimizer.loose_parent()
         recorder.link(call.name, parent, call.backward)
         recorder.engine.filter.entering(call.name)
-        if recorder.forward and recorder.wants(call.name, call.ancestors()):
+        if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
             self._place(call, sys._getframe(2))
             call.parts = {}
             if call.info.fast and not call.info.compiled:
@@ -206,7 +206,9 @@ class ModuleHooks:
     def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         recorder = self._recorder
         calls = self.calls
-        if not any(call.info.module is module for call in reversed(calls)):
+        if not calls or (
+            calls[-1].info.module is not module and not any(call.info.module is module for call in reversed(calls))
+        ):
             return
         while calls[-1].info.module is not module:
             calls.pop()  # left by an exception that the hooks did not see
@@ -227,7 +229,8 @@ class ModuleHooks:
     def _leave(self, call: ModuleCall, output: Any, failed: bool) -> None:
         recorder = self._recorder
         if call.parts is not None:
-            recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
+            if not recorder.takes_all:
+                recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
             if recorder.outputs and not failed:
                 items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
                 call.parts["output"] = [recorder.capture(item) for item in items]

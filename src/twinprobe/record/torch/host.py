@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Any
 
@@ -56,14 +57,15 @@ def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             if stride == 0 and tensor.shape[dim] > 1:
                 repeats *= tensor.shape[dim]
                 tensor = tensor.narrow(dim, 0, 1)
-    if _dense(tensor):
+    if _dense(tensor.shape, tensor.stride()):
         return tensor.as_strided((tensor.numel(),), (1,)), repeats
     return tensor.contiguous(), repeats
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+@lru_cache(maxsize=4096)
+def _dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
     expected = 1
-    for stride, size in sorted(pair for pair in zip(tensor.stride(), tensor.shape, strict=True) if pair[1] != 1):
+    for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] != 1):
         if stride != expected:
             return False
         expected *= size

@@ -66,11 +66,14 @@ class ParameterGradients:
         def arrived(gradient: torch.Tensor) -> None:
             if not recorder.active or recorder.muted:
                 return
+            gradients = torch.is_grad_enabled()
+            if gradients:
+                torch._C._set_grad_enabled(False)
             try:
-                with Quiet(), torch.no_grad():
+                with Quiet():
                     if name in group.found:
                         self._emit(group)
-                    recorder.wants(f"{group.prefix}parameters_grad.")
+                    recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
                     if parameter in self._waiting:  # a pass inside a pass: this one will be added to the first
                         recorder.book.settle()
                     self._waiting.add(parameter)
@@ -80,6 +83,9 @@ class ParameterGradients:
                         self._emit(group)
             except Exception as error:
                 recorder.engine.problems.note("recording a parameter's gradient", error)
+            finally:
+                if gradients:
+                    torch._C._set_grad_enabled(True)
 
         return arrived
 

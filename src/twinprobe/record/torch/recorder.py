@@ -9,12 +9,14 @@ import torch
 
 from twinprobe.errors import BadInput
 from twinprobe.record.bench_check import BenchCheck
+from twinprobe.record.collector import CalmCollector
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import Capturer
 from twinprobe.record.rows import Entry
 from twinprobe.record.torch.backward import Crossing, Graph
 from twinprobe.record.torch.collectives import Collectives
+from twinprobe.record.torch.compiled import CompiledFunctions
 from twinprobe.record.torch.function_mode import ApiMode
 from twinprobe.record.torch.hooks import ModuleHooks
 from twinprobe.record.torch.host import host_digest
@@ -47,7 +49,7 @@ class TorchRecorder:
         self.engine = Engine(config, self)
         self.book = TensorBook(values=config.summary_mode != "xor" and not structure, digest=digest)
         self.values = TorchValues(self.book, digest)
-        self.capture = Capturer(self.values)
+        self.capture = Capturer(self.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), self.values.tensor))
         self.graph = Graph(self)
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure
@@ -60,8 +62,11 @@ class TorchRecorder:
         self.parameters = ParameterGradients(self)
         self.collectives = Collectives(self)
         self.mode = ApiMode(self) if config.level in {"L1", "mix"} else WatchMode(self)
+        self.compiled = CompiledFunctions(self.mode)
+        self._collector = CalmCollector()
         self.distributed = False
         self._keep_all = config.task == "tensor"
+        self.takes_all = self.engine.filter.takes_all
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, _md5, self._keep_no_more)
         self._parents: dict[str, str | None] = {}
@@ -93,6 +98,8 @@ class TorchRecorder:
         """Begin observing; ``model`` is a module or several."""
         models = check_models(model, self.config.level)
         check_token_range(token_range)
+        if token_range is not None and not models:
+            raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")
         if not self.engine.begin() or self.config.level == "debug":
             return
         try:
@@ -117,7 +124,9 @@ class TorchRecorder:
             self.collectives.attach()
         self.distributed = self.rank() is not None
         self.mode.attach()
+        self.compiled.attach()
         self.book.may_wait = True
+        self._collector.attach()
 
     def stop(self) -> None:
         """Stop observing; every hook and mode is gone afterwards."""
@@ -129,7 +138,9 @@ class TorchRecorder:
 
     def _release(self) -> None:
         self.book.may_wait = False
+        self._collector.detach()
         self.mode.detach()
+        self.compiled.detach()
         for part in (self.graph.close, self.parameters.detach, self.modules.detach):
             try:
                 part()
@@ -158,6 +169,9 @@ class TorchRecorder:
 
     def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
         """Whether scope and list ask for this call; sets whether its real tensors are kept."""
+        if self.takes_all:
+            self.values.save = self._keep_all
+            return self.engine.active
         if not self.engine.wants(name, ancestors):
             return False
         self.values.save = self._keep_all or self.engine.filter.wants_tensors(name)
@@ -169,14 +183,14 @@ class TorchRecorder:
 
     def note_gradient(self, name: str, gradient: torch.Tensor) -> Any:
         """Note a gradient that belongs to the backward of a call."""
-        if not self.active or self.muted or not self.wants(name, self.ancestors(name)):
+        if self.paused or self.muted or not self.wants(name, () if self.takes_all else self.ancestors(name)):
             return None
-        return self.values(gradient, None)
+        return self.capture(gradient)
 
     def note_parameter_gradient(self, gradient: torch.Tensor) -> Any:
         """Note a gradient on its way into ``.grad``. What waits shares its memory, which stays as it is until the pass
         ends, unless gradients are exchanged between ranks."""
-        note = self.values(gradient, None)
+        note = self.capture(gradient)
         if self.distributed:
             self.book.settle()
         return note
@@ -209,7 +223,7 @@ class TorchRecorder:
     def backward_ended(self, crossing: Crossing) -> None:
         """All gradients of a call that will come have come."""
         name = crossing.name
-        if self.active and self.wants(name, self.ancestors(name)):
+        if not self.paused and self.wants(name, () if self.takes_all else self.ancestors(name)):
             self.engine.link(name, self.backward_parent(name))
             parts = {}
             if self.inputs:

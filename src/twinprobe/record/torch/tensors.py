@@ -7,95 +7,99 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from twinprobe.record.rows import Note, Row
 from twinprobe.record.torch.device import DeviceRows
 from twinprobe.record.torch.host import host_digest, host_statistics
 from twinprobe.record.torch.kinds import describe, measurable, plain_type
 from twinprobe.record.torch.quiet import Quiet
+from twinprobe.record.torch.storages import StorageNumbers
 
 DEVICE_TYPES = {"cuda"}  # measured where they are; a test adds the host, under Triton's interpreter
-_PURGE_AT = 8192
+_tensor_type = torch.Tensor
 _parameter_type = torch.nn.Parameter
+_strided = torch.strided
+_functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 Key = tuple[Any, ...]
 
 
 class TensorBook:
-    """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again.
-
-    Storages are told apart by a live weak reference, never by address: freed addresses come back.
-    """
+    """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again."""
 
     def __init__(self, *, values: bool, digest: str | None) -> None:
         self._values = values
         self._digest = digest
-        self._storages: dict[int, tuple[StorageWeakRef, dict[Key, Row]]] = {}
+        self._numbers = StorageNumbers()
+        self._notes: dict[Key, Note] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
         self._lock = threading.RLock()
         self._dtypes: dict[torch.dtype, str] = {}
         self.may_wait = False
 
-    def note(self, tensor: torch.Tensor, *, save: bool = False) -> Note:
-        """Note one tensor as it is now. Nothing of it may be dispatched to a mode: call with torch functions off."""
+    def note(self, tensor: torch.Tensor, save: bool = False) -> Note:
+        """Note one tensor as it is now. Nothing of it may be dispatched to a mode: call with torch functions off.
+
+        What was noted before comes back as the same object: notes without a file are never changed.
+        """
         kind = type(tensor)
-        if kind is not torch.Tensor and kind is not _parameter_type:
+        if (
+            (kind is not _tensor_type and kind is not _parameter_type)
+            or tensor.layout is not _strided
+            or tensor.is_quantized
+            or tensor.is_nested
+            or not (tensor.is_cuda or tensor.is_cpu or measurable(tensor))
+            or _functorch_wrapped(tensor)
+        ):
             return self._unusual(tensor, save)
-        if not measurable(tensor):
-            return self._unusual(tensor, save)
+        if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():  # no version, or not what memory says
+            return self._fresh(tensor, tensor.shape, save, None)
+        number = self._numbers(tensor.untyped_storage())
+        shape = tensor.shape
+        key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor._version)
+        known = self._notes.get(key)
+        if known is None:
+            if self._numbers.many:
+                self._purge()
+            known = self._fresh(tensor, shape, False, key[5])
+            self._notes[key] = known
+        if save:
+            self._keep(tensor, known.row)
+        elif known.requires_grad is tensor.requires_grad:
+            return known
+        return Note("torch.Tensor", known.dtype, shape, known.row, tensor.requires_grad, save)
+
+    def _fresh(self, tensor: torch.Tensor, shape: torch.Size, save: bool, version: int | None) -> Note:
         dtype = tensor.dtype
         name = self._dtypes.get(dtype)
         if name is None:
             name = self._dtypes[dtype] = str(dtype)
-        row = self._row(tensor, save)
-        return Note("torch.Tensor", name, tuple(tensor.shape), row, tensor.requires_grad, save)
+        row = Row()
+        self._measure(tensor, row, version)
+        if save:
+            self._keep(tensor, row)
+        return Note("torch.Tensor", name, shape, row, tensor.requires_grad, save)
 
     def _unusual(self, tensor: torch.Tensor, save: bool) -> Note:
         text, extra = describe(tensor)
-        row = None
         content = plain_type(tensor)
-        if content is not None:
-            row = self._row(content, save)
+        row = None
+        if content is not None and type(content) in (_tensor_type, _parameter_type) and measurable(content):
+            row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
         return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra)
 
-    def _row(self, tensor: torch.Tensor, save: bool) -> Row:
-        if tensor.is_inference():  # has no version: every sight counts as new
-            row = Row()
-            self._measure(tensor, row, None)
-        else:
-            known = self._known_rows(tensor)
-            version = tensor._version
-            odd = tensor.is_conj() or tensor.is_neg()
-            key = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, version, odd)
-            found = known.get(key)
-            if found is None:
-                row = Row()
-                self._measure(tensor, row, version)
-                known[key] = row
-            else:
-                row = found
-        if save and row.payload is None and row.file is None and tensor.numel():
+    @staticmethod
+    def _keep(tensor: torch.Tensor, row: Row | None) -> None:
+        if row is not None and row.payload is None and row.file is None and tensor.numel():
             row.payload = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        return row
-
-    def _known_rows(self, tensor: torch.Tensor) -> dict[Key, Row]:
-        storage = tensor.untyped_storage()
-        identity = storage._cdata
-        known = self._storages.get(identity)
-        if known is None:
-            if len(self._storages) >= _PURGE_AT:
-                self._purge()
-            known = self._storages[identity] = (StorageWeakRef(storage), {})
-        return known[1]
 
     def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
         if not tensor.numel() or not (self._values or self._digest):
             return
         data = tensor.detach()
-        if data.is_conj() or data.is_neg():
-            data, version = data.resolve_conj().resolve_neg(), None
-        if data.device.type in DEVICE_TYPES:
+        if version is None and (data.is_conj() or data.is_neg()):
+            data = data.resolve_conj().resolve_neg()
+        if data.is_cuda or data.device.type in DEVICE_TYPES:
             self._on_device(data, row, version)
             return
         if data.device.type != "cpu":
@@ -107,9 +111,10 @@ class TensorBook:
 
     def _on_device(self, data: torch.Tensor, row: Row, version: int | None) -> None:
         with self._lock:
-            rows = self._devices.get(data.device)
+            device = data.device
+            rows = self._devices.get(device)
             if rows is None:
-                rows = self._devices[data.device] = DeviceRows(data.device, values=self._values, digest=self._digest)
+                rows = self._devices[device] = DeviceRows(device, values=self._values, digest=self._digest)
             rows.add(data, row, version)
             if not self.may_wait:
                 rows.launch()
@@ -124,7 +129,8 @@ class TensorBook:
     def forget(self) -> None:
         """Memory may have changed without a new version: believe no row any more."""
         self.settle()
-        self._storages = {}
+        self._numbers.clear()
+        self._notes = {}
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """One tensor's memory may change without a new version."""
@@ -134,7 +140,7 @@ class TensorBook:
 
     def _forget_rows_of(self, tensor: torch.Tensor) -> None:
         if type(tensor) in (torch.Tensor, _parameter_type) and tensor.layout is torch.strided:
-            self._storages.pop(tensor.untyped_storage()._cdata, None)
+            self._numbers.renumber(tensor.untyped_storage())
 
     @property
     def deferred(self) -> bool:
@@ -154,9 +160,8 @@ class TensorBook:
         return fill if jobs else None
 
     def _purge(self) -> None:
-        self._storages = {at: known for at, known in self._storages.items() if not known[0].expired()}
-        if len(self._storages) >= _PURGE_AT:
-            self._storages.clear()
+        standing = self._numbers.purge()
+        self._notes = {key: note for key, note in self._notes.items() if key[0] in standing}
 
 
 def _ragged(tensor: torch.Tensor) -> bool:

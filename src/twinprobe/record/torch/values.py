@@ -23,6 +23,10 @@ class TorchValues:
         self._digest = digest
         self.save = False
 
+    def tensor(self, value: torch.Tensor) -> Note:
+        """Note one tensor."""
+        return self._book.note(value, self.save)
+
     def __call__(self, value: Any, key: str | None) -> Any:  # noqa: PLR0911
         if isinstance(value, torch.Tensor):
             return self._book.note(value, save=self.save)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from twinprobe.record.torch.recorder import TorchRecorder
 
 
+_is_grad_enabled: Any = torch.is_grad_enabled
 _INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_backward")
 
 
@@ -26,6 +27,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self._gradients = True
         self.attached = False
         self._aside = 0
+        self._removed = False
 
     def attach(self) -> None:
         """Become the innermost mode."""
@@ -33,36 +35,47 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self.attached = True
 
     def detach(self) -> None:
-        """Leave the stack of modes, wherever in it this mode is by now."""
-        if not self.attached:
-            return
-        self.attached = False
+        """Leave the stack of modes for good."""
+        self._aside = 0
+        self._removed = False
+        if self.attached:
+            self._leave()
+            self.attached = False
+
+    def _leave(self) -> bool:
+        """Leave the stack of modes, wherever in it this mode is by now; False when it is not in it."""
         above = []
-        while torch._C._len_torch_function_stack():
-            mode = _pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
+        found = False
+        while torch._C._len_torch_function_stack() and not found:
+            above.append(_pop_mode())
+            found = above[-1] is self
+        for mode in reversed(above[:-1] if found else above):
             _push_mode(mode)
+        return found
 
     def step_aside(self) -> None:
-        """A compiled region begins: it must not see the mode, or it would be compiled anew."""
+        """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
         self._recorder.book.settle()  # nobody will see what it writes
         self._aside += 1
-        if self._aside == 1 and self.attached:
-            self.detach()
-            self._aside = -1
+        if self._aside == 1 and self.attached and self._leave():
+            self._removed = True
+            self.attached = False
 
     def step_back(self) -> None:
         """The compiled region ended."""
-        if self._aside == -1:
+        self._aside = max(0, self._aside - 1)
+        if not self._aside and self._removed:
+            self._removed = False
             self.attach()
-        self._aside = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        effect = self.effect(func)
-        if effect >= UNSEEN:
+        effect = self._effects.get(func)
+        if effect is None or _is_grad_enabled() is not self._gradients:
+            effect = self.effect(func)
+        if not effect:  # PLAIN
+            if not kwargs:
+                return func(*args)
+        elif effect >= UNSEEN:
             return self.pass_on(effect, func, args, kwargs or {})
         self.settle_before(effect, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)

@@ -1,0 +1,215 @@
+"""Programs for two real ranks: ``python rank_programs.py PROGRAM RANK STORE DUMP [fault]``, one process per rank."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_reduce as imported_early
+
+
+def start_ranks(program: str, folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program on two ranks and wait for both; their dump goes to ``folder / "dump"``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    common = [str(folder / "store"), str(folder / "dump"), *words]
+    commands = [[sys.executable, __file__, program, str(rank), *common] for rank in range(2)]
+    running = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
+    done = []
+    for process in running:
+        try:
+            out, error = process.communicate(timeout=150)
+        finally:
+            process.kill()
+        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, error))
+    for one in done:
+        assert one.returncode == 0, one.stderr
+    return done
+
+
+def collectives(dump: str, *words: str) -> None:
+    """Every kind of exchange. The word ``fault`` makes rank 1 scale its activations wrongly before they are summed."""
+    from twinprobe.torch import PrecisionDebugger
+
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    debugger = PrecisionDebugger(dump_path=dump, level="mix", risk_level="ALL" if "all" in words else "FOCUS")
+    debugger.start(model=model)
+    y = model(torch.linspace(-1, 1, 12).reshape(3, 4) * (rank + 1))
+    z = torch.mul(y, FaultyScale.value if "fault" in words and rank == 1 else torch.full((1,), 0.5))
+    part = z.detach().clone()
+    dist.all_reduce(part, op=dist.ReduceOp.SUM)
+    dist.all_reduce(part, group=dist.group.WORLD)
+    pieces = [torch.zeros_like(part) for _ in range(2)]
+    dist.all_gather(pieces, part)
+    dist.broadcast(part, src=0)
+    if rank == 0:
+        dist.send(part, dst=1)
+    else:
+        dist.recv(torch.zeros_like(part), src=0)
+    other = 1 - rank
+    box = torch.zeros_like(part)
+    exchange = [dist.P2POp(dist.isend, part, other), dist.P2POp(dist.irecv, box, other)]
+    for request in dist.batch_isend_irecv(exchange):
+        request.wait()
+    whole = torch.zeros(6, 2)
+    dist.all_gather_into_tensor(whole, part)
+    waiting = dist.all_reduce(torch.ones(2), async_op=True)
+    waiting.wait()
+    torch.abs(box).sum()
+    z.sum().backward()
+    debugger.stop()
+    debugger.step()
+    debugger.close()
+
+
+class FaultyScale:
+    value = torch.full((1,), 0.75)
+
+
+class Kernel(torch.autograd.Function):
+    """A kernel that the recorder does not see into."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.scale = scale
+        return torch.from_numpy(x.detach().numpy() * scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return torch.from_numpy(gradient.numpy() * ctx.scale), None
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Kernel.apply(x, self.scale)
+
+
+class Ring(nn.Module):
+    """A layer whose activations are summed over the ranks."""
+
+    def __init__(self, faulty: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.scaled = Scaled(2.0 if faulty else 1.0)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.scaled(torch.tanh(self.first(x)))
+        total = h.detach().clone()
+        dist.all_reduce(total)
+        return self.second(h + total)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, faulty: bool) -> None:
+        super().__init__()
+        self.ring = Ring(faulty)
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.ring(x))
+
+
+def ring(dump: str, *words: str) -> None:
+    """A model with an exchange inside; the word ``fault`` doubles rank 1's activations before it."""
+    from twinprobe.torch import record
+
+    rank = dist.get_rank()
+    torch.manual_seed(3)
+    model = Wrapped("fault" in words and rank == 1)
+    with record(model, dump, level="mix") as recording:
+        for _ in range(2):
+            model(torch.linspace(-1, 1, 8).reshape(2, 4) + rank).sum().backward()
+            recording.step()
+
+
+def ddp(dump: str, *words: str) -> None:
+    """DistributedDataParallel, three steps; prints a digest of everything that training changed."""
+    from contextlib import nullcontext
+
+    from twinprobe.torch import record
+
+    torch.manual_seed(3)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    level = "mix" if "mix" in words else "L0"
+    with record(model, dump, level=level) if "record" in words else nullcontext():
+        for _ in range(3):
+            model(torch.randn(5, 4, generator=generator)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    numbers = [one.detach().reshape(-1) for one in model.parameters()]
+    numbers += [one.reshape(-1) for state in optimizer.state.values() for one in state.values()]
+    print("digest", torch.cat(numbers).numpy().tobytes().hex())
+
+
+def dtensor(dump: str, *_words: str) -> None:
+    """A sharded tensor goes through a recorded module."""
+    from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+
+    from twinprobe.torch import record
+
+    mesh = DeviceMesh("cpu", torch.arange(2))
+    model = nn.Sequential(nn.Identity())
+    with record(model, dump, level="L0", task="tensor"):
+        model(distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)]))
+        model(distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Replicate()]))
+
+
+def more_collectives(dump: str, *_words: str) -> None:
+    """The rarer exchanges, a direct isend, and a function that was imported before the recorder came."""
+    from twinprobe.torch import record
+
+    rank = dist.get_rank()
+    with record(None, dump, level="L1"):
+        imported_early(torch.full((2,), float(rank + 1)))
+        if rank == 0:
+            dist.isend(torch.ones(2), 1).wait()
+        else:
+            dist.irecv(torch.zeros(2), 0).wait()
+        dist.reduce(torch.ones(2), dst=0)
+        parts = [torch.zeros(2), torch.zeros(2)]
+        dist.gather(torch.full((2,), float(rank)), parts if rank == 0 else None, dst=0)
+        dist.scatter(torch.zeros(2), [torch.ones(2), torch.ones(2)] if rank == 0 else None, src=0)
+        dist.all_to_all_single(torch.zeros(4), torch.arange(4.0))
+        dist.reduce_scatter_tensor(torch.zeros(2), torch.arange(4.0))
+        dist.barrier()
+
+
+PROGRAMS: dict[str, Callable[..., None]] = {
+    "collectives": collectives,
+    "more_collectives": more_collectives,
+    "ring": ring,
+    "ddp": ddp,
+    "dtensor": dtensor,
+}
+
+
+def main() -> None:
+    program, rank, store, dump, *words = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    PROGRAMS[program](dump, *words)
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads sometimes end a process badly while Python is shutting down
+
+
+if __name__ == "__main__":
+    main()

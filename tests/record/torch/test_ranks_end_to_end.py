@@ -1,0 +1,58 @@
+"""Two real ranks with a fault planted in one of them: the comparison names the rank and the call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rank_programs import start_ranks
+
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch.distributed is not built in")
+
+
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("ranks")
+    for side, words in (("golden", ()), ("again", ()), ("target", ("fault",))):
+        start_ranks("ring", folder / side, *words)
+    return {side: folder / side / "dump" / "step0" for side in ("golden", "again", "target")}
+
+
+def compare(target: Path, golden: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; from twinprobe.cli import main; sys.exit(main(sys.argv[1:]))"
+    paths = ["-tp", str(target), "-gp", str(golden), "-o", str(out)]
+    command = [sys.executable, "-c", code, "compare", *paths, "--csv", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("words", [(), ("-da",)])
+def test_equal_runs_of_two_ranks_agree(dumps: dict[str, Path], tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = compare(dumps["again"], dumps["golden"], tmp_path, *words, "--fail-on", "warning")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+FAULT = "Module.ring.scaled.Scaled.forward.0"
+
+
+def test_the_first_difference_over_all_ranks_is_the_planted_one(dumps: dict[str, Path], tmp_path: Path) -> None:
+    done = compare(dumps["target"], dumps["golden"], tmp_path, "-da", "--json", "--fail-on", "warning")
+    assert done.returncode == 1, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert finding.startswith(f"rank 1: the difference begins at {FAULT}")
+    assert "rank 0 differ as well" in finding
+    (report,) = tmp_path.glob("diff_analyze_*.json")
+    (culprit,) = json.loads(report.read_text(encoding="utf-8"))["rank_1"]
+    assert culprit["op_name"] == FAULT
+    assert any("rank_programs.py" in frame and "self.scaled(" in frame for frame in culprit["stack_info"])
+
+
+def test_each_rank_alone_shows_what_it_saw(dumps: dict[str, Path], tmp_path: Path) -> None:
+    done = compare(dumps["target"], dumps["golden"], tmp_path, "--json")
+    runs = {one["rank"]: one for one in json.loads(done.stdout)["ranks"]}
+    assert runs["rank1"]["first"]["op"] == FAULT
+    assert runs["rank1"]["first"]["origin"] == "injected"
+    assert runs["rank0"]["verdicts"]["warning"] + runs["rank0"]["verdicts"]["error"] > 0
