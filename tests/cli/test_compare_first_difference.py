@@ -153,7 +153,7 @@ def test_a_module_around_a_collective_is_not_blamed_on_the_rank_that_received(tm
                 "Distributed.all_reduce.0.forward": forward([tensor(norm=given)], [summed], group=group(0, 1)),
                 "Module.block.Block.forward.0": forward([tensor(norm=1.0)], [summed]),
             }
-            parents = {name: "Module.block.Block.forward.0" for name in list(data)[:2]}
+            parents = dict.fromkeys(list(data)[:2], "Module.block.Block.forward.0")
             write_dump(folder / f"rank{rank}", data, parents=parents | {"Module.block.Block.forward.0": None})
 
     run(tmp_path / "t", 0.5)

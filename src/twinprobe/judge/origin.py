@@ -95,9 +95,11 @@ def _around(run: Run, calls: Bools) -> Bools:
     if not chosen:
         return found
     place = {name: at for at, name in enumerate(run.ops)}
+    seen: set[str] = set()  # a damaged construct.json may hold circles
     for at in chosen:
         parent = run.parents.get(run.ops[at])
-        while parent is not None and not found[place.get(parent, at)]:
+        while parent is not None and parent not in seen:
+            seen.add(parent)
             if parent in place:
                 found[place[parent]] = True
             parent = run.parents.get(parent)
