@@ -187,11 +187,18 @@ def config_of(case: str, folder: str) -> dict[str, Any]:
     return {"task": "statistics", "dump_path": folder, "rank": [], "step": [], "level": level, "statistics": section}
 
 
+def check_rival(debugger: Any, folders: list[str]) -> None:
+    """Refuse to measure anything but the tool in the given folders, ours under the other's name above all."""
+    home = Path(str(sys.modules[debugger.__module__].__file__)).resolve()
+    if not any(home.is_relative_to(Path(folder).resolve()) for folder in folders):
+        raise SystemExit(f"the other tool was not taken from {folders} but from {home}")
+
+
 def worker(arguments: argparse.Namespace) -> None:
     """One tool, one case, in a process of its own; prints one JSON line."""
     tool, case = arguments.worker
-    for folder in arguments.rival if tool == "rival" else ():
-        sys.path.append(folder)
+    if tool == "rival":  # in front: an installed package of the same name must not answer in its place
+        sys.path[:0] = arguments.rival
     folder = tempfile.mkdtemp(prefix="bench_record_", dir=arguments.scratch)
     try:
         bench = Bench(arguments.device, BIG if arguments.device == "cuda" else SMALL)
@@ -206,6 +213,7 @@ def worker(arguments: argparse.Namespace) -> None:
         else:
             from msprobe.pytorch import PrecisionDebugger as Rival
 
+            check_rival(Rival, arguments.rival)
             debugger = Rival(config_path=str(config))
             flush = bench.synchronize
         if arguments.profile:

@@ -15,7 +15,8 @@ MAPPING = DATA / "mapping"
 
 
 def match(target: Run, golden: Run, **options: Any) -> Pairs:
-    """Pair two runs under some mapping options."""
+    """Pair two runs under some mapping options; what a mapping leaves open stays open, so that it is seen alone."""
+    options.setdefault("align", "names" if options else "auto")
     return build_matcher(MappingOptions(**options))(target, golden)
 
 

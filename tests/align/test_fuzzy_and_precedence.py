@@ -72,8 +72,10 @@ def test_without_options_runs_whose_names_do_not_meet_get_the_same_help(tmp_path
     golden = small_run(tmp_path / "g", calls("Module.a.QuantLinear.forward.0", "Torch.add.0.forward"))
     found = match(target, golden)
     assert rules(target, found) == {
-        "Module.a.Linear.forward.0.input.0": "cell path", "Module.a.Linear.forward.0.output.0": "cell path",
-        "Tensor.add.0.forward.input.0": "API table", "Tensor.add.0.forward.output.0": "API table",
+        "Module.a.Linear.forward.0.input.0": "auto: layers in order",
+        "Module.a.Linear.forward.0.output.0": "auto: layers in order",
+        "Tensor.add.0.forward.input.0": "auto: calls in place",
+        "Tensor.add.0.forward.output.0": "auto: calls in place",
     }  # fmt: skip
 
 

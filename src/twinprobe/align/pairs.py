@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 NONE = -1
+# Place of a pair -> the rows that it stands for on either side, where one side has several.
+Groups = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Pairs:
     golden: NDArray[np.int32]
     rule: list[str]
     notes: list[str] = field(default_factory=list)
+    groups: Groups = field(default_factory=dict)
 
 
 def from_partners(partners: list[int], golden_rows: int, rules: list[str], notes: Iterable[str] = ()) -> Pairs:

@@ -19,7 +19,12 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
 
     columns = _gather(target.table, pairs.target, "t_") + _gather(golden.table, pairs.golden, "g_")
     columns.append(pl.Series("rule", pairs.rule, dtype=pl.String))
-    return pl.DataFrame(columns)
+    frame = pl.DataFrame(columns)
+    if not pairs.groups:
+        return frame
+    from twinprobe.compare.merged_rows import with_merged
+
+    return with_merged(frame, target, golden, pairs.groups)
 
 
 def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[pl.Series]:

@@ -47,7 +47,7 @@ def class_kind(cls: str) -> str:
 
 @lru_cache(maxsize=16384)
 def function_of(cls: str) -> str:
-    """The function that a class without parameters stands for: ReLU -> relu, SiLUActivation -> silu, Dropout -> dropout."""
+    """The function that a class without parameters stands for: ReLU -> relu, SiLUActivation -> silu."""
     text = "".join(words_of(cls)) or cls.lower()
     plain = text.removesuffix("activation").removesuffix("module").removeprefix("new").removeprefix("fast")
     for known in (*ACTIVATIONS, "dropout", "softmax", "flatten", "identity"):

@@ -15,6 +15,12 @@ from twinprobe.align.auto.words import meaning, own_name, surroundings
 from twinprobe.align.parameters import spelled
 from twinprobe.runs.table import INPUT
 
+# Functions that only look at a tensor in another way, or move it.
+_VIEWS = frozenset({
+    "reshape", "view", "permute", "transpose", "contiguous", "to", "float", "flatten", "unflatten", "unsqueeze",
+    "squeeze", "expand", "split", "chunk", "getitem", "__getitem__", "clone", "type_as", "repeat_interleave", "shape",
+    "Shape", "size",
+})  # fmt: skip
 _STRONG = frozenset({"linear", "norm", "embedding", "conv"})
 _RANK = {name: rank for rank, name in enumerate(("q", "k", "v", "gate", "w1", "up", "w3"))}
 
@@ -36,6 +42,9 @@ class Layer:
     bias_rows: tuple[int, ...]
     input_row: int
     output_rows: tuple[int, ...]
+    # Equal for linear layers of one module that read the same tensor; what reads this layer's output.
+    branch: object = None
+    readers: frozenset[str] = frozenset()
 
     @property
     def node(self) -> int:
@@ -81,7 +90,7 @@ class Facts:
         tree = self.tree
         found = [False] * len(tree)
         below = [False] * len(tree)
-        for node in reversed(tree.in_order()):
+        for node in reversed(tree.in_order):
             if node == ROOT or not tree.is_module[node]:
                 continue
             if not below[node]:
@@ -91,7 +100,7 @@ class Facts:
             if found[node] or below[node]:
                 below[tree.parent[node]] = True
         inside = [False] * len(tree)
-        for node in tree.in_order():
+        for node in tree.in_order:
             parent = tree.parent[node]
             if parent == NONE:
                 continue
@@ -101,18 +110,23 @@ class Facts:
         return found
 
     def _in_order(self) -> list[Layer]:
-        nodes = [node for node in self.tree.in_order() if self.is_layer[node]]
+        nodes = [node for node in self.tree.in_order if self.is_layer[node]]
         layers = [self._layer(node) for node in nodes]
         # Linear layers of one module that read the same tensor run side by side: their order is the writer's taste.
         ordered: list[Layer] = []
         done: set[int] = set()
-        by_parent: dict[tuple[int, object], list[Layer]] = {}
+        by_parent: dict[object, list[Layer]] = {}
         for layer in layers:
-            by_parent.setdefault(self._branch(layer), []).append(layer)
+            layer.branch = self._branch(layer)
+            by_parent.setdefault(layer.branch, []).append(layer)
+        readers = _Readers(self) if len(by_parent) < len(layers) else None
         for layer in layers:
             if layer.node in done:
                 continue
-            group = by_parent[self._branch(layer)]
+            group = by_parent[layer.branch]
+            if len(group) > 1 and readers is not None:
+                for one in group:
+                    one.readers = readers.of(one.output_rows[0])
             if len(group) > 1 and all(one.meaning in _RANK for one in group):
                 group = sorted(group, key=lambda one: _RANK[one.meaning])
             ordered += group
@@ -170,8 +184,30 @@ class Facts:
         return None
 
 
+class _Readers:
+    """Which functions read a tensor, in whatever shape: views of a tensor have its statistics."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._known: dict[object, set[str]] = {}
+        tree = facts.tree
+        for node in range(1, len(tree)):
+            function = tree.family[node].rpartition(".")[2] if not tree.is_module[node] else ""
+            if function and function not in _VIEWS:
+                for row in facts.prints.rows(tree.op[node], INPUT):
+                    self._known.setdefault(self._key(row), set()).add(function)
+
+    def of(self, row: int) -> frozenset[str]:
+        """The functions that read this row's tensor."""
+        return frozenset(self._known.get(self._key(row), ())) if row != NONE else frozenset()
+
+    def _key(self, row: int) -> object:
+        prints = self._facts.prints
+        return (float(prints.numel[row]), *prints.stats[row].tolist()) if prints.telling[row] else None
+
+
 def groups_of(layers: list[Layer], tree: CallTree, size: int) -> list[tuple[int, Layer]]:
-    """Runs of this many linear layers of one module with one input width, each as one layer: (place of the last, it)."""
+    """Runs of so many linear layers of one module with one input width, each as one layer: (its last place, it)."""
     found = []
     for _, run in groupby(enumerate(layers), key=lambda item: _run_key(item[1], tree, item[0])):
         places = [place for place, _ in run]
@@ -209,4 +245,5 @@ def _together(meanings: set[str]) -> str:
         return "kv"
     if meanings in ({"gate", "up"}, {"w1", "w3"}):
         return "gateup"
-    return "apart" if meanings != {""} else ""
+    known = meanings - {""}
+    return "apart" if len(known) > 1 else ""

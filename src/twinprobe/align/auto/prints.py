@@ -1,4 +1,4 @@
-"""What the recorded values of a call look like: shapes and statistics. What was not recorded is unknown, not different."""
+"""What recorded values look like: shapes and statistics. What was not recorded is unknown, not different."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from twinprobe.align.side import Side
 from twinprobe.runs.leaf import TENSOR
-from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS
+from twinprobe.runs.table import INPUT, OUTPUT, PARAMETER, STATS
 
 NONE = -1
 Shape = tuple[int, ...]
@@ -75,17 +75,17 @@ class Prints:
         return np.array([sizes[text] for text in self.shape_text], dtype=np.float64)
 
     @cached_property
-    def spread(self) -> NDArray[np.float64]:
-        """The scale on which the mean of a row is judged: its root mean square."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(self.stats[:, 3] / np.sqrt(self.numel))
-
-    @cached_property
     def telling(self) -> NDArray[np.bool_]:
         """Which rows have values that say something: known, not constant, not empty."""
         maximum, minimum, _, norm = self.stats.T
         with np.errstate(invalid="ignore"):
             return np.asarray(np.isfinite(norm) & (norm > 0) & (maximum != minimum))
+
+    @cached_property
+    def listed(self) -> list[list[float] | None]:
+        """max, min, mean, norm and size of each row whose values say something."""
+        rows = np.column_stack([self.stats, self.numel]).tolist()
+        return [row if telling else None for row, telling in zip(rows, self.telling.tolist(), strict=True)]
 
 
 def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -105,36 +105,31 @@ def _numel(shape: Shape | None) -> float:
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.
 TOLERANCE = 1e-2
-MEAN_TOLERANCE = 2e-2
 
 
-def same_values(
-    one: Prints, rows: NDArray[np.int64], other: Prints, others: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """For rows side by side (broadcast): do the statistics agree, and can that be said at all?"""
-    known = (rows != NONE) & (others != NONE)
-    known = known & one.telling[rows] & other.telling[others]
-    agree = np.ones(np.broadcast_shapes(rows.shape, others.shape), dtype=bool)
-    with np.errstate(invalid="ignore"):
-        for column, tolerance in ((3, TOLERANCE), (0, 2 * TOLERANCE), (1, 2 * TOLERANCE)):
-            mine, theirs = one.stats[rows, column], other.stats[others, column]
-            slack = tolerance * np.maximum(np.abs(mine), np.abs(theirs))
-            if column != 3:
-                slack = slack + 0.05 * TOLERANCE * np.maximum(one.stats[rows, 3], other.stats[others, 3])
-            agree &= ~(np.abs(mine - theirs) > slack)
-        gap = np.abs(one.stats[rows, 2] - other.stats[others, 2])
-        agree &= ~(gap > MEAN_TOLERANCE * np.maximum(one.spread[rows], other.spread[others]))
-    return agree & known, known
+def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.bool_]:
+    """For all combinations of rows: as many elements, and statistics that agree as far as they are known."""
+    found = np.zeros((len(rows), len(others)), dtype=bool)
+    for at, row in enumerate(rows):
+        for to, partner in enumerate(others):
+            if row_values_agree(one, row, other, partner):
+                found[at, to] = True
+    return found
 
 
-def row_values_agree(one: Prints, row: int, other: Prints, other_row: int) -> bool | None:
-    """Whether two rows hold the same values as far as statistics (or checksums) tell; None where they do not."""
-    if NONE in (row, other_row):
+def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+    """Whether two rows hold the same values as far as statistics (or checksums) tell; None where they do not tell."""
+    if NONE in (row, partner):
         return None
-    if one.digest[row] is not None and one.digest[row] == other.digest[other_row]:
-        return True
-    agree, known = same_values(one, np.array([row]), other, np.array([other_row]))
-    return bool(agree[0]) if known[0] else None
-
-
-__all__ = ["GRADIENT", "NONE", "TOLERANCE", "Prints", "Shape", "dims", "row_values_agree", "same_values"]
+    mine, theirs = one.listed[row], other.listed[partner]
+    if mine is None or theirs is None:
+        return True if one.digest[row] is not None and one.digest[row] == other.digest[partner] else None
+    norm = max(mine[3], theirs[3])
+    if abs(mine[3] - theirs[3]) > TOLERANCE * norm or mine[4] != theirs[4]:
+        return False
+    root = norm / max(mine[4], 1.0) ** 0.5
+    for column in (0, 1):
+        size = max(abs(mine[column]), abs(theirs[column]))
+        if abs(mine[column] - theirs[column]) > 2 * TOLERANCE * size + TOLERANCE * root:
+            return False
+    return not abs(mine[2] - theirs[2]) > 2 * TOLERANCE * root

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ Floats = NDArray[Any]
 Ints = NDArray[np.int64]
 
 LOWEST = -1e9
-_WHOLE = 1_500_000  # so many cells are looked at without a band
-_WIDTH = 192
+_WHOLE = 300_000  # so many cells are looked at without a band
+_WIDTH = 160
 _EXTEND = 0.02
 _LONGEST = 4  # members of one side in one pair, at most
 _BLOCK = 1_000_000
@@ -38,14 +39,14 @@ class Group(NamedTuple):
 class Problem:
     """Two sequences to pair.
 
-    ``score(rows, columns)`` broadcasts; above 0 speaks for a pair. ``groups(row, first, last)`` lists the pairs of
-    several members that end with target member ``row`` and before golden member first..last. ``edges`` hold the price
-    of a gap that begins or ends before each member.
+    ``score(rows, columns)`` broadcasts; above 0 speaks for a pair. ``groups(starts, width)`` gives, by target member,
+    the pairs of several members that end with it and inside its part of the band. ``edges`` hold the price of a gap
+    that begins or ends before each member.
     """
 
     sizes: tuple[int, int]
     score: Callable[[Ints, Ints], NDArray[Any]]
-    groups: Callable[[int, int, int], Sequence[Group]]
+    groups: Callable[[Ints, int], dict[int, list[Group]]]
     edges: tuple[Floats, Floats]
 
 
@@ -58,9 +59,21 @@ class Step(NamedTuple):
     confidence: float
 
 
-def no_groups(_row: int, _first: int, _last: int) -> Sequence[Group]:
+def no_groups(_starts: Ints, _width: int) -> dict[int, list[Group]]:
     """Every pair is one to one."""
-    return ()
+    return {}
+
+
+def pair_by_table(scores: NDArray[Any], edge: float) -> list[Step]:
+    """Pair two short sequences by a table of scores; equal tables, of which layer stacks make many, are solved once."""
+    return list(_paired_table(scores.shape[0], scores.shape[1], scores.astype(np.float64).tobytes(), edge))
+
+
+@lru_cache(maxsize=4096)
+def _paired_table(rows: int, columns: int, table: bytes, edge: float) -> tuple[Step, ...]:
+    scores = np.frombuffer(table).reshape(rows, columns)
+    edges = np.full(rows + 1, edge), np.full(columns + 1, edge)
+    return tuple(pair_in_order(Problem((rows, columns), lambda at, to: scores[at, to], no_groups, edges)))
 
 
 def pair_in_order(problem: Problem, guess: Sequence[tuple[int, int]] = ()) -> list[Step]:
@@ -72,7 +85,7 @@ def pair_in_order(problem: Problem, guess: Sequence[tuple[int, int]] = ()) -> li
     while True:
         band = _band(problem, _starts(rows, columns, width, guess), width)
         steps, leans = _best(band)
-        if not leans or width == columns + 1 or width * rows > 64 * _WHOLE:
+        if not leans or width == columns + 1 or width * rows > 400 * _WHOLE:
             return _judged(band, steps)
         width = min(columns + 1, 2 * width)
 
@@ -89,13 +102,13 @@ def _starts(rows: int, columns: int, width: int, guess: Sequence[tuple[int, int]
 
 @dataclass(frozen=True)
 class _Band:
-    """A problem with all scores in its band: ``scores[r][k]`` is for target member r and golden member start[r+1]+k-1."""
+    """A problem with all scores in its band: ``scores[r][k]`` is for target member r, golden member start[r+1]+k-1."""
 
     sizes: tuple[int, int]
     starts: Ints
     width: int
     scores: list[Floats]
-    groups: list[Sequence[Group]]
+    groups: dict[int, list[Group]]
     edges: tuple[Floats, Floats]
 
     def reversed(self) -> _Band:
@@ -106,13 +119,13 @@ class _Band:
         for row in range(rows - 1, -1, -1):
             shift = int(self.starts[row + 1] - self.starts[row])
             scores.append(_shifted(self.scores[row][::-1], shift - 1, self.width))
-        groups: list[list[Group]] = [[] for _ in range(rows)]
-        for row, found in enumerate(self.groups):
+        groups: dict[int, list[Group]] = {}
+        for row, found in self.groups.items():
             for group in found:
                 end = Group(group.taken, group.many, columns - (group.end - group.many), group.score)
-                groups[rows - 1 - (row - group.taken + 1)].append(end)
+                groups.setdefault(rows - 1 - (row - group.taken + 1), []).append(end)
         edges = self.edges[0][::-1].copy(), self.edges[1][::-1].copy()
-        return _Band(self.sizes, starts, self.width, scores, groups, edges)  # type: ignore[arg-type]
+        return _Band(self.sizes, starts, self.width, scores, groups, edges)
 
 
 def _band(problem: Problem, starts: Ints, width: int) -> _Band:
@@ -124,8 +137,7 @@ def _band(problem: Problem, starts: Ints, width: int) -> _Band:
         members = starts[first + 1 : last + 1, None] + np.arange(-1, width - 1)
         found = problem.score(np.arange(first, last)[:, None], np.clip(members, 0, columns - 1))
         scores.extend(np.where((members >= 0) & (members < columns), found, LOWEST).astype(np.float32))
-    groups = [problem.groups(row, int(starts[row + 1]), int(starts[row + 1]) + width) for row in range(rows)]
-    return _Band(problem.sizes, starts, width, scores, groups, problem.edges)
+    return _Band(problem.sizes, starts, width, scores, problem.groups(starts, width), problem.edges)
 
 
 class _Sweep:
@@ -177,7 +189,7 @@ class _Sweep:
     def _add_groups(self, row: int, start: int) -> None:
         band = self._band
         self.by_group = {}
-        for group in band.groups[row - 1]:
+        for group in band.groups.get(row - 1, ()):
             back, place = row - group.taken, group.end - start
             if back < 0 or not 0 <= place < band.width:
                 continue
@@ -211,9 +223,7 @@ def _best(band: _Band) -> tuple[list[_Found], bool]:
     return _trace(band, marks, chosen)
 
 
-def _trace(
-    band: _Band, marks: NDArray[np.uint8], chosen: dict[tuple[int, int], Group]
-) -> tuple[list[_Found], bool]:
+def _trace(band: _Band, marks: NDArray[np.uint8], chosen: dict[tuple[int, int], Group]) -> tuple[list[_Found], bool]:
     row, column = band.sizes
     found: list[_Found] = []
     leans = in_gap = in_other = just_closed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from twinprobe.align.api_names import family, torch_name
 from twinprobe.align.layer_tree import MAX_DEPTH
@@ -27,20 +28,18 @@ class CallTree:
     cls: list[str] = field(default_factory=lambda: [""])
     family: list[str] = field(default_factory=lambda: [""])
     children: list[list[int]] = field(default_factory=lambda: [[]])
+    # Where a node stands among its parent's children.
+    place: list[int] = field(default_factory=list)
     has_hierarchy: bool = False
 
     def __len__(self) -> int:
         return len(self.name)
 
-    @property
-    def modules(self) -> list[int]:
-        """All module calls, without the run itself."""
-        return [node for node in range(1, len(self)) if self.is_module[node]]
-
     def module_children(self, node: int) -> list[int]:
         """The module calls directly inside this one."""
         return [child for child in self.children[node] if self.is_module[child]]
 
+    @cached_property
     def in_order(self) -> list[int]:
         """All nodes, each before what it encloses, otherwise in the order of execution."""
         found, stack = [], [ROOT]
@@ -49,6 +48,11 @@ class CallTree:
             found.append(node)
             stack.extend(reversed(self.children[node]))
         return found
+
+    @cached_property
+    def modules(self) -> list[int]:
+        """All module calls, without the run itself."""
+        return [node for node in range(1, len(self)) if self.is_module[node]]
 
 
 def call_tree(side: Side) -> CallTree:
@@ -126,6 +130,10 @@ def _settle(tree: CallTree) -> None:
             last[parent] = max(last[parent], last[node])
     for node in sorted(range(1, len(tree)), key=lambda at: last[at]):
         tree.children[tree.parent[node]].append(node)
+    tree.place = [0] * len(tree)
+    for siblings in tree.children:
+        for place, node in enumerate(siblings):
+            tree.place[node] = place
 
 
 def _parents_by_path(side: Side) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
-# One line per part of a model that code bases name differently. A name is looked up whole, without underscores.
+# The parts of a model that code bases name differently. A name is looked up whole, without underscores.
 _PARTS = """
 q: q query wq qproj queryproj toq lqq qlin qlinear linearq queries queryprojection
 k: k key wk kproj keyproj tok klin klinear lineark keys keyprojection
@@ -20,10 +20,13 @@ up: up upproj uplinear wi1
 gateup: gateup gateupproj gateandup w13 fc1gate packedgateup
 fc1: fc1 fc linearfc1 denseht4h densehto4h cfc lin1 wi linear1 intermediatedense wfc1 expand
 down: down downproj fc2 linearfc2 dense4htoh lin2 linear2 downlinear wfc2 contract
-norm1: inputlayernorm inputnorm ln1 layernorm1 norm1 attentionnorm attnnorm preattentionnorm layernormbefore preattnnorm lnattn
-norm2: postattentionlayernorm postattentionnorm premlplayernorm ln2 layernorm2 norm2 ffnnorm mlpnorm layernormafter premlpnorm lnmlp
+norm1: inputlayernorm inputnorm ln1 layernorm1 norm1 attentionnorm attnnorm preattentionnorm layernormbefore
+norm1: preattnnorm lnattn
+norm2: postattentionlayernorm postattentionnorm premlplayernorm ln2 layernorm2 norm2 ffnnorm mlpnorm
+norm2: layernormafter premlpnorm lnmlp
 normf: finallayernorm finalnorm lnf normf outputnorm postnorm normfinal lnfinal
-words: wte embedtokens wordembeddings tokembeddings tokenembedding tokenembeddings wordembedding embedin tokemb wordemb tokembed tokenembed vocabembedding
+words: wte embedtokens wordembeddings tokembeddings tokenembedding tokenembeddings wordembedding embedin tokemb
+words: wordemb tokembed tokenembed vocabembedding
 places: wpe positionembeddings positionembedding posemb posembed embedpositions positionalembedding posembedding
 types: tokentypeembeddings tokentypeembedding segmentembeddings segmentembedding typeembedding
 head: lmhead outputlayer embedout unembed
@@ -36,7 +39,8 @@ drop: dropout drop
 # Names whose meaning hangs on where they stand.
 _IN_ATTENTION = {"dense": "out", "proj": "out", "cproj": "out", "output": "out", "linear": "out", "out": "out"}
 _IN_MLP = {
-    "cproj": "down", "wo": "down", "output": "down", "out": "down", "w1": "w1", "w2": "down", "w3": "w3", "proj": "down",
+    "cproj": "down", "wo": "down", "output": "down", "out": "down", "w1": "w1", "w2": "down", "w3": "w3",
+    "proj": "down",
 }  # fmt: skip
 _ATTENTION = frozenset({"attention", "attn", "selfattention", "selfattn", "mha", "encdecattention", "crossattention"})
 _CROSS = frozenset({"cross", "crossattn", "crossattention", "encdecattention", "encoderattn", "interattention"})
@@ -109,11 +113,15 @@ def _is_norm(words: set[str]) -> bool:
 # Meanings that cannot be one another; two different ones from different groups may.
 _GROUPS = (
     {"q", "k", "v", "qkv", "kv", "out"}, {"gate", "up", "down", "fc1", "gateup", "w1", "w3"},
-    {"norm1", "norm2", "normf"}, {"words", "places", "types", "rotary"}, {"head", "pooler", "classify"},
+    {"words", "places", "types", "rotary"}, {"head", "pooler", "classify"},
     {"attention", "mlp"},
 )  # fmt: skip
 # w1 and w3 are gate and up in one code base and not in the next.
-_LOOSE = frozenset({"w1", "w3", "fc1", "gate", "up"})
+_LOOSE = frozenset({"w1", "w3", "fc1", "gate", "up", "gateup"})
+_NEARLY = {
+    frozenset({"w1", "gate"}): 0.4, frozenset({"w3", "up"}): 0.4, frozenset({"gate", "fc1"}): 0.4,
+    frozenset({"fc1", "gateup"}): 0.5,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=65536)
@@ -124,10 +132,10 @@ def agreement(one: str, other: str) -> float:
     if one == other:
         return 1.0
     if one in _LOOSE and other in _LOOSE:
-        return 0.4 if {one, other} in ({"w1", "gate"}, {"w3", "up"}, {"gate", "fc1"}) else 0.0
-    if any(one in group and other in group for group in _GROUPS):
-        return -1.0
-    return -0.5
+        return _NEARLY.get(frozenset({one, other}), 0.0)
+    if one.startswith("norm") and other.startswith("norm"):
+        return -0.3  # what one code base calls the final norm of a layer is the second norm of the next
+    return -1.0 if any(one in group and other in group for group in _GROUPS) else -0.5
 
 
 @lru_cache(maxsize=262144)

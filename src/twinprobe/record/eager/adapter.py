@@ -62,36 +62,41 @@ class Adapter(Protocol):
     def parameters(self, module: Any) -> Mapping[str, Any]:
         """A module's own parameters."""
 
+    def mark(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any], /) -> None:
+        """Mark the same among an API's noted arguments, or among their gradients."""
+
     def needs_gradient(self, tensor: Any) -> bool: ...
     def sites(self) -> Iterable[Site]:
         """All functions to watch."""
 
-    def call_hooks(self, models: list[Any]) -> Iterable[Any]:
-        """Watch what is called and is no function; returns handles with remove()."""
+    def call_hooks(self, models: list[Any], /) -> Iterable[Any]:
+        """Watch API calls that are no functions; returns handles with remove()."""
+
+    def use_hooks(self) -> Iterable[Any]:
+        """Follow the uses of tensors, where gradients need that; returns handles with remove()."""
 
     def check_models(self, model: Any, level: str) -> list[Any]:
         """The modules to watch; refuses what is none."""
 
-    def subfolder(self, models: list[Any]) -> str:
+    def subfolder(self, models: list[Any], /) -> str:
         """A folder between the dump path and the step folders; empty for the usual layout."""
 
-    def layout_of(self, module: Any, name: str) -> str | None:
+    def layout_of(self, module: Any, name: str, /) -> str | None:
         """A mark for parameters stored otherwise than in the other frameworks."""
 
-    def before_call(self, crossings: Crossings, name: str, args: Any, kwargs: Any, in_place: bool) -> Watch | None:
+    def before_call(self, crossings: Crossings, name: str, args: Any, kwargs: Any, in_place: bool, /) -> Any:
         """Prepare to see the gradients of a call; None when it has none."""
 
-    def pass_hooks(self, begin: Any, end: Any) -> Iterable[Any]:
+    def pass_hooks(self, begin: Any, end: Any, /) -> Iterable[Any]:
         """Call ``begin`` and ``end`` around every backward pass; returns handles with remove()."""
 
-    def suspend_hooks(self, aside: Any, back: Any) -> Iterable[Any]:
+    def suspend_hooks(self, aside: Any, back: Any, /) -> Iterable[Any]:
         """Call ``aside`` and ``back`` around every compilation, which must find the framework's own functions."""
 
     def add(self, parts: list[Any]) -> Any: ...
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None: ...
     def forget(self) -> None:
         """Memory may have changed: believe no measurement any more."""
-
 
 
 class Watch(Protocol):
@@ -103,3 +108,6 @@ class Watch(Protocol):
 
     def after(self, outputs: list[Any]) -> None:
         """The call gave these tensors."""
+
+    def cancel(self) -> None:
+        """The call failed."""

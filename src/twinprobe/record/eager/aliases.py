@@ -7,6 +7,7 @@ alone uses the tensor: on an alias that hands the gradient on unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from twinprobe.record.eager.flatten import replaced, tensors_in
@@ -63,8 +64,11 @@ class AliasWatch:
         """Wait for the gradients of these outputs."""
         crossing = self.crossing
         crossing.incoming = [None] * len(outputs)
-        hooked = False
+        crossing.awaited = 0
         for at, tensor in enumerate(outputs):
-            hooked |= self._framework.listen(tensor, lambda gradient, at=at: crossing.arrive(at, gradient))
-        if hooked:
+            crossing.awaited += self._framework.listen(tensor, partial(crossing.arrive, at))
+        if crossing.awaited:
             self._crossings.add(crossing)
+
+    def cancel(self) -> None:
+        """The call failed; nothing is waited for."""

@@ -31,7 +31,7 @@ class ApiWatch:
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if recorder.busy or not recorder.listening() or api.rank > self._tree_rank:
+            if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > self._tree_rank:
                 if api.in_place and not recorder.busy:
                     recorder.adapter.forget()
                 return original(*args, **kwargs)
@@ -42,21 +42,27 @@ class ApiWatch:
     def record(self, api: Api, original: Any, args: Any, kwargs: Any, frame: FrameType, skip: int = 0) -> Any:
         """Call and record. ``skip`` leaves out leading arguments, such as the primitive itself."""
         recorder = self._recorder
-        busy, recorder.busy = recorder.busy, True
+        recorder.busy = True
+        call = ApiCall(recorder, api)
         try:
-            call = ApiCall(recorder, api)
             with recorder.guard("recording an API's inputs"):
                 call.before(args[skip:], kwargs, frame, api.rank <= self._wanted_rank)
             if call.watch is not None:
                 args, kwargs = (*args[:skip], *call.watch.args), call.watch.kwargs
-            output = original(*args, **kwargs)
+            recorder.busy, recorder.in_api = False, True
+            try:
+                output = original(*args, **kwargs)
+            except BaseException:
+                call.fail()
+                raise
+            recorder.busy = True
             if api.in_place:
                 recorder.adapter.forget()
             with recorder.guard("recording an API's outputs"):
                 call.after((*args[skip:], *kwargs.values()) if api.collective else output)
             return output
         finally:
-            recorder.busy = busy
+            recorder.busy = recorder.in_api = False
 
 
 class ApiCall:
@@ -92,8 +98,14 @@ class ApiCall:
             if recorder.inputs:
                 self._parts["input_args"] = [recorder.capture(item) for item in args]
                 self._parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
+                recorder.adapter.mark(self._api.prefix, self._parts["input_args"], self._parts["input_kwargs"])
         if recorder.backward and recorder.adapter.grad_enabled():
             self.watch = recorder.adapter.before_call(recorder.crossings, backward, args, kwargs, self._api.in_place)
+
+    def fail(self) -> None:
+        """The call raised."""
+        if self.watch is not None:
+            self.watch.cancel()
 
     def after(self, output: Any) -> None:
         """Note the result and wait for its gradients."""

@@ -21,12 +21,15 @@ class Crossing:
     all expected gradients have come, or from Crossings when the pass is over.
     """
 
-    __slots__ = ("_crossings", "_missing", "_parts", "begun", "done", "handles", "incoming", "name", "outgoing")
+    __slots__ = (
+        "_crossings", "_missing", "_parts", "awaited", "begun", "done", "handles", "incoming", "name", "outgoing",
+    )  # fmt: skip
 
     def __init__(self, crossings: Crossings, name: str, inputs: int) -> None:
         self.name = name
         self.incoming: list[Any] = []
         self.outgoing: list[Any] = [None] * inputs
+        self.awaited = 1  # outputs whose gradients may come
         self.begun = False
         self.done = False
         self.handles: list[Any] = []
@@ -35,8 +38,13 @@ class Crossing:
         self._missing: dict[int, int] = {}
 
     def expect(self, index: int, parts: int = 1) -> None:
-        """Input ``index`` will get its gradient in so many parts."""
-        self._missing[index] = parts
+        """Input ``index`` will get its gradient in so many parts more."""
+        self._missing[index] = self._missing.get(index, 0) + parts
+
+    def give_up(self, index: int) -> None:
+        """The gradient of this input cannot be told."""
+        self._missing.pop(index, None)
+        self._parts.pop(index, None)
 
     def arrive(self, output: int, gradient: Any) -> None:
         """The gradient of an output is known."""
@@ -44,7 +52,8 @@ class Crossing:
             return
         self._begin()
         self.incoming[output] = self._crossings.owner.note_gradient(self.name, gradient)
-        if not self._missing:
+        self.awaited -= 1
+        if not self._missing and self.awaited <= 0:
             self.finish()
 
     def leave(self, index: int, gradient: Any) -> None:

@@ -96,7 +96,7 @@ class ModuleWatch:
 
     def _record(self, info: ModuleInfo, original: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         recorder = self._recorder
-        busy, recorder.busy = recorder.busy, True
+        in_api, recorder.in_api, recorder.busy = recorder.in_api, False, True
         call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
         self.calls.append(call)
         try:
@@ -121,7 +121,7 @@ class ModuleWatch:
                 self._leave(call, output)
             return output
         finally:
-            recorder.busy = busy
+            recorder.in_api, recorder.busy = in_api, False
             while self.calls and self.calls.pop() is not call:
                 continue
 
@@ -142,7 +142,7 @@ class ModuleWatch:
             call.crossing = recorder.adapter.before_call(recorder.crossings, call.backward, args, kwargs, False)
 
     def _number_backward(self, call: ModuleCall) -> None:
-        """A module recomputed in backward answers for the forward that ran without gradients, so it takes its number."""
+        """A module recomputed in backward takes the number of the forward that ran without gradients."""
         recorder = self._recorder
         prefix, number = call.info.prefix, int(call.name.rpartition(".")[2])
         waiting = self._without_gradient.setdefault(prefix, [])
@@ -167,6 +167,9 @@ class ModuleWatch:
                 items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
                 call.parts["output"] = [recorder.capture(item) for item in items]
             recorder.emit_forward(call.name, call.parts)
-        if call.crossing is not None and not failed:
-            call.crossing.after(tensors_in(output, recorder.adapter.is_tensor, []))
+        if call.crossing is not None:
+            if failed:
+                call.crossing.cancel()
+            else:
+                call.crossing.after(tensors_in(output, recorder.adapter.is_tensor, []))
         recorder.engine.filter.leaving(call.name)

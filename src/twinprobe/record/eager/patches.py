@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,6 +22,7 @@ class Patches:
         self._wrappers: dict[tuple[int, str], tuple[Site, Any]] = {}
         self._by_original: dict[int, Any] = {}
         self._scanned: dict[str, int] = {}
+        self._modules = 0
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
         self._aside = 0
@@ -84,7 +86,10 @@ class Patches:
 
     def _scan(self) -> None:
         """Names that other modules imported: ``from mindspore.ops import relu``. Modules seen before are skipped."""
-        for module_name, module in list(sys.modules.items()):
+        everywhere = self._modules != len(sys.modules)
+        self._modules = len(sys.modules)
+        for module_name in list(sys.modules) if everywhere else ["__main__"]:
+            module = sys.modules.get(module_name)
             names = getattr(module, "__dict__", None)
             foreign = module_name.partition(".")[0] not in self._own or module_name.startswith(self._inside)
             if names is None or not foreign:
@@ -97,3 +102,32 @@ class Patches:
                 wrapper = self._by_original.get(id(value))
                 if wrapper is not None and name not in known:
                     self._names.append((names, name, value, wrapper))
+
+
+class Replaced:
+    """A function replaced by another one, until remove()."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._original = owner, name, getattr(owner, name)
+        setattr(owner, name, make(self._original))
+
+    def remove(self) -> None:
+        """Put the original back."""
+        setattr(self._owner, self._name, self._original)
+
+
+def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
+    """A maker of functions that call ``before`` and ``after`` around the original."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after()
+
+        return run
+
+    return make

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from twinprobe.errors import BadInput
+from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Adapter
 from twinprobe.record.eager.apis import ApiWatch
@@ -48,7 +49,8 @@ class EagerRecorder:
         self.inputs = config.wants("input")
         self.outputs = config.wants("output")
         self.save = False
-        self.busy = False  # inside a recorded API, or inside the recorder itself
+        self.busy = False  # the recorder itself is at work
+        self.in_api = False  # inside a recorded API, where further ones are not recorded
         self.muted = 0
         self.paused = False
         self.passes = 0  # backward passes under way
@@ -62,6 +64,8 @@ class EagerRecorder:
         self._handles: list[Any] = []
         self._keep_all = config.task == "tensor"
         self._parents: dict[str, str | None] = {}
+        if config.bench_path is not None:  # checksums are always there already, so none is asked for later
+            self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, lambda _: None, self._keep_no_more)
 
     # -- what the engine asks ---------------------------------------------------------------------------------------
 
@@ -101,6 +105,7 @@ class EagerRecorder:
             self.modules.watch_tokens(models, token_range)
         if self.backward:
             self._handles += self.adapter.pass_hooks(self._pass_begins, self._pass_ends)
+            self._handles += self.adapter.use_hooks()
         self.modules.attach()
         if level in {"L1", "mix"}:
             self._handles += self.adapter.suspend_hooks(self.patches.aside, self.patches.back)
@@ -124,13 +129,16 @@ class EagerRecorder:
         for part in (self.crossings.close, self.parameters.detach, self.modules.detach):
             with self.quiet(), self.guard("stopping"):
                 part()
-        for handle in self._handles:
+        for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
         self._parents.clear()
         self.adapter.forget()
         self.paused = False
         self.passes = 0
+
+    def _keep_no_more(self) -> None:
+        self._keep_all = self.save = False
 
     def next_step(self) -> None:
         """Later records belong to the next step; stops first if that was forgotten."""
@@ -153,6 +161,10 @@ class EagerRecorder:
     def guard(self, doing: str) -> Guard:
         """The recorder's errors are noted, the program's are raised."""
         return Guard(self.engine.problems.note, doing)
+
+    def hearing(self) -> _Hearing:
+        """What a gradient's hook works in: quiet and guarded."""
+        return _Hearing(self)
 
     def quiet(self) -> _Quiet:
         """While the recorder works, its own calls are not recorded."""
@@ -239,6 +251,7 @@ class EagerRecorder:
         name = crossing.name
         if self.active and self.wants(name, self.ancestors(name)):
             self.engine.link(name, self.backward_parent(name))
+            self.adapter.mark(name.removesuffix(".backward").rpartition(".")[0] + ".", crossing.outgoing, {})
             parts = {}
             if self.inputs:
                 parts["input"] = ("input", crossing.incoming)
@@ -273,6 +286,21 @@ class _Quiet:
 
     def __exit__(self, *_: Any) -> None:
         self._recorder.busy = self._before
+
+
+class _Hearing(Guard):
+    __slots__ = ("_quiet",)
+
+    def __init__(self, recorder: EagerRecorder) -> None:
+        super().__init__(recorder.engine.problems.note, "recording gradients")
+        self._quiet = recorder.quiet()
+
+    def __enter__(self) -> None:
+        self._quiet.__enter__()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        self._quiet.__exit__()
+        return super().__exit__(kind, error, trace)
 
 
 def without_last_nulls(items: list[Any]) -> list[Any]:

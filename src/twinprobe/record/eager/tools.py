@@ -63,7 +63,13 @@ def custom_api(debugger_class: Any, module: Any, api_name: str, api_prefix: str 
     def recorded(*args: Any, **kwargs: Any) -> Any:
         debugger = debugger_class._current
         recorder = debugger.recorder if debugger is not None else None
-        if recorder is None or recorder.busy or not recorder.patches.attached or not recorder.listening():
+        if (
+            recorder is None
+            or recorder.busy
+            or recorder.in_api
+            or not recorder.patches.attached
+            or not recorder.listening()
+        ):
             return original(*args, **kwargs)
         return recorder.apis.record(api, original, args, kwargs, sys._getframe(1))
 

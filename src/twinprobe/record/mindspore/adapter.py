@@ -13,9 +13,10 @@ from twinprobe.record.eager.adapter import Site
 from twinprobe.record.eager.aliases import AliasWatch
 from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
+from twinprobe.record.eager.patches import Replaced, around
 from twinprobe.record.eager.recorder import EagerRecorder, check_models
 from twinprobe.record.leaves import NOT_MINE
-from twinprobe.record.mindspore.compiled import Replaced, around, around_compilation, warn_of, watched_cells
+from twinprobe.record.mindspore.compiled import around_compilation, warn_of, watched_cells
 from twinprobe.record.mindspore.nodes import NodeGraph
 from twinprobe.record.mindspore.sites import PrimitiveSites, function_sites
 from twinprobe.record.mindspore.tensors import MindSporeTensors
@@ -65,7 +66,7 @@ class MindSporeAdapter:
     tensor_suffix = ".npy"
     container = "Cell"
     module_class = nn.Cell
-    scanned = ("mindspore.nn.layer", "mindspore.mint.nn.layer")
+    scanned: tuple[str, ...] = ("mindspore.nn.layer", "mindspore.mint.nn.layer")
 
     def __init__(self, rows: HostRows) -> None:
         rows.widens = True
@@ -116,8 +117,11 @@ class MindSporeAdapter:
     def parameters(self, module: Any) -> Mapping[str, Any]:
         return {name: one for name, one in module._params.items() if one is not None}
 
-    def layout_of(self, module: Any, name: str) -> str | None:
+    def layout_of(self, _module: Any, _name: str) -> str | None:
         return None
+
+    def mark(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+        """Weights are laid out as in PyTorch."""
 
     def needs_gradient(self, tensor: Any) -> bool:
         return bool(tensor.requires_grad) if isinstance(tensor, ms.Parameter) else self.aliases.differentiable(tensor)
@@ -141,6 +145,9 @@ class MindSporeAdapter:
         """Primitives kept by cells."""
         return list(self._primitives.replaced(models, self.recorder))
 
+    def use_hooks(self) -> Iterable[Any]:
+        return []
+
     def suspend_hooks(self, aside: Callable[[], None], back: Callable[[], None]) -> Iterable[Replaced]:
         return around_compilation(aside, back)
 
@@ -159,17 +166,8 @@ def make_recorder(config: RecordConfig) -> EagerRecorder:
     recorder = EagerRecorder(config, MindSporeAdapter)
     adapter: Any = recorder.adapter
 
-    class _GradientGuard:
-        def __enter__(self) -> None:
-            self._quiet, self._guard = recorder.quiet(), recorder.guard("recording gradients")
-            self._quiet.__enter__()
-
-        def __exit__(self, *error: Any) -> Any:
-            self._quiet.__exit__()
-            return self._guard.__exit__(*error)
-
     adapter.recorder = recorder
-    adapter.graph.guard = adapter.aliases.guard = _GradientGuard
+    adapter.graph.guard = adapter.aliases.guard = recorder.hearing
     adapter.graph.outermost = lambda: not recorder.modules.calls
     adapter.tensors.reuse = config.level in {"L1", "mix"}
     return recorder

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
 
+from twinprobe.record.eager.patches import Replaced, around
 from twinprobe.record.mindspore.versions import GraphExecutor, JitExecutor
 from twinprobe.record.problems import logger
 
@@ -56,35 +56,6 @@ def warn_of(models: list[Any]) -> bool:
             type(cell).__name__,
         )
     return bool(found)
-
-
-class Replaced:
-    """A function replaced by another one, until remove()."""
-
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        setattr(owner, name, make(self._original))
-
-    def remove(self) -> None:
-        """Put the original back."""
-        setattr(self._owner, self._name, self._original)
-
-
-def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
-    """A maker of functions that call ``before`` and ``after`` around the original."""
-
-    def make(original: Any) -> Any:
-        @functools.wraps(original)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            before()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                after()
-
-        return run
-
-    return make
 
 
 def around_compilation(aside: Callable[[], None], back: Callable[[], None]) -> list[Replaced]:

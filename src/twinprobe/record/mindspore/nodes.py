@@ -13,6 +13,7 @@ from typing import Any
 
 from twinprobe.record.eager.flatten import tensors_in
 from twinprobe.record.eager.gradients import Crossing, Crossings
+from twinprobe.record.mindspore.tensors import Reading
 
 Edge = tuple[int, int]
 _LEAF_NUMBER = (1 << 64) - 1  # leaves carry the largest number
@@ -108,8 +109,11 @@ class NodeWatch:
         tensors = tensors_in((args, kwargs), graph.is_tensor, [])
         self._places: list[Edge | None] = []
         self._held: list[Any] = []
-        for tensor in filter(graph.differentiable, tensors):
-            node = tensor._grad_node if tensor._requires_grad else None
+        with Reading():
+            nodes = [
+                (one, one._grad_node if one._requires_grad else None) for one in tensors if graph.differentiable(one)
+            ]
+        for tensor, node in nodes:
             self._places.append(None if node is None else (node._unique_id(), int(tensor._output_index)))
             if node is not None:
                 self._held.append(node)
@@ -121,8 +125,9 @@ class NodeWatch:
         """Hook the nodes of the finished call."""
         index, since, crossing = self._graph.index, self._since, self.crossing
         arriving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
-        for at, tensor in enumerate(outputs):
-            node = tensor._grad_node
+        with Reading():
+            nodes = [(tensor, tensor._grad_node) for tensor in outputs]
+        for at, (tensor, node) in enumerate(nodes):
             if node is not None and since <= node._sequence_nr() < _LEAF_NUMBER:
                 arriving.setdefault(node._unique_id(), (node, []))[1].append((int(tensor._output_index), at))
         if arriving:
@@ -132,6 +137,11 @@ class NodeWatch:
             self._crossings.add(crossing)
         if self._graph.outermost():
             index.clear()
+
+    def cancel(self) -> None:
+        """The call failed; nothing is waited for."""
+        if self._graph.outermost():
+            self._graph.index.clear()
 
     def _install(self, arriving: dict[int, tuple[Any, list[tuple[int, int]]]]) -> None:
         index, since, crossing = self._graph.index, self._since, self.crossing
@@ -146,9 +156,11 @@ class NodeWatch:
                 crossing.expect(at, len(feeding))
             for node, slot in feeding:
                 leaving.setdefault(node._unique_id(), (node, []))[1].append((slot, at))
+        crossing.awaited = 0
         for key, (node, slots) in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
             pure = [(slot, at) for slot, at in slots if not index.feeding((key, slot), since)]
+            crossing.awaited += len(pure)
             crossing.handles.append(node.register_prehook(self._hook(crossing.arrive, pure)))
         for node, slots in leaving.values():
             crossing.handles.append(node.register_hook(self._hook(crossing.leave, slots)))

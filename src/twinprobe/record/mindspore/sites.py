@@ -16,10 +16,18 @@ from mindspore import ops
 from twinprobe.record.eager.adapter import CORE, FOCUS, Api, Site
 from twinprobe.record.torch.api_lists import CORE_NAMES, NEVER_NAMES, words
 
-_HOMES = ("mindspore.ops.function", "mindspore.ops.auto_generate", "mindspore.ops.operations.manually_defined", "mindspore.mint")
-_HOMES += ("mindspore.graph", "mindspore.ops.primitive", "mindspore.communication", "mindspore.ops.composite.math_ops")
+_HOMES = (
+    "mindspore.ops.function",
+    "mindspore.ops.auto_generate",
+    "mindspore.ops.operations.manually_defined",
+    "mindspore.ops.composite.math_ops",
+    "mindspore.ops.primitive",
+    "mindspore.mint",
+    "mindspore.graph",
+    "mindspore.communication",
+)
 _CORE = CORE_NAMES | words("dense MatMul BatchMatMul Conv2D LayerNorm BatchNorm Gather BiasAdd flash_attention_score")
-_NEVER = NEVER_NAMES | words(
+_NEVER = (NEVER_NAMES - {"equal", "allclose"}) | words(
     """
     grad value_and_grad get_grad derivative jacfwd jacrev jet jvp vjp linearize vmap constexpr prim_attr_register
     prim_arg_register op_info_register kernel get_vm_impl_fn add_flags is_tensor size rank dtype print_ asnumpy
@@ -38,7 +46,10 @@ _SLOTS = words(
     """
 )
 _WRITING = words("__setitem__ assign assign_add assign_sub copy_ inplace_update set_data batch_norm itemset")
-_COLLECTIVE_MODULES = (("Distributed", "mindspore.communication.comm_func"), ("MintDistributed", "mindspore.mint.distributed"))
+_COLLECTIVE_MODULES = (
+    ("Distributed", "mindspore.communication.comm_func"),
+    ("MintDistributed", "mindspore.mint.distributed"),
+)
 _COLLECTIVES = words(
     """
     all_reduce all_gather all_gather_into_tensor all_gather_into_tensor_uneven all_to_all all_to_all_single
@@ -96,9 +107,10 @@ def _methods() -> Iterator[Site]:
         if (name.startswith("_") and name not in _SLOTS) or name in _NEVER:
             continue
         function = inspect.getattr_static(owner, name)
+        if isinstance(function, staticmethod | classmethod):
+            continue
         if inspect.isfunction(function) or inspect.ismethoddescriptor(function):
-            if not isinstance(function, staticmethod | classmethod):
-                yield Site(owner, name, function, make_api("Tensor", name))
+            yield Site(owner, name, function, make_api("Tensor", name))
 
 
 class PrimitiveSites:
@@ -133,11 +145,11 @@ class _PrimitiveCall:
         @functools.wraps(original)
         def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
             known = apis.get(id(primitive))
-            if known is None or recorder.busy or not recorder.listening():
+            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
                 return original(primitive, *args, **kwargs)
             return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
 
-        self._kind.__call__ = call
+        setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake
 
     def remove(self) -> None:
         """Put the original back."""

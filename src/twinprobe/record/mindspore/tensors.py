@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import mindspore as ms
 import numpy as np
@@ -29,6 +29,28 @@ def dtype_names(tensor: Any) -> tuple[str, str]:
     return known
 
 
+class Reading:
+    """Looking at a tensor, even at its dtype, waits for what makes it: an error that shows here is the program's."""
+
+    __slots__ = ()
+    _said: ClassVar[bool] = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        if not Reading._said:
+            Reading._said = True
+            logger.warning(
+                "MindSpore reports an error of an operation that ran before this point (%s). It is the program's, not "
+                "the recorder's: kernels run asynchronously. mindspore.runtime.launch_blocking() shows where",
+                str(error).strip().partition("\n")[0],
+            )
+        raise ProgramFault(error) from error
+
+
 class MindSporeTensors:
     """Notes tensors. MindSpore keeps no version of a tensor's content, so a row is used again only while ``reuse``
     says that every write is seen, and never for a parameter."""
@@ -36,13 +58,13 @@ class MindSporeTensors:
     def __init__(self, rows: HostRows) -> None:
         self._rows = rows
         self._known: dict[int, tuple[weakref.ref[Any], Row]] = {}
-        self._said = False
         self.reuse = False
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
-        shown, name = dtype_names(tensor)
-        shape = tuple(int(size) for size in tensor.shape)
+        with Reading():
+            shown, name = dtype_names(tensor)
+            shape = tuple(int(size) for size in tensor.shape)
         row = self._row(tensor, name, save) if name in STORAGE else None
         return Note("mindspore.Tensor", shown, shape, row, None, save)
 
@@ -70,15 +92,6 @@ class MindSporeTensors:
             self._known[id(tensor)] = (weakref.ref(tensor), row)
 
     def _read(self, tensor: Any, name: str) -> NDArray[Any]:
-        try:
+        with Reading():
             array: NDArray[Any] = _asnumpy(tensor)
-        except Exception as error:
-            if not self._said:
-                self._said = True
-                logger.warning(
-                    "MindSpore reports an error of an operation that ran before this point (%s). It is the program's, "
-                    "not the recorder's: kernels run asynchronously. mindspore.runtime.launch_blocking() shows where",
-                    str(error).strip().partition("\n")[0],
-                )
-            raise ProgramFault(error) from error
         return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])

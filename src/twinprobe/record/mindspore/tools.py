@@ -63,7 +63,7 @@ def _silence_dropout_cells() -> None:
             kind.construct = _passing
 
 
-def _passing(self: Any, x: Any) -> Any:
+def _passing(_self: Any, x: Any) -> Any:
     return x
 
 

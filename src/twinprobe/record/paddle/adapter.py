@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
@@ -10,12 +9,13 @@ import paddle
 
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Site
-from twinprobe.record.eager.aliases import AliasWatch
 from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
+from twinprobe.record.eager.patches import Patches, Replaced, around
 from twinprobe.record.eager.recorder import EagerRecorder, check_models
 from twinprobe.record.leaves import NOT_MINE
-from twinprobe.record.paddle.gradients import PaddleGraph
+from twinprobe.record.paddle.gradients import UseGraph, UseWatch
+from twinprobe.record.paddle.operations import CustomLayers, Operations
 from twinprobe.record.paddle.sites import all_sites
 from twinprobe.record.paddle.tensors import PaddleTensors
 from twinprobe.record.rows import Leaf, Note
@@ -25,16 +25,14 @@ _TRANSPOSED = (paddle.nn.Linear,)  # weight is [in, out] here, [out, in] in PyTo
 _PLACES = (paddle.CPUPlace, paddle.CUDAPlace, paddle.base.core.Place)
 
 
-class Replaced:
-    """A function replaced by another one, until remove()."""
+class _Attached:
+    """Patches in place, until remove()."""
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self._owner, self._name, self._original = owner, name, getattr(owner, name)
-        setattr(owner, name, make(self._original))
+    def __init__(self, patches: Patches) -> None:
+        self._patches = patches
 
     def remove(self) -> None:
-        """Put the original back."""
-        setattr(self._owner, self._name, self._original)
+        self._patches.detach()
 
 
 class PaddleAdapter:
@@ -44,12 +42,14 @@ class PaddleAdapter:
     tensor_suffix = ".npy"
     container = "Module"
     module_class = paddle.nn.Layer
-    scanned = ("paddle.nn.layer", "paddle.incubate.nn.layer")  # layers call functions by names of their own
+    scanned: tuple[str, ...] = ("paddle.nn.layer", "paddle.incubate.nn.layer")
 
     def __init__(self, rows: HostRows) -> None:
         self._tensors = PaddleTensors(rows)
         self._sites: list[Site] | None = None
-        self.graph = PaddleGraph()
+        self.graph = UseGraph()
+        self.recorder: Any = None
+        self._operations: Operations | None = None
 
     def rank(self) -> int | None:
         distributed = paddle.distributed
@@ -80,7 +80,7 @@ class PaddleAdapter:
     def check_models(self, model: Any, level: str) -> list[Any]:
         return check_models(model, level, self.module_class, "paddle.nn.Layer")
 
-    def subfolder(self, models: list[Any]) -> str:
+    def subfolder(self, _models: list[Any]) -> str:
         return ""
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -102,6 +102,12 @@ class PaddleAdapter:
     def layout_of(self, module: Any, name: str) -> str | None:
         return IN_OUT if name == "weight" and isinstance(module, _TRANSPOSED) else None
 
+    def mark(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+        if prefix == "Functional.linear.":
+            weight = args[1] if len(args) > 1 else kwargs.get("weight")
+            if isinstance(weight, Note):
+                weight.extra = {**(weight.extra or {}), "layout": IN_OUT}
+
     def needs_gradient(self, tensor: Any) -> bool:
         return not tensor.stop_gradient
 
@@ -110,33 +116,28 @@ class PaddleAdapter:
             self._sites = list(all_sites())
         return self._sites
 
-    def before_call(self, crossings: Crossings, name: str, args: Any, kwargs: Any, in_place: bool) -> AliasWatch:
-        watch = AliasWatch(self.graph, crossings, name, args, kwargs)
-        watch.divert(args[0] if in_place and args else None)
-        return watch
+    def before_call(self, crossings: Crossings, name: str, args: Any, kwargs: Any, _in_place: bool) -> UseWatch:
+        return self.graph.before(crossings, name, args, kwargs)
 
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:
-        def around(original: Any) -> Any:
-            @functools.wraps(original)
-            def run(*args: Any, **kwargs: Any) -> Any:
-                begin()
-                try:
-                    return original(*args, **kwargs)
-                finally:
-                    end()
-
-            return run
-
+        make = around(begin, end)
         return [
-            Replaced(paddle.Tensor, "backward", around),
-            Replaced(paddle.autograd, "backward", around),
-            Replaced(paddle, "grad", around),
+            Replaced(paddle.Tensor, "backward", make),
+            Replaced(paddle.autograd, "backward", make),
+            Replaced(paddle, "grad", make),
         ]
 
-    def call_hooks(self, models: list[Any]) -> Iterable[Replaced]:
+    def call_hooks(self, _models: list[Any]) -> Iterable[Replaced]:
         return []
 
-    def suspend_hooks(self, aside: Callable[[], None], back: Callable[[], None]) -> Iterable[Replaced]:
+    def use_hooks(self) -> Iterable[Any]:
+        if self._operations is None:
+            self._operations = Operations(self.recorder, self.graph)
+            self._places = Patches(self._operations.wrap, "paddle", ("paddle.",))
+        self._places.attach(self._operations.sites())
+        return [_Attached(self._places), CustomLayers(self.recorder, self.graph)]
+
+    def suspend_hooks(self, _aside: Callable[[], None], _back: Callable[[], None]) -> Iterable[Replaced]:
         return []  # a traced function runs Python code, where tracing() keeps the recorder silent
 
     def add(self, parts: list[Any]) -> Any:
@@ -160,17 +161,6 @@ def make_recorder(config: RecordConfig) -> EagerRecorder:
     recorder = EagerRecorder(config, PaddleAdapter)
     adapter: Any = recorder.adapter
 
-    class _GradientGuard:
-        def __enter__(self) -> None:
-            self._quiet, self._guard = recorder.quiet(), recorder.guard("recording gradients")
-            self._quiet.__enter__()
-            self._no_grad = paddle.no_grad()
-            self._no_grad.__enter__()
-
-        def __exit__(self, *error: Any) -> Any:
-            self._no_grad.__exit__(*error)
-            self._quiet.__exit__()
-            return self._guard.__exit__(*error)
-
-    adapter.graph.guard = _GradientGuard
+    adapter.recorder = recorder
+    adapter.graph.guard = recorder.hearing
     return recorder

@@ -21,10 +21,12 @@ _HOMES = (
     "paddle.fft",
     "paddle.signal",
 )
-_CORE = CORE_NAMES | words("conv1d_transpose conv2d_transpose conv3d_transpose flash_attention scaled_dot_product_attention")
+_CORE = CORE_NAMES | words(
+    "conv1d_transpose conv2d_transpose conv3d_transpose flash_attention scaled_dot_product_attention"
+)
 _LOW = LOW_NAMES | words("concat cast astype slice strided_slice gather gather_nd scatter flip roll unstack crop pad")
 _MINOR = MINOR_NAMES | words("to_tensor assign create_parameter create_tensor shape fill_constant uniform")
-_NEVER = NEVER_NAMES | words(
+_NEVER = (NEVER_NAMES - {"equal", "allclose"}) | words(
     """
     rank is_tensor is_empty is_integer numel numpy gradient clear_grad clear_gradient set_value register_hook backward
     apply apply_ cpu cuda pin_memory get_device to_dense to_sparse_coo coalesce value values tolist create_parameter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,13 @@ from twinprobe.record.eager.host_rows import HostRows, widened
 from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import STORAGE
 
-_ZERO_COPY_BYTES = 1 << 16  # below, a copy is cheaper than the exchange protocol
+_ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol
 _PURGE_AT = 8192
 # Held here, because the methods on the class are replaced while a program is recorded.
 _numpy = paddle.Tensor.numpy
 _detach = paddle.Tensor.detach
-_view = paddle.Tensor.view
-_dlpack = paddle.Tensor.__dlpack__
-_dlpack_device = paddle.Tensor.__dlpack_device__
+_dlpack = getattr(paddle.Tensor, "__dlpack__", None)  # younger than the rest
+_dlpack_device = getattr(paddle.Tensor, "__dlpack_device__", None)
 _NATIVE = frozenset(name for name, storage in STORAGE.items() if np.dtype(storage).name == name)
 
 
@@ -33,22 +33,31 @@ class _Exchange:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
+        assert _dlpack is not None
         return _dlpack(self._tensor)
 
     def __dlpack_device__(self) -> Any:
+        assert _dlpack_device is not None
         return _dlpack_device(self._tensor)
+
+
+_names: dict[Any, str] = {}
 
 
 def dtype_name(tensor: Any) -> str:
     """``float32`` for paddle.float32."""
-    return str(tensor.dtype).rpartition(".")[2]
+    dtype = tensor.dtype
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = str(dtype).rpartition(".")[2]
+    return name
 
 
 def host_array(tensor: Any, name: str) -> NDArray[Any] | None:
     """The storage elements of a dense tensor; bfloat16 comes as its bits. None where there is nothing to read."""
     if not tensor._is_initialized() or name not in STORAGE:
         return None
-    big = tensor.size * tensor.element_size() >= _ZERO_COPY_BYTES
+    big = _dlpack is not None and prod(tensor.shape) >= _ZERO_COPY
     if big and name in _NATIVE and name != "bool" and tensor.place.is_cpu_place():
         return np.from_dlpack(_Exchange(_detach(tensor)))
     array: NDArray[Any] = _numpy(tensor)

@@ -9,7 +9,6 @@ import torch
 
 from twinprobe.errors import BadInput
 from twinprobe.record.bench_check import BenchCheck
-from twinprobe.record.collector import CalmCollector
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import Capturer
@@ -63,7 +62,6 @@ class TorchRecorder:
         self.collectives = Collectives(self)
         self.mode = ApiMode(self) if config.level in {"L1", "mix"} else WatchMode(self)
         self.compiled = CompiledFunctions(self.mode)
-        self._collector = CalmCollector()
         self.distributed = False
         self._keep_all = config.task == "tensor"
         self.takes_all = self.engine.filter.takes_all
@@ -126,7 +124,6 @@ class TorchRecorder:
         self.mode.attach()
         self.compiled.attach()
         self.book.may_wait = True
-        self._collector.attach()
 
     def stop(self) -> None:
         """Stop observing; every hook and mode is gone afterwards."""
@@ -138,7 +135,6 @@ class TorchRecorder:
 
     def _release(self) -> None:
         self.book.may_wait = False
-        self._collector.detach()
         self.mode.detach()
         self.compiled.detach()
         for part in (self.graph.close, self.parameters.detach, self.modules.detach):

@@ -18,29 +18,29 @@ class StorageNumbers:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
+        self.known: dict[int, int] = {}  # read by who cannot afford a call; always the same dictionary
         self._references: dict[int, int] = {}
         self._next = 0
 
     def __call__(self, storage: Any) -> int:
         """The number of a live storage."""
         identity = storage._cdata
-        number = self._numbers.get(identity)
+        number = self.known.get(identity)
         if number is None:
             if identity not in self._references:
                 self._references[identity] = storage._weak_ref()
-            number = self._numbers[identity] = self._next
+            number = self.known[identity] = self._next
             self._next += 1
         return number
 
     @property
     def many(self) -> bool:
         """Whether it is time to purge."""
-        return len(self._numbers) >= _PURGE_AT
+        return len(self.known) >= _PURGE_AT
 
     def renumber(self, storage: Any) -> None:
         """Whatever is known by this storage's number is known no more."""
-        self._numbers.pop(storage._cdata, None)
+        self.known.pop(storage._cdata, None)
 
     def purge(self) -> set[int]:
         """Forget storages that are gone, all of them if too many live; returns the numbers that still stand."""
@@ -49,12 +49,13 @@ class StorageNumbers:
             return set()
         for identity in [at for at, one in self._references.items() if _expired(one)]:
             _free(self._references.pop(identity))
-            self._numbers.pop(identity, None)
-        return set(self._numbers.values())
+            self.known.pop(identity, None)
+        return set(self.known.values())
 
     def clear(self) -> None:
         """Forget every storage; numbers are not used again."""
-        references, self._references, self._numbers = self._references, {}, {}
+        references, self._references = self._references, {}
+        self.known.clear()
         for one in references.values():
             _free(one)
 

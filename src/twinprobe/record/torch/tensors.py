@@ -30,6 +30,7 @@ class TensorBook:
         self._values = values
         self._digest = digest
         self._numbers = StorageNumbers()
+        self._known_numbers = self._numbers.known
         self._notes: dict[Key, Note] = {}
         self._devices: dict[torch.device, DeviceRows] = {}
         self._lock = threading.RLock()
@@ -53,13 +54,16 @@ class TensorBook:
             return self._unusual(tensor, save)
         if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():  # no version, or not what memory says
             return self._fresh(tensor, tensor.shape, save, None)
-        number = self._numbers(tensor.untyped_storage())
+        storage = tensor.untyped_storage()
+        number = self._known_numbers.get(storage._cdata)
+        if number is None:
+            if self._numbers.many:
+                self._purge()
+            number = self._numbers(storage)
         shape = tensor.shape
         key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor._version)
         known = self._notes.get(key)
         if known is None:
-            if self._numbers.many:
-                self._purge()
             known = self._fresh(tensor, shape, False, key[5])
             self._notes[key] = known
         if save:

@@ -1,0 +1,134 @@
+"""How good and how fast automatic alignment is.
+
+    python bench/align.py [--only NAME] [--level mix|L0] [--speed 20 90 450 2250] [--reference ../shared/reference]
+
+Accuracy: small models, published and written again with other names, nesting and fusing (tests/models), each clean and
+disturbed in four ways, against what is known by hand to be right; and the reference dumps. Speed: the same two Llamas
+with ever more layers. Times are processor time of the alignment alone, without reading the dumps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from models.reference_truth import REFERENCE_PAIRS
+from models.score import Score, score
+from twinprobe.align.auto import align_runs
+from twinprobe.runs.run import Run, open_run
+
+GOALS = {"clean": (0.995, 0.98), "disturbed": (0.99, 0.95)}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is asked for and print tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="pairs whose name contains this")
+    parser.add_argument("--level", default="mix", help="recording level of the models (default: mix)")
+    parser.add_argument("--speed", type=int, nargs="*", metavar="LAYERS", help="measure speed with so many layers")
+    parser.add_argument("--reference", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "reference")
+    arguments = parser.parse_args(argv)
+    warnings.filterwarnings("ignore")
+    if arguments.speed is not None:
+        measure_speed(arguments.speed or [22, 110, 440])
+        return
+    measure_accuracy(arguments.only, arguments.level, arguments.reference)
+
+
+def measure_accuracy(only: str, level: str, reference: Path) -> None:
+    """One row per pair and disturbance, and the totals against the goals."""
+    import torch
+    import transformers
+
+    from models.catalogue import CLEAN, DISTURBANCES, PAIRS, record_pair, record_run
+    from models.published import PUBLISHED
+
+    transformers.logging.set_verbosity_error()
+    print("| pair | disturbance | modules | found | wrong | missed | precision | recall | seconds |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    totals: dict[str, list[Score]] = defaultdict(list)
+    for name, target, golden, truth in REFERENCE_PAIRS:
+        if only in name and reference.is_dir():
+            runs = [open_run(next((reference / where).rglob("dump.json"))) for where in (target, golden)]
+            totals["clean"].append(_row(name, "as recorded", runs[0], runs[1], truth))
+    for pair in PAIRS:
+        for disturbance in DISTURBANCES if only in pair.name else ():
+            with tempfile.TemporaryDirectory() as folder:
+                made = record_pair(pair, disturbance, Path(folder), level=level)
+                kind = "clean" if disturbance == CLEAN else "disturbed"
+                totals[kind].append(_row(pair.name, disturbance, made.target, made.golden, made.truth))
+    for published in PUBLISHED:
+        if only in published.name:
+            with tempfile.TemporaryDirectory() as folder:
+                runs = [
+                    record_run(make(), torch.randint(0, 64, (2, 8)), Path(folder, side), level=level)
+                    for side, make in (("target", published.target), ("golden", published.golden))
+                ]
+                totals["disturbed"].append(
+                    _row(published.name, "unrelated weights", runs[0], runs[1], published.correct())
+                )
+    print()
+    for kind, scores in totals.items():
+        right = sum(one.right for one in scores)
+        wrong, missed = (sum(len(getattr(one, what)) for one in scores) for what in ("wrong", "missed"))
+        precision, recall = right / max(1, right + wrong), right / max(1, right + missed)
+        print(f"{kind}: {len(scores)} pairs, precision {precision:.4f}, recall {recall:.4f} (goals {GOALS[kind]})")
+
+
+def _row(name: str, disturbance: str, target: Run, golden: Run, truth: set[tuple[str, str]]) -> Score:
+    began = time.process_time()
+    alignment = align_runs(target, golden)
+    took = time.process_time() - began
+    found = score(alignment, target, golden, truth)
+    modules = f"{alignment.modules[0]} / {alignment.modules[1]}"
+    print(
+        f"| {name} | {disturbance} | {modules} | {found.right} | {len(found.wrong)} | {len(found.missed)} "
+        f"| {found.precision:.3f} | {found.recall:.3f} | {took:.2f} |",
+        flush=True,
+    )
+    return found
+
+
+def measure_speed(depths: list[int]) -> None:
+    """Ever deeper Llamas: nodes a side against seconds."""
+    import torch
+    import transformers
+
+    from models import llama_megatron
+    from models.catalogue import record_run
+
+    print("| layers | nodes | modules aligned | seconds | microseconds per node |")
+    print("| ---: | ---: | ---: | ---: | ---: |")
+    for depth in depths:
+        config = transformers.LlamaConfig(
+            hidden_size=8, intermediate_size=16, num_hidden_layers=depth, num_attention_heads=2, num_key_value_heads=1,
+            vocab_size=16, max_position_embeddings=8,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        published = transformers.LlamaForCausalLM(config).eval()
+        own = llama_megatron.LlamaMegatron(config, depth).eval()
+        own.copy_from(published, list(range(depth)))
+        with tempfile.TemporaryDirectory() as folder:
+            tokens = torch.randint(0, 16, (1, 4))
+            golden = record_run(published, tokens, Path(folder, "golden"), backward=False)
+            target = record_run(own, tokens, Path(folder, "target"), backward=False)
+            began = time.process_time()
+            alignment = align_runs(target, golden)
+            took = time.process_time() - began
+        nodes = len(target.ops), len(golden.ops)
+        print(
+            f"| {depth} | {nodes[0]} / {nodes[1]} | {alignment.matched_modules[1]} of {alignment.modules[1]} "
+            f"| {took:.2f} | {1e6 * took / max(nodes):.0f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

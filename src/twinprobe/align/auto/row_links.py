@@ -1,0 +1,199 @@
+"""Rows that belong together although their calls do not pair one to one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from twinprobe.align.auto.prints import NONE, Prints, row_values_agree
+from twinprobe.align.board import Board
+from twinprobe.align.pairs import Groups, Pairs, from_partners
+from twinprobe.align.side import Side
+from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+
+Rows = tuple[int, ...]
+# What of split layers is what of the fused one when put together.
+_TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
+
+
+@dataclass
+class RowLinks:
+    """Target row -> (golden row, rule); rows that must stay alone; and groups of rows against one another."""
+
+    pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)
+    groups: list[tuple[Rows, Rows, str]] = field(default_factory=list)
+
+
+def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
+    """Add single rows to pairs that the board made, and take out what must stay alone."""
+    height = board.target.run.table.height
+    partners, rules = [NONE] * height, [""] * height
+    for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
+        if NONE not in (row, other) and row not in links.alone:
+            partners[row], rules[row] = other, rule
+    taken = set(partners)
+    for row, (other, rule) in links.pairs.items():
+        if partners[row] == NONE and other not in taken:
+            partners[row], rules[row] = other, rule
+            taken.add(other)
+    groups: Groups = {}
+    hidden: set[int] = set()
+    for mine, theirs, rule in links.groups:
+        if all(partners[row] == NONE for row in mine) and taken.isdisjoint(theirs):
+            partners[mine[0]], rules[mine[0]] = theirs[0], f"{rule}, merged statistics"
+            groups[mine[0]] = mine, theirs
+            taken.update(theirs)
+            hidden.update(theirs[1:])
+            for row in mine[1:]:
+                rules[row] = f"{rule}, part of the row of {board.target.names[mine[0]]}"
+    found = from_partners(partners, board.golden.run.table.height, rules, pairs.notes)
+    shown = [
+        place for place, row in enumerate(found.golden.tolist()) if row not in hidden or found.target[place] != NONE
+    ]
+    rules = [found.rule[place] for place in shown]
+    return Pairs(found.target[shown], found.golden[shown], rules, found.notes, groups)
+
+
+def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
+    """Inputs that linked module calls take under other names or in another order: by values, else by shapes."""
+    matched = set(pairs.target[pairs.golden != NONE].tolist()), set(pairs.golden[pairs.target != NONE].tolist())
+    for op, other in enumerate(board.partner):
+        if other == NONE or board.target.direction[op] != FORWARD or not board.target.head_of[op].is_module:
+            continue
+        mine = [row for row in prints[0].rows(op, INPUT) if row not in matched[0]]
+        theirs = [row for row in prints[1].rows(other, INPUT) if row not in matched[1]]
+        if not mine or not theirs:
+            continue
+        for row in mine:
+            fitting = [at for at in theirs if _fits(prints, row, at)]
+            rivals = [at for at in mine if fitting and _fits(prints, at, fitting[0])]
+            if len(fitting) == 1 and len(rivals) == 1:
+                links.pairs[row] = fitting[0], f"{board.rule[op]}, input of these values"
+
+
+def link_chain(
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+) -> None:
+    """Several calls that do what one does: the last one's output, and the inputs that hold the same."""
+    outputs = prints[0].rows(mine[-1], OUTPUT), prints[1].rows(theirs[-1], OUTPUT)
+    if outputs[0] and outputs[1]:
+        links.pairs[outputs[0][0]] = outputs[1][0], rule
+    swapped = len(theirs) > 1
+    chain, one = (theirs, mine) if swapped else (mine, theirs)
+    for row, found in _chain_inputs(prints[::-1] if swapped else prints, chain, one):
+        links.pairs[row if swapped else found] = (found if swapped else row), rule
+    # What flows back into the chain is the gradient of its last output.
+    back = _backward(board.target, mine[-1]), _backward(board.golden, theirs[-1])
+    if NONE not in back:
+        gradients = prints[0].rows(back[0], INPUT), prints[1].rows(back[1], INPUT)
+        if gradients[0] and gradients[1] and _same_size(prints, gradients[0][0], gradients[1][0]):
+            links.pairs[gradients[0][0]] = gradients[1][0], rule
+
+
+def _chain_inputs(prints: tuple[Prints, Prints], chain: list[int], one: list[int]) -> list[tuple[int, int]]:
+    """(input of the one call, input that goes into the chain from outside) where the two hold the same."""
+    made = {_look(prints[0], row) for op in chain[:-1] for row in prints[0].rows(op, OUTPUT)}
+    first = prints[0].rows(chain[0], INPUT)
+    sources = first + [
+        row for op in chain[1:] for row in prints[0].rows(op, INPUT) if _look(prints[0], row) not in made
+    ]
+    found: dict[int, int] = {}
+    for row in (row for op in one for row in prints[1].rows(op, INPUT)):
+        source = next((at for at in sources if at not in found and _fits(prints, at, row)), NONE)
+        if source != NONE:
+            found[source] = row
+    return [(row, source) for source, row in found.items()]
+
+
+def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
+    """Gradients that the backward calls of two APIs list in different orders, where a shape occurs once."""
+    back = _backward(board.target, op), _backward(board.golden, other)
+    if NONE in back:
+        return
+    rows = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
+    shapes = [prints[0].shape_text[row] for row in rows[0]], [prints[1].shape_text[row] for row in rows[1]]
+    if len(rows[0]) < 2 or Counter(shapes[0]) != Counter(shapes[1]) or shapes[0] == shapes[1]:
+        return
+    for row, shape in zip(rows[0], shapes[0], strict=True):
+        if shapes[0].count(shape) == 1:
+            links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
+
+
+def _backward(side: Side, op: int) -> int:
+    return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
+
+
+def _same_size(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
+    return bool(prints[0].numel[row] == prints[1].numel[other])
+
+
+def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
+    agree = row_values_agree(prints[0], row, prints[1], other)
+    if agree is None:
+        return prints[0].shape_text[row] == prints[1].shape_text[other]
+    return agree and _same_size(prints, row, other)
+
+
+def _look(prints: Prints, row: int) -> tuple[object, ...]:
+    return (float(prints.numel[row]), *prints.stats[row].tolist())
+
+
+def link_parts(
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+) -> None:
+    """Split layers against a fused one: outputs, parameters and their gradients side by side, the input once."""
+    first = prints[0].rows(mine[0], INPUT)[:1], prints[1].rows(theirs[0], INPUT)[:1]
+    if first[0] and first[1]:
+        links.pairs[first[0][0]] = first[1][0], rule
+    sides = (board.target, mine), (board.golden, theirs)
+    for direction, role in _TOGETHER:
+        rows = [_by_name(side, print_, ops, direction, role) for (side, ops), print_ in zip(sides, prints, strict=True)]
+        for name, parts in rows[0].items():
+            others = rows[1].get(name)
+            if others and len(parts) == len(mine) and len(others) == len(theirs):
+                links.groups.append((tuple(parts), tuple(others), rule))
+
+
+def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
+    """The rows of several calls in one role, by what they are called inside their call."""
+    found: dict[str, list[int]] = {}
+    for op in ops:
+        calls = side.head_of[op].calls.get(direction, {})
+        call = op if direction == FORWARD else calls.get(side.call[op], next(iter(calls.values()), NONE))
+        if call == NONE:
+            continue
+        rows = prints.rows(call, role)
+        if role == OUTPUT or direction == BACKWARD:
+            rows = rows[:1]
+        elif role == INPUT:
+            rows = rows[1:] if not side.head_of[op].is_module else []
+        for row in rows:
+            name = side.names[row].rpartition(".")[2] if role != OUTPUT and direction != BACKWARD else ""
+            found.setdefault(name, []).append(row)
+    return found
+
+
+def part_residual(board: Board, links: RowLinks, op: int, other: int, inside: str) -> None:
+    """One of two linked modules returns its result with the residual added: their outputs are different things."""
+    if inside == "golden":
+        around = board.golden.parents[other]
+        module = board.back[around] if around != NONE else NONE
+    else:
+        module = board.target.parents[op]
+    if module != NONE:
+        side = board.target
+        rows = range(side.starts[module], side.starts[module + 1])
+        links.alone.update([row for row in rows if side.roles[row] == OUTPUT][:1])
+
+
+def merged(stats: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float, float]:
+    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
+    weights = sizes / max(sizes.sum(), 1.0)
+    return (
+        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
+        float(np.sqrt((stats[:, 3] ** 2).sum())),
+    )  # fmt: skip

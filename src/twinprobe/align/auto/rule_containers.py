@@ -1,0 +1,110 @@
+"""Rule: modules that enclose the same layers belong together; chains of wrappers by names, sizes and values."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from twinprobe.align.auto.alignment import SAME
+from twinprobe.align.auto.layers import Facts
+from twinprobe.align.auto.module_scores import names_fit, values_fit
+from twinprobe.align.auto.prints import NONE
+from twinprobe.align.auto.sketch import Link, Sketch, sure
+from twinprobe.align.auto.tree import ROOT
+
+RULE = "same layers inside"
+_SAME_INSIDE, _ALIKE = 1.0, 1.5
+_Content = tuple[int, int]  # how many links end inside, and a number that only this set of links has
+_MIX = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def link_containers(sketch: Sketch) -> None:
+    """Link free modules whose linked contents are the same; where there is a choice, as their likes were linked."""
+    target = _free_by_content(sketch.target, sketch.partner, _contents(sketch, golden=False))
+    golden = _free_by_content(sketch.golden, sketch.back, _contents(sketch, golden=True))
+    chains = [(chain, golden[content]) for content, chain in target.items() if content in golden]
+    chains.sort(key=lambda both: len(both[0]) * len(both[1]))
+    votes: Counter[tuple[str, str]] = Counter()
+    for chain, others in chains:
+        _link_chain(sketch, chain, others, votes)
+
+
+def _contents(sketch: Sketch, *, golden: bool) -> list[_Content]:
+    """What lies inside each node, as links: equal for two nodes whose linked contents are the same."""
+    tree = (sketch.golden if golden else sketch.target).tree
+    count, mixed = [0] * len(tree), [0] * len(tree)
+    for number, link in enumerate(sketch.links):
+        node = (link.golden if golden else link.target)[0]  # several nodes are still one link
+        count[node] += 1
+        mixed[node] = (mixed[node] + _hash(number)) & _MASK
+    for node in reversed(tree.in_order):
+        parent = tree.parent[node]
+        if parent != NONE:
+            count[parent] += count[node]
+            mixed[parent] = (mixed[parent] + mixed[node]) & _MASK
+    return list(zip(count, mixed, strict=True))
+
+
+def _hash(number: int) -> int:
+    value = (number + 1) * _MIX & _MASK
+    value ^= value >> 29
+    value = value * 0xBF58476D1CE4E5B9 & _MASK
+    return value ^ (value >> 32)
+
+
+def _free_by_content(facts: Facts, linked: list[int], contents: list[_Content]) -> dict[_Content, list[int]]:
+    """Free modules that enclose something linked, the outermost of each chain first."""
+    tree = facts.tree
+    found: dict[_Content, list[int]] = defaultdict(list)
+    for node in tree.in_order:
+        if node != ROOT and tree.is_module[node] and linked[node] == NONE and contents[node][0]:
+            found[contents[node]].append(node)
+    return found
+
+
+def _link_chain(sketch: Sketch, chain: list[int], others: list[int], votes: Counter[tuple[str, str]]) -> None:
+    classes = sketch.target.tree.cls, sketch.golden.tree.cls
+    choice = len(chain) * len(others) > 1
+    scores = [[score_pair(sketch, node, other) for other in others] for node in chain]
+    if choice:
+        for at, node in enumerate(chain):
+            for to, other in enumerate(others):
+                scores[at][to] += _ALIKE * bool(votes[classes[0][node], classes[1][other]])
+    pairs, total = _best_pairs(scores)
+    for at, to in pairs:
+        margin = scores[at][to]
+        if choice:
+            without = [row[:] for row in scores]
+            without[at][to] = -1e9
+            margin = min(margin, total - _best_pairs(without)[1])
+        reason = "encloses the same layers"
+        if len(chain) != len(others):
+            reason += f", best of {max(len(chain), len(others))} levels"
+        if sketch.link(Link((chain[at],), (others[to],), RULE, reason, sure(margin), SAME)):
+            votes[classes[0][chain[at]], classes[1][others[to]]] += 1
+
+
+def score_pair(sketch: Sketch, node: int, other: int) -> float:
+    """How well two modules fit that enclose the same."""
+    target, golden = sketch.target, sketch.golden
+    names = names_fit(target.tree.path[node], target.tree.cls[node], golden.tree.path[other], golden.tree.cls[other])
+    return _SAME_INSIDE + names + values_fit(target, node, golden, other)[0]
+
+
+def _best_pairs(scores: list[list[float]]) -> tuple[list[tuple[int, int]], float]:
+    """The best pairs of two short chains that do not cross, by total score."""
+    rows, columns = len(scores), len(scores[0])
+    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
+    for at in range(rows - 1, -1, -1):
+        for to in range(columns - 1, -1, -1):
+            best[at][to] = max(best[at + 1][to], best[at][to + 1], scores[at][to] + best[at + 1][to + 1])
+    pairs, at, to = [], 0, 0
+    while at < rows and to < columns:
+        if best[at][to] == scores[at][to] + best[at + 1][to + 1]:
+            pairs.append((at, to))
+            at, to = at + 1, to + 1
+        elif best[at][to] == best[at + 1][to]:
+            at += 1
+        else:
+            to += 1
+    return pairs, best[0][0]

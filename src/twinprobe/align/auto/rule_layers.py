@@ -1,0 +1,241 @@
+"""Rule: layers in the order in which they ran, by kind, weights, sizes, names and values; fused ones too."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from twinprobe.align.auto.alignment import FUSED, SAME
+from twinprobe.align.auto.branch_groups import settle_branches
+from twinprobe.align.auto.layer_scores import LayerScores, Units, shared_weights
+from twinprobe.align.auto.layers import Facts, Layer, groups_of
+from twinprobe.align.auto.prints import NONE
+from twinprobe.align.auto.sequence import Floats, Group, Ints, Problem, Step, pair_in_order
+from twinprobe.align.auto.sketch import GIVEN, Link, Sketch, sure
+from twinprobe.align.auto.words import agreement
+
+RULE, FUSED_RULE = "layers in order", "fused layers"
+_SIZES = (2, 3)
+_LEAST_SCORE, _EQUAL, _SOME_SHARED = 0.3, 2.4, 0.2
+
+
+def link_layers(sketch: Sketch) -> None:
+    """Pair the layers of both runs; pairs never cross, and never leave modules that are known to belong together."""
+    mine, theirs = by_scope(sketch.target, sketch.partner), by_scope(sketch.golden, sketch.back)
+    for scope, layers in mine.items():
+        pair_layers(sketch, layers, theirs.get(sketch.partner[scope], []), RULE)
+    if not _is_coherent(sketch):
+        sketch.give_up()
+
+
+def by_scope(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
+    """The free layers by the nearest linked module around them; the run itself where there is none."""
+    found: dict[int, list[Layer]] = defaultdict(list)
+    for layer in facts.layers:
+        scope = facts.tree.parent[layer.node]
+        while linked[scope] == NONE:
+            scope = facts.tree.parent[scope]
+        if linked[layer.node] == NONE:
+            found[scope].append(layer)
+    return found
+
+
+def _is_coherent(sketch: Sketch) -> bool:
+    """Any two models have layers of equal shape: less than half of them, without a shared weight, is chance."""
+    fewest = min(len(sketch.target.layers), len(sketch.golden.layers))
+    linked = sum(len(link.target) for link in sketch.links if link.rule != GIVEN)
+    return sketch.share > _SOME_SHARED or any(link.rule == GIVEN for link in sketch.links) or 2 * linked >= fewest
+
+
+def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
+    """Pair two ordered lists of layers."""
+    if not mine or not theirs:
+        return
+    matcher = _LayerMatcher(sketch, list(mine), list(theirs))
+    steps = pair_in_order(matcher.problem(), matcher.guess())
+    for step, equal in matcher.with_values(settle_branches(steps, list(mine), list(theirs), matcher.scores)):
+        matcher.link(step, rule, equal)
+
+
+class _LayerMatcher:
+    def __init__(self, sketch: Sketch, mine: list[Layer], theirs: list[Layer]) -> None:
+        self._sketch = sketch
+        self._mine, self._theirs = mine, theirs
+        target, golden = sketch.target, sketch.golden
+        self._units = Units(mine, target.prints), Units(theirs, golden.prints)
+        self._share = shared_weights(*self._units)
+        sketch.share = max(sketch.share, self._share)
+        self.scores = LayerScores(*self._units, self._share)
+        self._target_groups = _Groups(mine, target, self._units[1], self._share, mirrored=False)
+        self._golden_groups = _Groups(theirs, golden, self._units[0], self._share, mirrored=True)
+
+    def problem(self) -> Problem:
+        edges = _edges(self._mine, self._sketch.target), _edges(self._theirs, self._sketch.golden)
+        return Problem((len(self._mine), len(self._theirs)), self.scores, self._groups, edges)
+
+    def _groups(self, starts: Ints, width: int) -> dict[int, list[Group]]:
+        found: dict[int, list[Group]] = defaultdict(list)
+        rows, columns, groups, scores = self._target_groups.candidates(starts, width)
+        for row, column, group, score in zip(rows, columns, groups, scores, strict=True):
+            found[row].append(Group(self._target_groups.size(group), 1, column + 1, score))
+        rows, columns, groups, scores = self._golden_groups.candidates(starts, width)
+        for row, column, group, score in zip(rows, columns, groups, scores, strict=True):
+            found[row].append(Group(1, self._golden_groups.size(group), column + 1, score))
+        return found
+
+    def guess(self) -> list[tuple[int, int]]:
+        """Layers of which there are as many of one sort on either side belong together in order, roughly."""
+        sorts = _by_sort(self._mine), _by_sort(self._theirs)
+        pairs = []
+        for sort, places in sorts[0].items():
+            others = sorts[1].get(sort, [])
+            if len(places) == len(others):
+                pairs += list(zip(places, others, strict=True))
+        return rising(sorted(pairs))
+
+    def with_values(self, steps: list[Step]) -> list[tuple[Step, bool]]:
+        """Each step, and whether its first two layers hold equal values."""
+        rows = np.array([step.target[0] for step in steps], dtype=np.int64)
+        columns = np.array([step.golden[0] for step in steps], dtype=np.int64)
+        return list(zip(steps, (self.scores.values(rows, columns) >= _EQUAL).tolist(), strict=True))
+
+    def link(self, step: Step, rule: str, equal: bool) -> None:
+        sketch = self._sketch
+        mine, theirs = self._mine[slice(*step.target)], self._theirs[slice(*step.golden)]
+        sketch.best_score = max(sketch.best_score, step.score)
+        confidence = step.confidence * sure(step.score)
+        if step.score < _LEAST_SCORE:
+            return
+        if len(mine) == len(theirs) == 1:
+            reason = _reason(mine[0], theirs[0], equal)
+            if not sketch.link(Link(mine[0].nodes, theirs[0].nodes, rule, reason, confidence, SAME)):
+                _doubt(sketch, mine[0], theirs[0], confidence)
+            return
+        parts = mine if len(mine) > 1 else theirs
+        widths = " + ".join(str(layer.features[1]) for layer in parts if layer.features)
+        reason = f"widths {widths} add up, same input width"
+        nodes = tuple(layer.node for layer in mine), tuple(layer.node for layer in theirs)
+        if sketch.link(Link(*nodes, FUSED_RULE, reason, confidence, FUSED, -1)):
+            calls = _only_calls(sketch.target, nodes[0]), _only_calls(sketch.golden, nodes[1])
+            if calls[0] and calls[1]:
+                sketch.link(Link(*calls, FUSED_RULE, reason, confidence, FUSED, -1))
+
+
+def _reason(one: Layer, other: Layer, equal: bool) -> str:
+    reasons = ["equal values"] if equal else []
+    if one.weights and sorted(map(sorted, one.weights)) == sorted(map(sorted, other.weights)):
+        reasons.append(f"weights {' '.join(str(list(shape)) for shape in one.weights)}")
+    if one.meaning and agreement(one.meaning, other.meaning) == 1.0:
+        reasons.append(f"both {one.meaning}")
+    if one.kind and one.kind == other.kind:
+        reasons.append(one.kind)
+    return ", ".join([*reasons, "order"])
+
+
+def _doubt(sketch: Sketch, one: Layer, other: Layer, confidence: float) -> None:
+    names = sketch.target.tree.name[one.node], sketch.golden.tree.name[other.node]
+    for side, layer, name in ((0, one, names[1]), (1, other, names[0])):
+        sketch.why[side][layer.node] = f"too doubtful: {name} fits best, with a confidence of {confidence:.2f}"
+
+
+def _only_calls(facts: Facts, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """The one call that each of these layers makes; nothing where one makes several."""
+    calls = [facts.tree.children[node] for node in nodes]
+    return tuple(made[0] for made in calls) if all(len(made) == 1 for made in calls) else ()
+
+
+_Candidates = tuple[list[int], list[int], list[int], list[float]]
+
+
+class _Groups:
+    """Groups of one side's layers that may be one layer of the other."""
+
+    def __init__(self, layers: list[Layer], facts: Facts, others: Units, share: float, *, mirrored: bool) -> None:
+        self._mirrored = mirrored
+        widths: dict[object, list[int]] = defaultdict(list)
+        for place, layer in enumerate(others.layers):
+            if layer.features is not None:
+                widths[layer.features].append(place)
+        groups = [(end, size, group) for size in _SIZES for end, group in groups_of(layers, facts.tree, size)]
+        self._groups = [entry for entry in groups if entry[2].features in widths]
+        self._places = {key: np.array(places) for key, places in widths.items()}
+        units = Units([group for _, _, group in self._groups], facts.prints)
+        sides = (others, units) if mirrored else (units, others)
+        self._scores = LayerScores(*sides, share, grouped=True) if self._groups else None
+
+    def size(self, group: int) -> int:
+        """How many layers a group has."""
+        return self._groups[group][1]
+
+    def candidates(self, starts: Ints, width: int) -> _Candidates:
+        """Target layer, golden layer (the last one of a group), group and score of all that may be, inside the band."""
+        if self._scores is None:
+            return [], [], [], []
+        found: list[Ints] = []
+        for at, (end, _, group) in enumerate(self._groups):
+            places = self._places[group.features]
+            if self._mirrored:
+                first = starts[places + 1] - 1
+                near = places[(end >= first) & (end < first + width)]
+                found.append(np.column_stack([near, np.full(len(near), end), np.full(len(near), at)]))
+            else:
+                first = int(starts[end + 1]) - 1
+                near = places[np.searchsorted(places, first) : np.searchsorted(places, first + width)]
+                found.append(np.column_stack([np.full(len(near), end), near, np.full(len(near), at)]))
+        rows, columns, groups = np.concatenate(found).T
+        scores = self._scores(rows, groups) if self._mirrored else self._scores(groups, columns)
+        good = scores > 0
+        return rows[good].tolist(), columns[good].tolist(), groups[good].tolist(), scores[good].tolist()
+
+
+def _edges(layers: list[Layer], facts: Facts) -> Floats:
+    """What a gap costs that begins or ends before each layer: little between modules, more inside one."""
+    tree = facts.tree
+    prices = [0.0]
+    for one, after in pairwise(layers):
+        mine, theirs = one.node, after.node
+        deepest = min(tree.depth[mine], tree.depth[theirs]) - 1
+        while tree.depth[mine] > tree.depth[theirs]:
+            mine = tree.parent[mine]
+        while tree.depth[theirs] > tree.depth[mine]:
+            theirs = tree.parent[theirs]
+        while mine != theirs:
+            mine, theirs = tree.parent[mine], tree.parent[theirs]
+        prices.append(0.3 + 1.2 * tree.depth[mine] / max(1, deepest))
+    return np.array([*prices, 0.0])
+
+
+def _by_sort(layers: list[Layer]) -> dict[object, list[int]]:
+    found: dict[object, list[int]] = defaultdict(list)
+    for place, layer in enumerate(layers):
+        found[layer.kind, tuple(sorted(tuple(sorted(shape)) for shape in layer.weights))].append(place)
+    return found
+
+
+def rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest chain of pairs (sorted by their first number) that rises in both numbers."""
+    from bisect import bisect_left
+
+    ends: list[int] = []
+    tails: list[int] = []
+    before = [NONE] * len(pairs)
+    for at, (_, second) in enumerate(pairs):
+        place = bisect_left(ends, second)
+        if place == len(ends):
+            ends.append(second)
+            tails.append(at)
+        else:
+            ends[place], tails[place] = second, at
+        before[at] = tails[place - 1] if place else NONE
+    chain, at = [], tails[-1] if tails else NONE
+    while at != NONE:
+        chain.append(pairs[at])
+        at = before[at]
+    strict: list[tuple[int, int]] = []
+    for pair in reversed(chain):
+        if not strict or (pair[0] > strict[-1][0] and pair[1] > strict[-1][1]):
+            strict.append(pair)
+    return strict

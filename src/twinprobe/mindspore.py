@@ -1,0 +1,15 @@
+"""Record what a MindSpore program computes: ``from twinprobe.mindspore import PrecisionDebugger, record``."""
+
+from __future__ import annotations
+
+from twinprobe.record.mindspore.tools import (
+    PrecisionDebugger,
+    module_dump,
+    module_dump_end,
+    record,
+    register_custom_api,
+    save,
+    seed_all,
+)
+
+__all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "record", "register_custom_api", "save", "seed_all"]

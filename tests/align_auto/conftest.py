@@ -1,0 +1,37 @@
+"""Recorded pairs, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinprobe.runs.run import Run, open_run
+
+
+@pytest.fixture(scope="session")
+def mindspore_pair(reference: Path) -> tuple[Run, Run]:
+    """The reference pair: one transformer in MindSpore and in PyTorch."""
+    folder = reference / "mindspore" / "dumps"
+    return tuple(open_run(next((folder / f"{side}_mix_statistics").rglob("dump.json"))) for side in ("ms", "pt"))  # type: ignore[return-value]
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """Record a pair of the catalogue by the beginning of its name; the same pair is recorded once."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from models.catalogue import CLEAN, PAIRS, Recorded, record_pair
+
+    known: dict[tuple[str, str, str], Recorded] = {}
+
+    def made(name: str, disturbance: str = CLEAN, level: str = "mix") -> Recorded:
+        key = (name, disturbance, level)
+        if key not in known:
+            pair = next(pair for pair in PAIRS if pair.name.startswith(name))
+            known[key] = record_pair(pair, disturbance, tmp_path_factory.mktemp("pair"), level=level)
+        return known[key]
+
+    return made

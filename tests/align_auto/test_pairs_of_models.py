@@ -1,0 +1,62 @@
+"""Models written twice: aligned as a person would, whether the values agree, have diverged, or have nothing in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from models.catalogue import BF16, CLEAN, DISTURBANCES, DIVERGED, PAIRS, SHORTENED, UNRELATED, record_run  # noqa: E402
+from models.published import PUBLISHED, PublishedPair  # noqa: E402
+from models.score import score  # noqa: E402
+from twinprobe.align.auto import align_runs  # noqa: E402
+
+QUICK = [
+    ("llama / release", SHORTENED), ("llama / suite", CLEAN), ("suite /", UNRELATED), ("gpt2 / split", BF16),
+    ("bert", DIVERGED), ("resnet", CLEAN), ("bloom", CLEAN),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "disturbance"), QUICK)
+def test_nothing_is_wrong_and_next_to_nothing_missed(recorded: Callable[..., Any], name: str, disturbance: str) -> None:
+    made = recorded(name, disturbance)
+    found = score(align_runs(made.target, made.golden), made.target, made.golden, made.truth)
+    assert not found.wrong
+    assert found.recall >= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disturbance", DISTURBANCES)
+@pytest.mark.parametrize("name", [pair.name for pair in PAIRS])
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_every_pair_in_every_disturbance(recorded: Callable[..., Any], name: str, disturbance: str, level: str) -> None:
+    made = recorded(name, disturbance, level)
+    found = score(align_runs(made.target, made.golden), made.target, made.golden, made.truth)
+    assert found.precision >= 0.995
+    assert found.recall >= (0.98 if disturbance == CLEAN else 0.95)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PUBLISHED, ids=lambda pair: pair.name)
+def test_published_models_that_were_written_apart(tmp_path: Path, pair: PublishedPair) -> None:
+    tokens = torch.randint(0, 64, (2, 8))
+    target, golden = (
+        record_run(pair.target(), tokens, tmp_path / "t"),
+        record_run(pair.golden(), tokens, tmp_path / "g"),
+    )
+    found = score(align_runs(target, golden), target, golden, pair.correct())
+    assert not found.wrong
+    assert found.recall >= 0.95
+
+
+def test_a_missing_layer_shifts_the_rest_where_the_weights_say_so(recorded: Callable[..., Any]) -> None:
+    made = recorded("llama / release", SHORTENED)
+    relations = {relation.target[0]: relation for relation in align_runs(made.target, made.golden).relations}
+    after = relations["Module.layers.1.attention.wq.Linear.forward.0"]  # layer 1 of the whole model is not there
+    assert after.golden == ("Module.model.layers.2.self_attn.q_proj.Linear.forward.0",)
+    assert "equal values" in after.reason

@@ -1,0 +1,25 @@
+"""These tests run where MindSpore is installed; TWINPROBE_ENV=mindspore says that it has to be."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+_HERE = importlib.util.find_spec("mindspore") is not None
+collect_ignore_glob = [] if _HERE or os.environ.get("TWINPROBE_ENV") == "mindspore" else ["*.py"]
+
+
+@pytest.fixture(autouse=True)
+def _no_debugger_left() -> Iterator[None]:
+    from twinprobe.mindspore import PrecisionDebugger
+
+    yield
+    if PrecisionDebugger._current is not None:
+        PrecisionDebugger._current.close()
