@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +28,18 @@ def seeds() -> Path:
     if not folder.is_dir():
         pytest.skip("seed documents are not here (../shared/seeds is missing)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """Chromium as the system has it, one for all tests; without it the pages are untested, which is a failure."""
+    from playwright.sync_api import sync_playwright  # the environments of the other frameworks have none
+
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        pytest.fail(f"no browser to open the pages with: install one of {', '.join(names)}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()

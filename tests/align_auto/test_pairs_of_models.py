@@ -1,4 +1,4 @@
-"""Models written twice: aligned as a person would, whether the values agree, have diverged, or have nothing in common."""
+"""Models written twice: aligned as a person would, whether their values agree, have diverged, or never met."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -36,20 +35,6 @@ def serving(place: Path, **options: Any) -> Iterator[str]:
 def serve() -> Iterator[Callable[..., str]]:
     with ExitStack() as stack:
         yield lambda place, **options: stack.enter_context(serving(place, **options))
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    tool = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
-    with tool.sync_playwright() as playwright:
-        try:
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        except tool.Error as error:
-            pytest.skip(f"no Chromium can be started: {str(error).splitlines()[0]}")
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def _agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array
         # Few pairs come so far; only these are looked at more closely.
         mine, theirs = one[np.broadcast_to(rows, shape)[near]], other[np.broadcast_to(columns, shape)[near]]
         fits = mine[:, 4] == theirs[:, 4]
-        root = norm[near] / np.sqrt(mine[:, 4])
+        root = norm[near] / np.sqrt(np.maximum(mine[:, 4], 1.0))
         for column in (0, 1):
             size = np.maximum(np.abs(mine[:, column]), np.abs(theirs[:, column]))
             fits &= ~(np.abs(mine[:, column] - theirs[:, column]) > 2 * TOLERANCE * size + TOLERANCE * root)

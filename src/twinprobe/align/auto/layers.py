@@ -11,7 +11,7 @@ from itertools import groupby
 from twinprobe.align.auto.kinds import LAYER_CALLS, LINEAR, class_kind, layer_kind
 from twinprobe.align.auto.prints import NONE, Prints, Shape
 from twinprobe.align.auto.tree import ROOT, CallTree
-from twinprobe.align.auto.words import meaning, own_name, surroundings
+from twinprobe.align.auto.words import above, meaning, surroundings
 from twinprobe.align.parameters import spelled
 from twinprobe.runs.table import INPUT
 
@@ -154,7 +154,7 @@ class Facts:
         weight, bias = self._named(rows, shapes)
         return Layer(
             nodes=(node,), kind=kind, path=path, cls=tree.cls[node],
-            meaning=meaning(path), around=surroundings(path.rpartition(own_name(path))[0].rstrip(".")),
+            meaning=meaning(path), around=surroundings(above(path)),
             weights=tuple(shapes.values()), features=self._features(kind, shapes.get(weight), taken, given),
             weight_rows=(weight,), bias_rows=(bias,), input_row=taken, output_rows=(given,),
         )  # fmt: skip

@@ -68,6 +68,14 @@ def own_name(path: str) -> str:
     return ""
 
 
+def above(path: str) -> str:
+    """The path around an attribute, numbers at its end left out."""
+    parts = path.split(".")
+    while parts and parts[-1].isdecimal():
+        parts.pop()
+    return ".".join(parts[:-1])
+
+
 def numbers_of(path: str) -> tuple[int, ...]:
     """The numbers in a path: which layer of which stack."""
     return tuple(int(part) for part in path.split(".") if part.isdecimal() and len(part) < 10)
@@ -93,7 +101,7 @@ def meaning(path: str) -> str:
     """What the last part of a path stands for, in one spelling; empty where no table knows it."""
     name = own_name(path)
     plain = name.replace("_", "").lower()
-    around = surroundings(path.rpartition(name)[0].rstrip(".")) if name else ""
+    around = surroundings(above(path))
     if around in ("attention", "cross") and plain in _IN_ATTENTION:
         return _IN_ATTENTION[plain]
     if around == "mlp" and plain in _IN_MLP:
