@@ -16,6 +16,7 @@ INTERRUPTED = 130
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "compare": "compare two recorded runs and say where they part",
+    "align": "show how two models fit together, with no mapping file",
     "graph": "draw the model of one run, or of two compared, as told by a compare.json",
     "graph_visualize": "draw the model of one run, or of two compared, from their folders",
     "view": "open the graphs of a folder in the browser, or export one page",

@@ -103,6 +103,10 @@ def link_automatically(board: Board) -> RowLinks | None:
     known = [(board.target.ops[op], board.golden.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
     alignment = align_sides(board.target, board.golden, known)
     if not alignment.relations:
+        if alignment.modules[0]:
+            board.notes.append(
+                f"names do not meet, and 0 of {alignment.modules[0]} modules could be aligned: is this one model?"
+            )
         return None
     found, of = alignment.matched_modules, alignment.modules
     if of[0]:
