@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from models.disturbed import with_other_values, without_layer, without_statistics
+from models.framework_truth import FRAMEWORK_PAIRS
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import Score, score
 from twinprobe.align.auto import align_runs
@@ -54,10 +56,12 @@ def measure_accuracy(only: str, level: str, reference: Path) -> None:
     print("| pair | disturbance | modules | found | wrong | missed | precision | recall | seconds |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     totals: dict[str, list[Score]] = defaultdict(list)
-    for name, target, golden, truth in REFERENCE_PAIRS:
-        if only in name and reference.is_dir():
-            runs = [open_run(next((reference / where).rglob("dump.json"))) for where in (target, golden)]
-            totals["clean"].append(_row(name, "as recorded", runs[0], runs[1], truth))
+    for name, target, golden, truth, layer in _recorded_pairs(reference):
+        if only not in name:
+            continue
+        for disturbance, run in _disturbed(target, layer).items():
+            kind = "clean" if disturbance == "clean" else "disturbed"
+            totals[kind].append(_row(name, disturbance, run, golden, truth))
     for pair in PAIRS:
         for disturbance in DISTURBANCES if only in pair.name else ():
             with tempfile.TemporaryDirectory() as folder:
@@ -80,6 +84,28 @@ def measure_accuracy(only: str, level: str, reference: Path) -> None:
         wrong, missed = (sum(len(getattr(one, what)) for one in scores) for what in ("wrong", "missed"))
         precision, recall = right / max(1, right + wrong), right / max(1, right + missed)
         print(f"{kind}: {len(scores)} pairs, precision {precision:.4f}, recall {recall:.4f} (goals {GOALS[kind]})")
+
+
+def _recorded_pairs(reference: Path) -> list[tuple[str, Run, Run, set[tuple[str, str]], str]]:
+    """Pairs that lie here as dumps: name, target, golden, truth, and a layer of the target that can be left out."""
+    frameworks = Path(__file__).resolve().parents[1] / "tests" / "data" / "frameworks"
+    found = []
+    for name, target, golden, truth in FRAMEWORK_PAIRS:
+        runs = open_run(frameworks / target), open_run(frameworks / golden)
+        found.append((name, *runs, truth, "blocks.2" if target == "mindspore" else "layers.2"))
+    for name, target, golden, truth in REFERENCE_PAIRS if reference.is_dir() else ():
+        runs = tuple(open_run(next((reference / where).rglob("dump.json"))) for where in (target, golden))
+        found.append((name, runs[0], runs[1], truth, "layers.1"))
+    return found
+
+
+def _disturbed(target: Run, layer: str) -> dict[str, Run]:
+    return {
+        "clean": target,
+        "no statistics": without_statistics(target),
+        "unrelated values": with_other_values(target),
+        "one layer missing": without_layer(target, layer),
+    }
 
 
 def _row(name: str, disturbance: str, target: Run, golden: Run, truth: set[tuple[str, str]]) -> Score:

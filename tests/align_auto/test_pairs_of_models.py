@@ -12,9 +12,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from models.catalogue import BF16, CLEAN, DISTURBANCES, DIVERGED, PAIRS, SHORTENED, UNRELATED, record_run  # noqa: E402
+from models.disturbed import with_other_values, without_statistics  # noqa: E402
+from models.framework_truth import FRAMEWORK_PAIRS  # noqa: E402
 from models.published import PUBLISHED, PublishedPair  # noqa: E402
 from models.score import score  # noqa: E402
 from twinprobe.align.auto import align_runs  # noqa: E402
+from twinprobe.runs.run import Run, open_run  # noqa: E402
+
+FRAMEWORKS = Path(__file__).resolve().parents[1] / "data" / "frameworks"
 
 QUICK = [
     ("llama / release", SHORTENED), ("llama / suite", CLEAN), ("suite /", UNRELATED), ("gpt2 / split", BF16),
@@ -60,3 +65,16 @@ def test_a_missing_layer_shifts_the_rest_where_the_weights_say_so(recorded: Call
     after = relations["Module.layers.1.attention.wq.Linear.forward.0"]  # layer 1 of the whole model is not there
     assert after.golden == ("Module.model.layers.2.self_attn.q_proj.Linear.forward.0",)
     assert "equal values" in after.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "golden", "truth"), FRAMEWORK_PAIRS, ids=[pair[0] for pair in FRAMEWORK_PAIRS]
+)
+@pytest.mark.parametrize("change", [lambda run: run, without_statistics, with_other_values])
+def test_one_model_in_three_frameworks(
+    name: str, target: str, golden: str, truth: set[tuple[str, str]], change: Callable[[Run], Run]
+) -> None:
+    mine, theirs = change(open_run(FRAMEWORKS / target)), open_run(FRAMEWORKS / golden)
+    found = score(align_runs(mine, theirs), mine, theirs, truth)
+    assert not found.wrong
+    assert found.recall >= 0.95

@@ -55,7 +55,10 @@ def _written_out(pairs: dict) -> set[tuple[str, str]]:
 MINDSPORE_TORCH, PADDLE_TORCH = _written_out(_MINDSPORE), _written_out(_PADDLE)
 # What belongs to the same module of the third belongs together; the embeddings are a module of their own in both.
 MINDSPORE_PADDLE = {
-    (mine, theirs) for mine, one in MINDSPORE_TORCH for theirs, other in PADDLE_TORCH if one == other
+    (mine, theirs)
+    for mine, one in MINDSPORE_TORCH
+    for theirs, other in PADDLE_TORCH
+    if one == other and not (":" in mine and ":" in theirs)
 } | {("network.backbone.embedding", "gpt.embeddings")}
 FRAMEWORK_PAIRS = (
     ("gpt2: MindSpore / PyTorch", "mindspore", "torch", MINDSPORE_TORCH),

@@ -1,6 +1,6 @@
 """Pairs of published models that compute alike but were written apart: no weight is shared, only structure tells.
 
-They were added after the rules had been settled on the models of this folder, as a check that these carry over.
+They were added last, as a check that rules tuned on the other models of this folder carry over.
 """
 
 from __future__ import annotations

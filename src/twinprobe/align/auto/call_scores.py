@@ -12,6 +12,7 @@ from twinprobe.align.auto.layer_scores import _like_sizes
 from twinprobe.align.auto.layers import Facts
 from twinprobe.align.auto.module_scores import kinds_fit, names_fit
 from twinprobe.align.auto.prints import Shape, same_values
+from twinprobe.align.auto.words import unnumbered
 
 NEVER = -30.0
 _FAMILY, _DOUBT = 2.0, 1.0
@@ -29,7 +30,7 @@ class Sort:
         tree = facts.tree
         self.is_module = tree.is_module[node]
         self.cls = tree.cls[node]
-        self.path = _unnumbered(tree.path[node]) if self.is_module else ""
+        self.path = unnumbered(tree.path[node]) if self.is_module else ""
         self.inputs = facts.prints.shape(facts.input_row(node)) if sized else None
         self.outputs = facts.prints.shape(facts.output_row(node)) if sized else None
         self.functions: frozenset[str] = frozenset({_plain(tree.family[node])})
@@ -84,8 +85,3 @@ def equal_values(target: Facts, mine: list[int], golden: Facts, theirs: list[int
 def _plain(family: str) -> str:
     bare = family.rpartition(".")[2]
     return _LIKE.get(bare, bare)
-
-
-@lru_cache(maxsize=65536)
-def _unnumbered(path: str) -> str:
-    return ".".join(part for part in path.split(".") if not part.isdecimal())

@@ -25,8 +25,24 @@ def link_containers(sketch: Sketch) -> None:
     chains = [(chain, golden[content]) for content, chain in target.items() if content in golden]
     chains.sort(key=lambda both: len(both[0]) * len(both[1]))
     votes: Counter[tuple[str, str]] = Counter()
+    inside = _mean_confidence(sketch)
     for chain, others in chains:
-        _link_chain(sketch, chain, others, votes)
+        _link_chain(sketch, chain, others, votes, inside[chain[0]])
+
+
+def _mean_confidence(sketch: Sketch) -> list[float]:
+    """How sure the links inside each target node are, on average: a module is no surer than what it encloses."""
+    tree = sketch.target.tree
+    count, total = [0] * len(tree), [0.0] * len(tree)
+    for link in sketch.links:
+        count[link.target[0]] += 1
+        total[link.target[0]] += link.confidence
+    for node in reversed(tree.in_order):
+        parent = tree.parent[node]
+        if parent != NONE:
+            count[parent] += count[node]
+            total[parent] += total[node]
+    return [found / max(1, links) for found, links in zip(total, count, strict=True)]
 
 
 def _contents(sketch: Sketch, *, golden: bool) -> list[_Content]:
@@ -62,7 +78,9 @@ def _free_by_content(facts: Facts, linked: list[int], contents: list[_Content]) 
     return found
 
 
-def _link_chain(sketch: Sketch, chain: list[int], others: list[int], votes: Counter[tuple[str, str]]) -> None:
+def _link_chain(
+    sketch: Sketch, chain: list[int], others: list[int], votes: Counter[tuple[str, str]], inside: float
+) -> None:
     classes = sketch.target.tree.cls, sketch.golden.tree.cls
     choice = len(chain) * len(others) > 1
     scores = [[score_pair(sketch, node, other) for other in others] for node in chain]
@@ -80,7 +98,7 @@ def _link_chain(sketch: Sketch, chain: list[int], others: list[int], votes: Coun
         reason = "encloses the same layers"
         if len(chain) != len(others):
             reason += f", best of {max(len(chain), len(others))} levels"
-        if sketch.link(Link((chain[at],), (others[to],), RULE, reason, sure(margin), SAME)):
+        if sketch.link(Link((chain[at],), (others[to],), RULE, reason, min(inside, sure(margin)), SAME)):
             votes[classes[0][chain[at]], classes[1][others[to]]] += 1
 
 

@@ -76,6 +76,12 @@ def above(path: str) -> str:
     return ".".join(parts[:-1])
 
 
+@lru_cache(maxsize=65536)
+def unnumbered(path: str) -> str:
+    """A path without its numbers: equal for the layers of a stack."""
+    return ".".join(part for part in path.split(".") if not part.isdecimal())
+
+
 def numbers_of(path: str) -> tuple[int, ...]:
     """The numbers in a path: which layer of which stack."""
     return tuple(int(part) for part in path.split(".") if part.isdecimal() and len(part) < 10)
