@@ -10,6 +10,8 @@ ENVIRONMENTS = Path(__file__).resolve().parents[1] / ".bench-env"
 # What the tool imports without declaring it is named too.
 REQUIREMENTS = {
     "msprobe": ["mindstudio-probe==26.2.0", "torch==2.13.0", "protobuf", "tensorboard", "pandas", "openpyxl"],
+    # Both models live in one process, so TwinProbe is measured in the same environment: what it needs is named too.
+    "padiff": ["padiff==0.2.0", "paddlepaddle==3.3.1", "torch==2.13.0", "msgspec", "numba", "polars", "pyyaml", "rich"],
 }
 
 

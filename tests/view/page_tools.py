@@ -41,6 +41,12 @@ def becomes(page: Any, read: Callable[[], Any], wanted: Callable[[Any], bool]) -
     return value
 
 
+def stands_on(page: Any, name: str, *sides: str) -> None:
+    """Wait until the named node is the current one on these sides (target alone, if none is given)."""
+    for side in sides or ("target",):
+        becomes(page, lambda side=side: current(page, side), lambda now: now == name)  # type: ignore[misc]
+
+
 def settles(page: Any, read: Callable[[], Any]) -> Any:
     """The value once it no longer changes."""
     value, same = read(), 0

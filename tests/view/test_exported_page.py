@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evil_files import EVIL, evil_file
 from graph_files import flat, node, write_pair
-from page_tools import current
+from page_tools import stands_on
 from reference_files import FILES
 
 from twinprobe.view.app import STATIC
@@ -36,7 +36,7 @@ def test_the_exported_page_opens_on_the_first_divergence_and_asks_nobody(
     assert done.left_out == 0
     asked = open_page(page, tmp_path / "page.html")
     page.wait_for_selector(".details .table")
-    assert current(page) == current(page, "golden") == FILES[file][2]
+    stands_on(page, FILES[file][2], "target", "golden")
     page.keyboard.press("n")
     page.wait_for_selector(".steps:has-text('of')")
     page.locator(".search-input").fill("linear")
@@ -87,7 +87,7 @@ def test_of_a_large_graph_the_neighbourhood_of_findings_is_kept(page: Any, tmp_p
     assert done.size < 400_000
     open_page(page, tmp_path / "page.html")
     page.wait_for_selector(".details .table")
-    assert current(page) == current(page, "golden") == "Torch.add.4242.forward"
+    stands_on(page, "Torch.add.4242.forward", "target", "golden")
     assert page.locator(".kids", has_text="(+").count() > 0
 
 
@@ -98,7 +98,7 @@ def test_all_ranks_are_in_the_page(page: Any, results: Path, tmp_path: Path) -> 
     assert rank.input_value() == "1"
     rank.select_option("0")
     page.wait_for_selector(".banner.found")
-    assert current(page) == "Functional.gelu.1.backward"
+    stands_on(page, "Functional.gelu.1.backward")
 
 
 def test_modules_are_inlined_in_dependency_order_and_none_is_missing() -> None:

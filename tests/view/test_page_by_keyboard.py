@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from page_tools import becomes, current, show
+from page_tools import becomes, current, show, stands_on
 
 FOCUS_SHOWS = """() => {
   const own = getComputedStyle(document.activeElement);
@@ -60,7 +60,7 @@ def test_the_tree_is_walked_opened_and_closed_with_arrows(page: Any, serve: Call
     for side in ("target", "golden"):
         page.wait_for_selector(f".pane-{side} .box[aria-level='3']")
     page.keyboard.press("ArrowRight")
-    assert current(page) == "Module.language_model.embedding.Embedding.forward.0"
+    stands_on(page, "Module.language_model.embedding.Embedding.forward.0")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.wait_for_selector(".pane-golden .box[aria-level='3']", state="detached")
@@ -101,7 +101,7 @@ def test_the_partner_the_strip_the_list_the_menu_and_the_help_by_keys(
     page.keyboard.press("Escape")
     page.wait_for_selector("dialog.help", state="detached")
     page.keyboard.press("i")
-    assert page.locator(".details").is_hidden()
+    page.locator(".details").wait_for(state="hidden")
 
 
 def test_colours_are_never_the_only_sign(page: Any, serve: Callable[..., str], results: Path) -> None:

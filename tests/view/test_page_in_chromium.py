@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from graph_files import flat, node, write_pair
-from page_tools import becomes, box, current, names, settles, show
+from page_tools import becomes, box, current, names, settles, show, stands_on
 from reference_files import FILES
 
 GELU = "Functional.gelu.1.backward"
@@ -25,9 +25,9 @@ def test_every_file_opens_on_its_first_divergence_with_both_paths_unfolded(
         assert "DefaultModel" in names(page, "target")
         return
     page.wait_for_selector(".banner.found")
-    assert current(page) == current(page, "golden") == first
-    assert page.locator(".banner .said").get_attribute("title").startswith(first)
-    assert page.locator(".details .who-name").first.get_attribute("title") == first
+    stands_on(page, first, "target", "golden")
+    page.wait_for_selector(f".banner .said[title^='{first}']")
+    page.wait_for_selector(f".details .who-name[title='{first}']")
 
 
 def test_the_sentence_of_our_own_file_is_shown(page: Any, serve: Callable[..., str], tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_the_sentence_of_our_own_file_is_shown(page: Any, serve: Callable[..., s
     )
     show(page, serve(tmp_path))
     page.wait_for_selector(".banner.found")
-    assert page.locator(".banner .said").inner_text() == sentence
+    becomes(page, page.locator(".banner .said").inner_text, lambda text: text == sentence)
     assert "3.1 %" in box(page, "target", "up_proj").inner_text()
 
 
@@ -104,7 +104,7 @@ def test_next_and_previous_walk_through_the_suspicious_nodes(
     for key, place in (("n", "2 of 4"), ("n", "3 of 4"), ("p", "2 of 4")):
         page.keyboard.press(key)
         page.wait_for_selector(f".steps:has-text('{place}')")
-    assert current(page) == "Module.language_model.encoder.layers.1.mlp.MLP.backward.0"
+    stands_on(page, "Module.language_model.encoder.layers.1.mlp.MLP.backward.0")
 
 
 def test_a_click_on_the_strip_goes_there(page: Any, serve: Callable[..., str], results: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_click_on_the_strip_goes_there(page: Any, serve: Callable[..., str], r
     area = page.locator(".strip-canvas").bounding_box()
     page.mouse.click(area["x"] + 2, area["y"] + 20)
     page.wait_for_selector(".pane-target .box.current:has-text('embedding')")
-    assert current(page) == "Functional.embedding.0.forward"
+    stands_on(page, "Functional.embedding.0.forward")
 
 
 def test_a_metric_and_a_limit_of_the_users_choice_move_the_first_divergence(
@@ -140,13 +140,13 @@ def test_search_finds_nodes_and_goes_to_them(page: Any, serve: Callable[..., str
     page.wait_for_selector(".list-row:has-text('softmax.forward.0')")
     page.locator(".list-row").first.click()
     page.wait_for_selector(".pane-golden .box.current:has-text('softmax.forward.0')")
-    assert current(page) == "Torch.softmax.0.forward"
+    stands_on(page, "Torch.softmax.0.forward")
 
 
 def test_lists_of_unmatched_nodes_on_either_side(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_lm2"), tab="unmatched")
     page.wait_for_selector(".list-row")
-    assert page.locator(".list-row").count() == 10
+    becomes(page, page.locator(".list-row").count, lambda count: count == 10)
     page.locator(".segments button").nth(1).click()
     page.wait_for_selector(".list[aria-label] .list-row:nth-child(8)")
     page.locator(".list-row").first.click()
@@ -171,7 +171,7 @@ def test_overflow_levels_can_be_filtered(page: Any, serve: Callable[..., str], t
     page.wait_for_selector(".list-row:nth-child(2)")
     page.locator(".chip", has_text="critical").click()
     page.wait_for_selector(".list-row:nth-child(2)", state="detached")
-    assert page.locator(".list-row").first.get_attribute("title") == "Torch.mul.0.forward"
+    page.wait_for_selector(".list-row[title='Torch.mul.0.forward']")
 
 
 def test_the_address_holds_the_state_and_a_link_shows_the_same(
@@ -206,11 +206,11 @@ def test_tables_can_be_sorted_and_copied(page: Any, serve: Callable[..., str], r
     show(page, serve(results / "cmp_stat"), node="Functional.linear.6.forward")
     page.wait_for_selector(".details tbody tr:nth-child(3)")
     heads = lambda: page.locator(".details figure").first.locator("tbody th").all_inner_texts()  # noqa: E731
-    assert heads() == ["input.0", "input.1", "input.2"]
+    becomes(page, heads, lambda names: names == ["input.0", "input.1", "input.2"])
     page.locator(".details figure").first.locator("thead button", has_text="Norm").first.click()
-    assert heads() == ["input.0", "input.1", "input.2"]  # 15.99, 4.84, 1.1: largest first
+    becomes(page, heads, lambda names: names == ["input.0", "input.1", "input.2"])  # 15.99, 4.84, 1.1: largest first
     page.locator(".details figure").first.locator("thead button", has_text="Norm").first.click()
-    assert heads() == ["input.2", "input.1", "input.0"]
+    becomes(page, heads, lambda names: names == ["input.2", "input.1", "input.0"])
     page.locator(".details figure").first.locator("figcaption button").click()
     lines = page.evaluate("() => navigator.clipboard.readText()").split("\n")
     assert lines[0].startswith("Argument\tdtype\tshape")
@@ -220,7 +220,7 @@ def test_tables_can_be_sorted_and_copied(page: Any, serve: Callable[..., str], r
 def test_details_show_stacks_of_both_sides(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_stat"), node="Functional.linear.6.forward")
     page.wait_for_selector(".details .stack li")
-    assert page.locator(".details .stack").count() == 2
+    becomes(page, page.locator(".details .stack").count, lambda count: count == 2)
     assert "torch/nn/modules/linear.py" in page.locator(".details .stack li").first.inner_text()
 
 
@@ -229,7 +229,7 @@ def test_a_collective_leads_to_its_peer_rank(page: Any, serve: Callable[..., str
     page.locator(".details .chip", has_text="rank 1").click()
     page.wait_for_selector(".field:has-text('Rank') select")
     page.wait_for_selector(".pane-target .box.current:has-text('all_reduce')")
-    assert page.get_by_label("Rank").first.input_value() == "1"
+    becomes(page, page.get_by_label("Rank").first.input_value, lambda value: value == "1")
 
 
 def test_ranks_by_steps_is_a_map_to_click(page: Any, serve: Callable[..., str], results: Path) -> None:
@@ -271,17 +271,18 @@ def test_chinese_and_dark(page: Any, serve: Callable[..., str], results: Path) -
     show(page, serve(results / "cmp_stat"))
     page.locator(".language").click()
     page.wait_for_selector("text=首个分歧点")
-    assert page.locator(".pane-target .pane-title").inner_text() == "待调试侧"
+    becomes(page, page.locator(".pane-target .pane-title").inner_text, lambda text: text == "待调试侧")
     assert page.evaluate("() => document.documentElement.lang") == "zh-CN"
-    light = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    ground = lambda: page.evaluate("() => getComputedStyle(document.body).backgroundColor")  # noqa: E731
+    light = ground()
     page.locator(".icon-button[aria-label='浅色/深色']").click()
-    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") != light
+    becomes(page, ground, lambda now: now != light)
 
 
 def test_one_graph_alone_has_one_pane_and_no_colours(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "build_single"))
-    assert page.locator(".pane-golden").is_hidden()
-    assert page.locator(".strip").is_hidden()
+    page.locator(".pane-golden").wait_for(state="hidden")
+    page.locator(".strip").wait_for(state="hidden")
     page.wait_for_selector(".banner:has-text('157 nodes')")
 
 
@@ -337,7 +338,7 @@ def test_two_tabs_do_not_disturb_each_other(page: Any, serve: Callable[..., str]
     box(page, "target", "optimizer").dblclick()
     page.wait_for_selector(".pane-golden .box:has-text('Tensor.add_')")
     assert "Tensor.add_.0.forward" not in names(other, "target")
-    assert current(other) == "Functional.gelu.0.forward"
+    stands_on(other, "Functional.gelu.0.forward")
 
 
 def test_thousands_of_children_are_scrolled_through_with_few_boxes(
@@ -376,7 +377,7 @@ def test_our_own_files_open_on_what_we_found_and_lead_to_every_rank_and_step(
 ) -> None:
     show(page, serve(own / form))
     page.wait_for_selector(".banner.found:has-text('injected here')")
-    assert current(page) == current(page, "golden") == "Functional.linear.6.forward"
+    stands_on(page, "Functional.linear.6.forward", "target", "golden")
     assert "4.66 %" in page.locator(".pane-target .box.current").inner_text()
     page.wait_for_selector(".details:has-text('matched by')")
     page.locator(".text-button", has_text="Ranks").click()

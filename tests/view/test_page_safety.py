@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from evil_files import EVIL, evil_file
 from graph_files import flat, node, write_pair
-from page_tools import show
+from page_tools import becomes, show
 
 from twinprobe.cli.view import _check
 from twinprobe.errors import BadInput
@@ -45,7 +45,7 @@ def test_names_and_stacks_full_of_markup_stay_text(page: Any, serve: Callable[..
         )
         == 0
     )
-    assert page.locator(".banner .said").inner_text() == f"{EVIL[0]}: {EVIL[1]}: {EVIL[0]}"
+    becomes(page, page.locator(".banner .said").inner_text, lambda text: text == f"{EVIL[0]}: {EVIL[1]}: {EVIL[0]}")
     assert page.locator(".details .stack li").first.inner_text().strip()
 
 
