@@ -1,3 +1,18 @@
 """Two runs of the same neural network give different numbers: where do they part, and why?"""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinprobe.live import LayerMap, add_special_init, assign_weight, auto_diff
+
 __version__ = "0.1.0"
+__all__ = ["LayerMap", "__version__", "add_special_init", "assign_weight", "auto_diff"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("twinprobe.live"), name)  # only when asked for: importing twinprobe stays light

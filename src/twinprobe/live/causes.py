@@ -1,0 +1,215 @@
+"""Where the first difference begins, and which others follow from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from twinprobe.live.findings import (
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    GRADIENT_PHASE,
+    PHASE_ORDER,
+    Finding,
+)
+from twinprobe.live.live_run import Values
+from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
+
+INJECTED, INHERITED, ARRIVES, INSIDE = "injected", "inherited", "arrives", "inside"
+
+
+@dataclass
+class First:
+    """The first difference: which pair of calls, what of it, why, and from which line it was called."""
+
+    step: int
+    phase: str
+    raw: str
+    base: str
+    cause: str
+    why: str
+    findings: list[Finding] = field(default_factory=list)
+    raw_line: str = ""
+    base_line: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.phase}, step {self.step}: {self.raw} against {self.base}: {self.why}"
+
+
+def settle_causes(findings: list[Finding], raw: Values) -> None:
+    """Say for each difference whether it begins here (injected), came in (inherited) or is that of a call inside."""
+    by_call: dict[str, list[Finding]] = defaultdict(list)
+    for one in findings:
+        if one.differs:
+            by_call[one.raw].append(one)
+    has_inner = _with_differing_inside(by_call, raw)
+    for name, differing in by_call.items():
+        came_in = _came_in(name, by_call)
+        for one in differing:
+            if one.place in ("input", "gradient of output"):
+                one.cause = ARRIVES
+            elif came_in and not one.place.endswith("as computed"):
+                one.cause = INHERITED
+            else:
+                one.cause = INSIDE if name in has_inner else INJECTED
+
+
+def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
+    if any(one.place in ("input", "gradient of output") for one in by_call[name]):
+        return True
+    if name == "loss":
+        return any(parse_op(other).direction == FORWARD for other in by_call)
+    op = parse_op(name)
+    if op.direction == FORWARD:
+        return False
+    # A gradient follows from what its forward call saw, and a parameter's from what flowed back.
+    forward = _sibling(name, FORWARD)
+    if forward in by_call:
+        return True
+    return op.direction == GRADIENTS and any(
+        one.cause != "" or one.differs for one in by_call.get(_sibling(name, BACKWARD), ())
+    )
+
+
+def _sibling(name: str, direction: str) -> str:
+    op = parse_op(name)
+    head = ".".join(filter(None, (op.prefix, op.body, op.cls)))
+    call = max(op.call, 0)
+    if op.is_module or op.direction == GRADIENTS:
+        return f"{head}.{direction}.{call}"
+    return f"{head}.{call}.{direction}"
+
+
+def _with_differing_inside(by_call: dict[str, list[Finding]], raw: Values) -> set[str]:
+    found: set[str] = set()
+    for name in by_call:
+        parent = raw.parents.get(name)
+        while parent is not None and parent not in found:
+            found.add(parent)
+            parent = raw.parents.get(parent)
+    return found
+
+
+def find_first(
+    findings: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]] = ([], [])
+) -> First | None:
+    """The first difference in the order of execution; None where all that decides agrees.
+
+    ``alone`` are the calls that only the raw and only the base model make: they are suspects.
+    """
+    deciding = [one for one in findings if one.differs and one.decides]
+    if not deciding:
+        return None
+    step = min(one.step for one in deciding)
+    phase = min((one.phase for one in deciding if one.step == step), key=PHASE_ORDER.index)
+    differing = [one for one in findings if one.differs and one.step == step and one.phase == phase]
+    if phase == GRADIENT_PHASE:
+        differing = [one for one in differing if one.decides]
+    differing.sort(key=lambda one: one.order)
+    names = list(dict.fromkeys(one.raw for one in differing))
+    chosen = _innermost(names, raw) if phase in (FORWARD_PHASE, BACKWARD_PHASE) else names[0]
+    chosen = _named_by_its_layer(chosen, names, raw)
+    mine = [one for one in differing if one.raw == chosen]
+    return First(
+        step, phase, chosen, mine[0].base, _cause(mine),
+        _explain(mine, raw) + _suspects(mine, raw, base, alone), mine,
+        _line(raw, chosen), _line(base, mine[0].base),
+    )  # fmt: skip
+
+
+def _innermost(names: list[str], raw: Values) -> str:
+    """The first of them; where that encloses others, the first of these."""
+    differing = set(names)
+    chosen = names[0]
+    while True:
+        inner = next((name for name in names if raw.parents.get(name) == chosen and name in differing), None)
+        if inner is None:
+            return chosen
+        chosen = inner
+
+
+def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
+    """A function called by a layer that has no layers inside is better known by the layer."""
+    op = parse_op(name)
+    parent = raw.parents.get(name)
+    if op.is_module or parent is None or parent not in names:
+        return name
+    has_modules = any(other == parent and parse_op(child).is_module for child, other in raw.parents.items())
+    return name if has_modules else parent
+
+
+def _cause(mine: list[Finding]) -> str:
+    causes = [one.cause for one in mine]
+    return next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
+
+
+_EXPLANATIONS = {
+    # What differs, by place, the most telling first.
+    "input as computed": "fed with the reference's values, it is handed others here: look at the code that calls it",
+    "gradient as computed": (
+        "fed with the reference's gradients, another one arrives at its output: look at what uses this output, between "
+        "this layer and the next"
+    ),
+    "gradient of output": (
+        "the gradient that arrives at its output differs: look at what uses this output, between this layer and the "
+        "next"
+    ),
+    "gradient of input": (
+        "the same gradient arrives at its output, but what it hands on differs: its backward is at fault"
+    ),
+}
+
+
+def _explain(mine: list[Finding], raw: Values) -> str:
+    places = {one.place for one in mine}
+    why = mine[0].gap.why
+    named = ", ".join(one.tensor.rpartition(".")[2] for one in mine if one.place in ("parameter", "gradient"))
+    told = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
+    if "input" in places:
+        told = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
+        if _is_beginning(mine[0].raw, raw):
+            told = "the two models are given different inputs"
+    elif "parameter" in places:
+        told = f"its parameters differ before anything runs: {named}"
+    elif "output" in places:
+        told = f"its inputs agree, its output does not ({why})"
+    elif "gradient" in places:
+        told = f"the gradient of its parameter differs: {named} ({why})"
+    elif "loss" in places:
+        told = f"the losses differ although all outputs agree ({why})"
+    return told or why
+
+
+def _suspects(mine: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]]) -> str:
+    """Calls beside the guilty one that the other model does not make."""
+    if mine[0].phase != FORWARD_PHASE or all(one.place != "input" for one in mine):
+        return ""
+    found = []
+    for who, run, name, names in (("raw", raw, mine[0].raw, alone[0]), ("base", base, mine[0].base, alone[1])):
+        around = run.parents.get(name)
+        order = {one: at for at, one in enumerate(run.ops)}
+        beside = [one for one in names if run.parents.get(one) == around and order.get(one, 0) < order.get(name, 0)]
+        if beside:
+            line = _line(run, beside[-1])
+            found.append(f"; only the {who} model calls {beside[-1]}" + (f" ({line})" if line else ""))
+    return "".join(found)
+
+
+def _is_beginning(name: str, raw: Values) -> bool:
+    """Whether this is the model itself, or the first call in it."""
+    op = parse_op(name)
+    return (op.is_module and not op.body) or (bool(raw.ops) and raw.ops[0] == name)
+
+
+# Recordings may come from elsewhere, so a framework's files are told by where packages usually lie.
+_FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspore/", "<frozen", "<__array")
+
+
+def _line(run: Values, name: str) -> str:
+    """The user's line of code that made a call."""
+    frames = run.stacks[name] or run.stacks[_sibling(name, FORWARD)]
+    for text in frames:
+        if not any(part in text.partition(", line")[0] for part in _FRAMEWORK_FILES):
+            place, _, source = text.partition(", \n")
+            return f"{place.removeprefix('File ')}: {source.strip()}".replace(", line ", ":", 1)
+    return ""

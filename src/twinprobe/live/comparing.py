@@ -1,0 +1,146 @@
+"""Two models (or a model and a recording), run and compared step by step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinprobe.live.causes import First, find_first, settle_causes
+from twinprobe.live.findings import (
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    GRADIENT_PHASE,
+    LOSS_PHASE,
+    PHASE_ORDER,
+    Finding,
+    find_differences,
+)
+from twinprobe.live.garbage import collector_paused
+from twinprobe.live.layer_map import LayerMap
+from twinprobe.live.live_run import Values
+from twinprobe.live.matching import Matches, match_runs
+from twinprobe.live.options import BACKWARD, FORWARD, Options
+from twinprobe.live.random_ops import Masks
+from twinprobe.live.result import Result
+from twinprobe.live.running import Model, Pass, run_model
+from twinprobe.live.tolerance import compare
+from twinprobe.live.trees import model_tree
+from twinprobe.live.weight_check import compare_parameters
+from twinprobe.live.weight_pairs import copy_all_weights
+
+PHASES = {
+    FORWARD: frozenset({FORWARD_PHASE}),
+    BACKWARD: frozenset({LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE}),
+    "both": frozenset(PHASE_ORDER),
+}
+
+
+@dataclass
+class Story:
+    """What has been found so far."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    first: First | None = None
+    runs: tuple[Values, Values] | None = None  # raw, base
+    steps: int = 0
+
+
+def compare_models(
+    base: Model | Path,
+    raw: Model | Path,
+    layer_map: LayerMap,
+    options: Options,
+    *,
+    auto_weights: bool,
+    notes: list[str],
+) -> Result:
+    """Run what can be run and compare it."""
+    if isinstance(base, Path) or isinstance(raw, Path):
+        from twinprobe.live.recorded import compare_with_recording
+
+        return compare_with_recording(base, raw, layer_map, options, auto_weights=auto_weights, notes=notes)
+    story = Story(notes=notes)
+    if auto_weights:
+        story.notes += copy_all_weights(raw, base, layer_map, options)
+    for step in range(options.steps):
+        with collector_paused():
+            _one_step(base, raw, layer_map, options, step, story)
+        story.steps = step + 1
+        if story.first is not None:
+            break
+    return finish(story, base.title, raw.title)
+
+
+def _one_step(base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, story: Story) -> None:
+    masks = _masks(base, raw, options)
+    reference = run_model(base, options, layer_map, masks)
+    if options.single_step:
+        from twinprobe.live.single_step import run_fed
+
+        tested, fed = run_fed(raw, reference, base, options, layer_map, masks)
+    else:
+        tested, fed = run_model(raw, options, layer_map, masks), []
+    matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
+    phases = PHASES[options.phase]
+    found = fed + find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+    if LOSS_PHASE in phases:
+        found += compare_losses(tested, reference, options, step)
+    if raw.optimizer is not None and base.optimizer is not None:
+        raw.adapter.step(raw.model, raw.optimizer)
+        base.adapter.step(base.model, base.optimizer)
+        found += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
+    if step == 0:
+        story.notes += [*matches.notes, *alone_notes(matches), *(masks.notes if masks is not None else [])]
+        story.notes += [*reference.problems, *tested.problems]
+    add_findings(story, found, tested.run, reference.run, matches)
+
+
+def add_findings(story: Story, found: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
+    """Judge the findings of a step and add them to the rest."""
+    settle_causes(found, raw)
+    story.findings += sorted(found, key=lambda one: (PHASE_ORDER.index(one.phase), one.order))
+    story.first = find_first(found, raw, base, (matches.raw_alone, matches.base_alone))
+    story.runs = raw, base
+
+
+def compare_losses(tested: Pass, reference: Pass, options: Options, step: int) -> list[Finding]:
+    """The two losses as one finding."""
+    if tested.loss is None or reference.loss is None:
+        return []
+    gap = compare(tested.loss, reference.loss, options.tolerance)
+    return [Finding(step, LOSS_PHASE, "loss", "loss", "loss", "loss", gap, True, dtype=tested.loss.dtype)]
+
+
+def finish(story: Story, base: str, raw: str) -> Result:
+    """The result of all steps."""
+    assert story.runs is not None
+    tested, reference = story.runs
+    first = story.first
+    at = (first.step, first.phase) if first is not None else None
+    last = [one for one in story.findings if at is None or (one.step, one.phase) == at]
+    return Result(
+        base, raw, story.findings, first,
+        model_tree(reference, last, first.base if first else "", golden=True),
+        model_tree(tested, last, first.raw if first else "", golden=False),
+        story.steps, list(dict.fromkeys(story.notes)),
+    )  # fmt: skip
+
+
+def _masks(base: Model, raw: Model, options: Options) -> Masks | None:
+    names = {base.adapter.name, raw.adapter.name}
+    # Two generators never agree, and MindSpore's dropouts each have their own.
+    alike = len(names) == 1 and "mindspore" not in names
+    if options.random == "masks" or (options.random == "auto" and not alike):
+        return Masks(options.seed)
+    return None
+
+
+def alone_notes(matches: Matches) -> list[str]:
+    found = []
+    for who, names in (("raw", matches.raw_alone), ("base", matches.base_alone)):
+        modules = [name for name in names if name.startswith(("Module.", "Cell."))]
+        if modules:
+            more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+            found.append(f"only in the {who} model, not compared: {', '.join(modules[:3])}{more}")
+    return found

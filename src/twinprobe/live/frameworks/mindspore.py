@@ -1,0 +1,212 @@
+"""MindSpore in PyNative mode, as live comparison sees it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from mindspore.common.api import _pynative_executor as executor
+
+from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.losses import mean_of_means
+from twinprobe.live.memory import MemoryEngine
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.eager.calls import ModuleInfo
+from twinprobe.record.eager.flatten import tensors_in
+from twinprobe.record.mindspore.adapter import make_recorder
+from twinprobe.runs.host_tensor import STORAGE, HostTensor
+
+
+class MindSporeAdapter:
+    """The verbs, for MindSpore. Gradients are no part of its parameters, so the last ones are kept here."""
+
+    name = "mindspore"
+    title = "MindSpore"
+    container = "Cell"
+    model_class = nn.Cell
+
+    def __init__(self) -> None:
+        self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, ms.Tensor)
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        yield from model.cells_and_names()
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        return {name: one for name, one in module._params.items() if one is not None}
+
+    def is_transposed(self, _module: Any, _name: str) -> bool:
+        return False
+
+    @contextmanager
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
+        modes = frozenset({"all"} if backward else {"forward"})
+        config = RecordConfig(
+            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
+        )
+        recorder = make_recorder(config, MemoryEngine)
+        engine = recorder.engine
+        assert isinstance(engine, MemoryEngine)
+        recorder.modules.infos[id(model)] = ModuleInfo(model, f"Cell.{type(model).__name__}.")
+        recorder.start(model)
+        for info in recorder.modules.infos.values():
+            # What MindSpore's own cells call inside says nothing that their output does not.
+            info.closed = not info.module._cells and type(info.module).__module__.startswith("mindspore.")
+        try:
+            yield engine
+        finally:
+            recorder.stop()
+
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+        if not backward:
+            return Outcome(model(*call.args, **call.kwargs))
+        outcome = Outcome()
+
+        def forward() -> Any:
+            outcome.output = model(*call.args, **call.kwargs)
+            if loss is not None:
+                return loss(outcome.output)
+            return mean_of_means(tensors_in(outcome.output, self.is_tensor, []), _float_mean)
+
+        weights = model.trainable_params()
+        try:
+            outcome.loss, gradients = ms.value_and_grad(forward, None, weights)()
+        except BaseException:
+            executor.clear_res()  # otherwise the next backward pass of this process fails
+            raise
+        self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
+        return outcome
+
+    def clear_gradients(self, model: Any) -> None:
+        self._gradients.pop(model, None)
+
+    def step(self, model: Any, optimizer: Any, /) -> None:
+        gradients = self._gradients.get(model, {})
+        if isinstance(optimizer, nn.Optimizer | ms.experimental.optim.Optimizer):
+            wanted = getattr(optimizer, "parameters", None) or model.trainable_params()
+            optimizer(tuple(gradients[id(weight)] for weight in wanted))
+        else:
+            optimizer(*([tuple(gradients.values())] if _takes_one(optimizer) else []))
+        self.clear_gradients(model)
+
+    def to_host(self, value: Any) -> HostTensor:
+        if isinstance(value, np.ndarray):
+            return HostTensor(value.dtype.name, value.shape, np.ascontiguousarray(value).reshape(-1))
+        name = str(value.dtype).lower()
+        array = np.ascontiguousarray(value.asnumpy())
+        flat = array.reshape(-1)
+        return HostTensor(
+            name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name])
+        )
+
+    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
+        array = np.array(host.data).reshape(host.shape)
+        if host.dtype == "bfloat16":
+            return ms.Tensor((array.astype(np.uint32) << 16).view(np.float32)).astype(ms.bfloat16)
+        return ms.Tensor(array)
+
+    def copied(self, tensor: Any) -> Any:
+        return tensor.copy()
+
+    def seed(self, number: int) -> None:
+        ms.set_seed(number)
+        ms.manual_seed(number)
+
+    def random_state(self) -> Any:
+        return ms.get_rng_state(), ms.get_seed()
+
+    def set_random_state(self, state: Any) -> None:
+        if state[1] is not None:
+            ms.set_seed(state[1])
+        ms.set_rng_state(state[0])
+
+    def training(self, module: Any) -> bool:
+        return bool(module.training)
+
+    def set_training(self, module: Any, training: bool) -> None:
+        module.training = training
+
+    @contextmanager
+    def dropouts(self, new_mask: NewMask) -> Iterator[None]:
+        def masked(x: Any, p: float) -> Any:
+            return x * ms.Tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
+
+        def construct(cell: Any, x: Any) -> Any:
+            p = cell.p if getattr(cell, "p", None) is not None else 1 - cell.keep_prob
+            return masked(x, p) if cell.training and p else x
+
+        def function(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
+            return masked(input, p) if training and p else input
+
+        places = [(nn.Dropout, "construct", construct), (ops, "dropout", function)]
+        mint = getattr(ms, "mint", None)
+        if mint is not None:
+            places += [(mint.nn.Dropout, "construct", construct), (mint.nn.functional, "dropout", function)]
+        before = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
+        for place, name, made in places:
+            setattr(place, name, made)
+        try:
+            yield
+        finally:
+            for place, name, original in before:
+                setattr(place, name, original)
+
+    @contextmanager
+    def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
+        original = nn.Cell.__call__
+        inside = {id(module) for _, module in self.modules(model)}
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in inside:
+                return original(module, *args, **kwargs)
+            args, kwargs = before(module, args, kwargs) or (args, kwargs)
+            output = original(module, *args, **kwargs)
+            other = after(module, output)
+            return output if other is None else other
+
+        nn.Cell.__call__ = call
+        try:
+            yield
+        finally:
+            nn.Cell.__call__ = original
+
+    def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
+        return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
+
+
+class _Substitute(ms._Function):  # type: ignore[misc]  # mindspore is not followed by mypy
+    @staticmethod
+    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: MindSporeAdapter) -> Any:
+        ctx.on_gradient, ctx.owner = on_gradient, owner
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        other = ctx.on_gradient(ctx.owner.to_host(gradient))
+        if other is not None:
+            gradient = ctx.owner.tensor(other).astype(gradient.dtype)
+        return gradient, None, None, None
+
+
+def _takes_one(function: Any) -> bool:
+    import inspect
+
+    try:
+        return len(inspect.signature(function).parameters) == 1
+    except (TypeError, ValueError):
+        return False
+
+
+def _float_mean(tensor: Any) -> Any:
+    return tensor.astype(ms.float32).mean() if tensor.is_floating_point() else None
+
+
+adapter = MindSporeAdapter()

@@ -1,0 +1,189 @@
+"""PaddlePaddle in dynamic mode, as live comparison sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.losses import mean_of_means
+from twinprobe.live.memory import MemoryEngine
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.eager.calls import ModuleInfo
+from twinprobe.record.eager.flatten import tensors_in
+from twinprobe.record.paddle.adapter import make_recorder
+from twinprobe.runs.host_tensor import STORAGE, HostTensor
+
+_functional: Any = paddle.nn.functional
+_assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
+
+
+class PaddleAdapter:
+    """The verbs, for Paddle."""
+
+    name = "paddle"
+    title = "Paddle"
+    container = "Module"
+    model_class = paddle.nn.Layer
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, paddle.Tensor)
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        yield from model.named_sublayers(include_self=True)
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        return {name: one for name, one in module._parameters.items() if one is not None}
+
+    def is_transposed(self, module: Any, name: str) -> bool:
+        return name == "weight" and isinstance(module, paddle.nn.Linear)
+
+    @contextmanager
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
+        modes = frozenset({"all"} if backward else {"forward"})
+        config = RecordConfig(
+            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
+        )
+        recorder = make_recorder(config, MemoryEngine)
+        engine = recorder.engine
+        assert isinstance(engine, MemoryEngine)
+        recorder.modules.infos[id(model)] = ModuleInfo(model, f"Module.{type(model).__name__}.")
+        recorder.start(model)
+        for info in recorder.modules.infos.values():
+            # What Paddle's own layers call inside says nothing that their output does not.
+            info.closed = not info.module._sub_layers and type(info.module).__module__.startswith("paddle.")
+        try:
+            yield engine
+        finally:
+            recorder.stop()
+
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+        output = model(*call.args, **call.kwargs)
+        if not backward:
+            return Outcome(output)
+        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, self.is_tensor, []), _float_mean)
+        total.backward()
+        return Outcome(output, total)
+
+    def clear_gradients(self, model: Any) -> None:
+        for parameter in model.parameters():
+            parameter.clear_gradient(set_to_zero=False)
+
+    def step(self, _model: Any, optimizer: Any, /) -> None:
+        if isinstance(optimizer, paddle.optimizer.Optimizer):
+            optimizer.step()
+            optimizer.clear_grad()
+        else:
+            optimizer()
+
+    def to_host(self, value: Any) -> HostTensor:
+        if isinstance(value, np.ndarray):
+            name = value.dtype.name
+            return HostTensor(name, value.shape, np.ascontiguousarray(value).reshape(-1))
+        name = str(value.dtype).rpartition(".")[2]
+        array = value.detach().numpy()
+        flat = np.ascontiguousarray(array).reshape(-1)
+        shape = tuple(int(size) for size in value.shape)
+        return HostTensor(name, shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name]))
+
+    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
+        array = np.array(host.data).reshape(host.shape)
+        if host.dtype == "bfloat16":
+            wide = (array.astype(np.uint32) << 16).view(np.float32)
+            return paddle.to_tensor(wide).astype("bfloat16")
+        return paddle.to_tensor(array)
+
+    def copied(self, tensor: Any) -> Any:
+        made = tensor.detach().clone()
+        made.stop_gradient = tensor.stop_gradient
+        return made
+
+    def seed(self, number: int) -> None:
+        paddle.seed(number)
+
+    def random_state(self) -> Any:
+        return paddle.get_rng_state()
+
+    def set_random_state(self, state: Any) -> None:
+        paddle.set_rng_state(state)
+
+    def training(self, module: Any) -> bool:
+        return bool(module.training)
+
+    def set_training(self, module: Any, training: bool) -> None:
+        module.training = training
+
+    @contextmanager
+    def dropouts(self, new_mask: NewMask) -> Iterator[None]:
+        original = _functional.dropout
+
+        def dropout(
+            x: Any, p: Any = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train", **more: Any
+        ) -> Any:
+            if not training or not isinstance(p, int | float) or p == 0 or axis is not None or mode[0] != "u":
+                return original(x, p, axis, training, mode, **more)
+            return x * paddle.to_tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
+
+        places = [_functional, paddle.nn.functional.common, paddle.nn.layer.common.F]
+        places = [place for place in dict.fromkeys(places) if getattr(place, "dropout", None) is original]
+        for place in places:
+            place.dropout = dropout
+        try:
+            yield
+        finally:
+            for place in places:
+                place.dropout = original
+
+    @contextmanager
+    def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
+        original = paddle.nn.Layer.__call__
+        inside = {id(module) for _, module in self.modules(model)}
+
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(module) not in inside:
+                return original(module, *args, **kwargs)
+            args, kwargs = before(module, args, kwargs) or (args, kwargs)
+            output = original(module, *args, **kwargs)
+            other = after(module, output)
+            return output if other is None else other
+
+        paddle.nn.Layer.__call__ = call
+        try:
+            yield
+        finally:
+            paddle.nn.Layer.__call__ = original
+
+    def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
+        made = self.tensor(value).astype(tensor.dtype)
+        if tensor.stop_gradient:
+            return made
+        # Hooks that a user puts on the result of a PyLayer change nothing; on that of an operation they do.
+        return _assign(_Substitute.apply(tensor, made, on_gradient, self))
+
+
+class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
+    @staticmethod
+    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: PaddleAdapter) -> Any:
+        ctx.on_gradient, ctx.owner = on_gradient, owner
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        other = ctx.on_gradient(ctx.owner.to_host(gradient))
+        if other is not None:
+            gradient = ctx.owner.tensor(other).astype(gradient.dtype)
+        return gradient
+
+
+def _float_mean(tensor: Any) -> Any:
+    if tensor.stop_gradient:
+        return None
+    return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
+
+
+adapter = PaddleAdapter()

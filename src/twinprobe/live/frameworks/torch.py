@@ -1,0 +1,179 @@
+"""PyTorch, as live comparison sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.losses import mean_of_means
+from twinprobe.live.memory import MemoryEngine
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.torch.flatten import tensors_in
+from twinprobe.record.torch.host import dtype_name
+from twinprobe.record.torch.recorder import TorchRecorder
+from twinprobe.runs.host_tensor import STORAGE, HostTensor
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_functional: Any = torch.nn.functional
+
+
+class TorchAdapter:
+    """The verbs, for PyTorch."""
+
+    name = "pytorch"
+    title = "PyTorch"
+    container = "Module"
+    model_class = torch.nn.Module
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        yield from model.named_modules()
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        return {name: one for name, one in module._parameters.items() if one is not None}
+
+    def is_transposed(self, _module: Any, _name: str) -> bool:
+        return False
+
+    @contextmanager
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
+        modes = frozenset({"all"} if backward else {"forward"})
+        config = RecordConfig(
+            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
+        )
+        recorder = TorchRecorder(config, MemoryEngine)
+        engine = recorder.engine
+        assert isinstance(engine, MemoryEngine)
+        recorder.modules.watch(model, f"Module.{type(model).__name__}.")
+        recorder.start(model)
+        for module, info in recorder.modules.infos.items():
+            # What PyTorch's own layers call inside says nothing that their output does not.
+            info.whole = not module._modules and type(module).__module__.startswith("torch.")
+        try:
+            yield engine
+        finally:
+            recorder.stop()
+
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+        output = model(*call.args, **call.kwargs)
+        if not backward:
+            return Outcome(output)
+        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, []), _float_mean)
+        total.backward()
+        return Outcome(output, total)
+
+    def clear_gradients(self, model: Any) -> None:
+        model.zero_grad(set_to_none=True)
+
+    def step(self, _model: Any, optimizer: Any, /) -> None:
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            optimizer()
+
+    def to_host(self, value: Any) -> HostTensor:
+        if isinstance(value, np.ndarray):
+            return HostTensor(value.dtype.name, value.shape, np.ascontiguousarray(value).reshape(-1))
+        data = value.detach()
+        if data.is_sparse or data.is_quantized:
+            data = data.dequantize() if data.is_quantized else data.to_dense()
+        data = data.resolve_conj().resolve_neg().to("cpu").contiguous()
+        name = dtype_name(data.dtype)
+        shape = tuple(data.shape)
+        flat = data.reshape(-1)
+        if np.dtype(STORAGE[name]).name != name:
+            flat = flat.view(_BITS[data.element_size()])
+        return HostTensor(name, shape, flat.numpy().view(STORAGE[name]))
+
+    def tensor(self, host: HostTensor, model: Any = None, /) -> Any:
+        storage = np.array(host.data).reshape(host.shape)
+        if np.dtype(STORAGE[host.dtype]).name != host.dtype:
+            bits = torch.from_numpy(storage.view(f"i{storage.itemsize}" if storage.itemsize > 1 else "u1"))
+            made = bits.view(getattr(torch, host.dtype))
+        else:
+            made = torch.from_numpy(storage)
+        first = next(iter(model.parameters()), None) if model is not None else None
+        return made if first is None else made.to(first.device)
+
+    def copied(self, tensor: Any) -> Any:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+    def seed(self, number: int) -> None:
+        torch.manual_seed(number)
+
+    def random_state(self) -> Any:
+        return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
+
+    def set_random_state(self, state: Any) -> None:
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state_all(state[1])
+
+    def training(self, module: Any) -> bool:
+        return bool(module.training)
+
+    def set_training(self, module: Any, training: bool) -> None:
+        module.training = training
+
+    @contextmanager
+    def dropouts(self, new_mask: NewMask) -> Iterator[None]:
+        original = _functional.dropout
+
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            if not training or p == 0:
+                return original(input, p, training, inplace)
+            mask = torch.as_tensor(new_mask(tuple(input.shape), p), dtype=input.dtype, device=input.device)
+            return input.mul_(mask) if inplace else input * mask
+
+        _functional.dropout = dropout
+        try:
+            yield
+        finally:
+            _functional.dropout = original
+
+    @contextmanager
+    def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
+        handles = []
+        try:
+            for _, module in self.modules(model):
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+                handles.append(module.register_forward_hook(lambda module, _args, output: after(module, output)))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
+        return _Substitute.apply(tensor, self.tensor(value).to(tensor), on_gradient, self)
+
+
+class _Substitute(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
+    @staticmethod
+    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: TorchAdapter) -> Any:
+        ctx.on_gradient, ctx.owner = on_gradient, owner
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        other = ctx.on_gradient(ctx.owner.to_host(gradient))
+        if other is not None:
+            gradient = ctx.owner.tensor(other).to(gradient)
+        return gradient, None, None, None
+
+
+def _float_mean(tensor: torch.Tensor) -> torch.Tensor | None:
+    if not tensor.requires_grad:
+        return None
+    return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
+
+
+adapter = TorchAdapter()

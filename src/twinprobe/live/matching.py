@@ -1,0 +1,216 @@
+"""Which rows of two runs are compared: the user's map first, then equal names, then the automatic alignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twinprobe.align.auto.aligner import align_sides
+from twinprobe.align.auto.alignment import DOUBTFUL
+from twinprobe.align.auto.link import aligned_pairs, link_alignment
+from twinprobe.align.board import NONE, Board
+from twinprobe.align.meeting import modules_meet
+from twinprobe.align.rows import pairs_of
+from twinprobe.align.side import MINDSPORE, Head
+from twinprobe.live.layer_map import ApiCall, LayerMap
+from twinprobe.live.live_run import Values
+from twinprobe.live.scene import Paths
+from twinprobe.runs.leaf import TENSOR
+from twinprobe.runs.names import FORWARD
+from twinprobe.runs.table import INPUT, OUTPUT
+
+MAPPED = "layer map"
+EQUAL = "equal names"
+
+
+@dataclass
+class Matches:
+    """Paired rows of (raw, base) with the reason, doubtful calls, and what is alone."""
+
+    rows: list[tuple[int, int, str]] = field(default_factory=list)
+    doubtful: set[str] = field(default_factory=set)
+    raw_alone: list[str] = field(default_factory=list)
+    base_alone: list[str] = field(default_factory=list)
+    # Names of paired forward calls: raw -> base.
+    calls: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def match_runs(
+    raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
+) -> Matches:
+    """Pair what two recorded models took and gave."""
+    board = Board(raw, base)
+    found = Matches()
+    _link_mapped(board, layer_map, raw_paths, base_paths, found)
+    _link_roots(board)
+    if raw.ops == base.ops:
+        for name, op in board.target.number_of.items():
+            board.link(op, board.golden.number_of[name], EQUAL)
+        pairs = pairs_of(board)
+    else:
+        _link_equal_modules(board)
+        if _is_complete(board):
+            _follow(board)
+            pairs = pairs_of(board)
+        else:
+            raw.measure()
+            base.measure()
+            _refresh(board)
+            known = [(raw.ops[op], base.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
+            alignment = align_sides(board.target, board.golden, known)
+            links = link_alignment(board, alignment)
+            found.doubtful = {
+                name for relation in alignment.relations if relation.confidence < DOUBTFUL for name in relation.target
+            }
+            _follow(board)
+            pairs = aligned_pairs(board, links)
+    found.notes += [note for note in board.notes if "construct.json" not in note]
+    for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
+        if NONE not in (row, other):
+            found.rows.append((row, other, rule))
+    _pair_left(board, found)
+    _tell_alone(board, found)
+    return found
+
+
+def _is_complete(board: Board) -> bool:
+    """Whether every forward call has its partner, so that there is nothing left to align."""
+    sides = (board.target, board.partner), (board.golden, board.back)
+    return not any(
+        other == NONE and side.direction[op] == FORWARD for side, partner in sides for op, other in enumerate(partner)
+    )
+
+
+def _refresh(board: Board) -> None:
+    """The tables have statistics now; what was derived from the old ones is dropped."""
+    for side in (board.target, board.golden):
+        for cached in ("names", "roles", "shapes", "starts"):
+            side.__dict__.pop(cached, None)
+
+
+def _link_mapped(
+    board: Board, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, found: Matches
+) -> None:
+    if raw_paths is None or base_paths is None:
+        return
+    for one, other in [*layer_map.pairs, *((group.one[-1], group.other[-1]) for group in layer_map.groups)]:
+        mine, theirs = (one, other) if id(one) in raw_paths.of else (other, one)
+        if id(mine) not in raw_paths.of or id(theirs) not in base_paths.of:
+            continue
+        head = _head(board.target.modules, raw_paths.of[id(mine)])
+        partner = _head(board.golden.modules, base_paths.of[id(theirs)])
+        if head is None or partner is None:
+            found.notes.append(f"the mapped {type(mine).__name__} and {type(theirs).__name__} did not both run")
+        else:
+            board.link_heads(head, partner, MAPPED)
+    taken: set[int] = set()
+    for api in layer_map.apis:
+        _link_api(board, api, raw_paths, base_paths, taken, found)
+
+
+def _link_api(board: Board, api: ApiCall, raw_paths: Paths, base_paths: Paths, taken: set[int], found: Matches) -> None:
+    mine = id(api.layer) in raw_paths.of
+    side, other, paths = (
+        (board.target, board.golden, raw_paths) if mine else (board.golden, board.target, base_paths)
+    )  # fmt: skip
+    head = _head(side.modules, paths.of.get(id(api.layer), "?"))
+    calls = sorted(
+        op
+        for one in other.apis
+        if one.body.rpartition(".")[2].strip("_") == api.function.strip("_")
+        for op in one.calls.get(FORWARD, {}).values()
+    )
+    if api.call is not None:
+        calls = calls[api.call : api.call + 1]
+    free = [op for op in calls if op not in taken]
+    modules = list(head.calls.get(FORWARD, {}).values()) if head is not None else []
+    if not modules or not free:
+        found.notes.append(f"map_api: no call of {api.function!r} is left for {type(api.layer).__name__}")
+        return
+    for module, call in zip(modules, free, strict=False):
+        taken.add(call)
+        if mine:
+            board.link(module, call, MAPPED)
+        else:
+            board.link(call, module, MAPPED)
+
+
+def _head(heads: list[Head], path: str) -> Head | None:
+    return next((head for head in heads if head.body == path and FORWARD in head.calls), None)
+
+
+def _link_roots(board: Board) -> None:
+    """The two models themselves belong together, whatever they are called."""
+    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
+    if roots[0] is not None and roots[1] is not None:
+        board.link_heads(roots[0], roots[1], "the models")
+
+
+def _link_equal_modules(board: Board) -> None:
+    """Modules of the same path and class, where nearly all have their like."""
+    frameworks = {board.target.run.framework, board.golden.run.framework}
+    if MINDSPORE in frameworks and len(frameworks) > 1:
+        return
+    if not modules_meet(board.target.ops, board.golden.ops):
+        return
+    for head in board.target.modules:
+        other = board.golden.heads.get(head.name)
+        if other is not None:
+            board.link_heads(head, other, EQUAL, by_order=False)
+
+
+def _follow(board: Board) -> None:
+    """Backward calls and parameter gradients of modules that were linked before the alignment."""
+    board.follow_forward()
+    for op, other in enumerate(list(board.partner)):
+        if other == NONE or board.target.direction[op] != FORWARD:
+            continue
+        head, partner = board.target.head_of[op], board.golden.head_of[other]
+        if head.is_module and partner.is_module:
+            for direction in head.calls.keys() & partner.calls.keys() - {FORWARD}:
+                ones, others = head.calls[direction], partner.calls[direction]
+                for call in ones.keys() & others.keys():
+                    board.link(ones[call], others[call], board.rule[op])
+
+
+def _pair_left(board: Board, found: Matches) -> None:
+    """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
+    paired = {row for row, _, _ in found.rows}, {row for _, row, _ in found.rows}
+    tables = board.target.run.table, board.golden.run.table
+    kinds = tables[0]["kind"].to_list(), tables[1]["kind"].to_list()
+    for op, other in enumerate(board.partner):
+        if other == NONE or not board.target.head_of[op].is_module:
+            continue
+        for role in (OUTPUT, INPUT):
+            left = []
+            for side, at, taken, kind in zip((board.target, board.golden), (op, other), paired, kinds, strict=True):
+                rows = range(side.starts[at], side.starts[at + 1])
+                left.append(
+                    [row for row in rows if side.roles[row] == role and kind[row] == TENSOR and row not in taken]
+                )
+            mine, theirs = left
+            if role == INPUT and [board.target.shapes[row] for row in mine] != [
+                board.golden.shapes[row] for row in theirs
+            ]:
+                continue
+            found.rows += [
+                (row, partner, f"{board.rule[op]}, in order") for row, partner in zip(mine, theirs, strict=False)
+            ]
+            if role == OUTPUT and len(mine) != len(theirs) and board.target.direction[op] == FORWARD:
+                names = board.target.ops[op], board.golden.ops[other]
+                found.notes.append(
+                    f"{names[0]} and {names[1]} give different numbers of tensors; what both have is compared"
+                )
+    found.rows.sort()
+
+
+def _tell_alone(board: Board, found: Matches) -> None:
+    for side, partner, alone in (
+        (board.target, board.partner, found.raw_alone), (board.golden, board.back, found.base_alone),
+    ):  # fmt: skip
+        for op, other in enumerate(partner):
+            if side.direction[op] == FORWARD:
+                if other == NONE:
+                    alone.append(side.ops[op])
+                elif side is board.target:
+                    found.calls[side.ops[op]] = board.golden.ops[other]

@@ -1,0 +1,62 @@
+"""An engine for the recorders that keeps what they record in memory: no thread, no folder, no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.engine import Engine, Framework, Step
+from twinprobe.record.filters import NameFilter
+from twinprobe.record.problems import Problems
+from twinprobe.record.rows import Entry
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+
+
+class MemoryEngine(Engine):
+    """Takes entries as they come. ``entries``, ``parents`` and ``stacks`` are what a dump folder would hold."""
+
+    def __init__(self, config: RecordConfig, framework: Framework, *, hidden: tuple[str, ...] = ()) -> None:
+        # Engine's own __init__ opens the writer; nothing of that is wanted here.
+        self.config = config
+        self.framework = framework
+        self.filter = NameFilter(config)
+        self.problems = Problems()
+        self.bench = None
+        self.active = self.failed = self.begun = False
+        self.step_number = 0
+        self.step: Step | None = Step(0, cast(Any, None), (_PACKAGE, *hidden))
+        self._trees = True
+        self.entries: list[Entry] = []
+
+    @property
+    def parents(self) -> dict[str, str | None]:
+        """The enclosing call of each call."""
+        assert self.step is not None
+        return self.step.construct
+
+    def begin(self) -> bool:
+        """Start taking entries."""
+        self.begun = self.active = True
+        return True
+
+    def end(self) -> None:
+        """Stop; what still lies on a device is brought to the host."""
+        self.begun = self.active = False
+        job = self.framework.collect()
+        if job is not None:
+            job()
+
+    def next_step(self) -> None:
+        """Runs are kept apart by their engines, so there is nothing to do."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def emit(self, entry: Entry) -> None:
+        """Keep a finished entry."""
+        self.entries.append(entry)

@@ -1,0 +1,151 @@
+"""Which layer of one model belongs to which of the other, before anything has run: for copying weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twinprobe.align.auto.aligner import align_sides
+from twinprobe.align.side import Side
+from twinprobe.errors import BadInput
+from twinprobe.live.frameworks import adapter_of
+from twinprobe.live.layer_flow import pair_by_flow
+from twinprobe.live.layer_map import LayerMap, as_layer_map
+from twinprobe.live.layer_trees import WHOLE, Tree, sizes_of, structure
+from twinprobe.live.live_run import Values
+from twinprobe.live.special_layers import kind_of
+from twinprobe.runs.names import FORWARD, parse_op
+from twinprobe.runs.run import Run
+
+Pair = tuple[str, str]
+_MOST_STRANGERS = 0.2  # of the layers that hold weights may have another path where the rest have the same
+
+
+def pair_modules(target: object, source: object, layer_map: Any = None) -> list[Pair]:
+    """Pairs of (target path, source path) of the layers that belong together; "" is the model itself."""
+    chosen = as_layer_map(layer_map)
+    sides = Tree.of(target, chosen), Tree.of(source, chosen)
+    mapped = mapped_paths(target, source, chosen)
+    return [*mapped, *(_by_name(*sides) or pair_trees(*sides, structure(sides[0]), structure(sides[1])))]
+
+
+def names_meet(target: object, source: object, layer_map: LayerMap) -> bool:
+    """Whether the layers that hold weights have the same paths in both models."""
+    return bool(_by_name(Tree.of(target, layer_map), Tree.of(source, layer_map)))
+
+
+def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
+    """The pairs that the user has mapped, as paths."""
+    places = [{id(layer): path for path, layer in adapter_of(model).modules(model)} for model in (target, source)]
+    found = []
+    for one, other in layer_map.pairs:
+        if id(one) in places[0] and id(other) in places[1]:
+            found.append((places[0][id(one)], places[1][id(other)]))
+        elif id(other) in places[0] and id(one) in places[1]:
+            found.append((places[0][id(other)], places[1][id(one)]))
+        else:
+            raise BadInput(
+                f"LayerMap.map pairs a {type(one).__name__} and a {type(other).__name__}: not one of each model",
+                hint="map layers of the very models that are compared",
+            )
+    return found
+
+
+def _by_name(target: Tree, source: Tree) -> list[Pair]:
+    if set(target.holding) != set(source.holding):
+        return []
+    return [(path, path) for path in target.layers if path in source.layers]
+
+
+def pair_trees(target: Tree, source: Tree, one_run: Run, other_run: Run) -> list[Pair]:
+    """Pair layers by how the two models ran, or by their structure in the form of a run."""
+    ones, others = set(target.holding), set(source.holding)
+    known = [*_specials(target, source)]
+    strangers = len(ones ^ others)
+    if strangers <= _MOST_STRANGERS * len(ones | others):
+        taken = {one for one, _ in known}, {other for _, other in known}
+        known += [
+            (path, path)
+            for path in target.holding
+            if path in others and path not in taken[0] | taken[1] and _alike(target, source, path)
+        ]
+    names = [_first_calls(run) for run in (one_run, other_run)]
+    given = [
+        (names[0][one], names[1][other]) for one, other in [("", ""), *known] if one in names[0] and other in names[1]
+    ]
+    alignment = align_sides(Side(one_run), Side(other_run), given)
+    found = []
+    for relation in alignment.relations:
+        ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
+        if relation.one_to_one and all(end.is_module for end in ends):
+            found.append((ends[0].body, ends[1].body))
+    found = [pair for pair in dict.fromkeys(found) if pair[0] in target.weights and pair[1] in source.weights]
+    pairs = list(known) + [pair for pair in found if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
+    _unfold(target, source, [pair for pair in found if pair not in pairs], pairs)
+    if isinstance(one_run, Values) and isinstance(other_run, Values):
+        pair_by_flow(target, source, one_run, other_run, pairs)
+    _by_looks(target, source, pairs)
+    if target.weights.get("") and source.weights.get(""):
+        pairs.append(("", ""))
+    return list(dict.fromkeys(pairs))
+
+
+def _first_calls(run: Run) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in run.ops:
+        op = parse_op(name)
+        if op.is_module and op.direction == FORWARD:
+            found.setdefault(op.body, name)
+    return found
+
+
+def _unfold(target: Tree, source: Tree, wrapped: list[Pair], pairs: list[Pair]) -> None:
+    """A layer against a module that wraps it: the layers inside, where they look alike and nothing else claims them."""
+    for one, other in wrapped:
+        inner = []
+        for at, (tree, path) in enumerate(((target, one), (source, other))):
+            taken = {pair[at] for pair in pairs}
+            inner.append([below for below in tree.holding if _within(below, path) and below not in taken])
+        sizes = [
+            [sizes_of(tree.weights[path].values()) for path in paths]
+            for tree, paths in zip((target, source), inner, strict=True)
+        ]
+        if sizes[0] == sizes[1]:
+            pairs += zip(*inner, strict=True)
+
+
+def _by_looks(target: Tree, source: Tree, pairs: list[Pair]) -> None:
+    """Layers that no rule has paired, defined in another order say: by the sizes of what they hold, if these tell."""
+    around = dict(pairs)
+    for inside_pairs in (True, False):
+        looks: list[dict[object, list[str]]] = []
+        for at, tree in enumerate((target, source)):
+            taken = {pair[at] for pair in pairs}
+            found: dict[object, list[str]] = {}
+            for path in tree.holding:
+                if path not in taken:
+                    outer = path.rpartition(".")[0]
+                    place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
+                    found.setdefault((place, str(sizes_of(tree.weights[path].values()))), []).append(path)
+            looks.append(found)
+        for look, ones in looks[0].items():
+            others = looks[1].get(look, [])
+            if len(ones) == len(others) == 1:
+                pairs.append((ones[0], others[0]))
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or not outer or path.startswith(f"{outer}.")
+
+
+def _specials(target: Tree, source: Tree) -> list[Pair]:
+    """Attention and recurrent layers, whose weights do not look alike, by kind and order."""
+    found: list[Pair] = []
+    for kind in WHOLE:
+        paths = [[path for path, layer in tree.layers.items() if kind_of(layer) == kind] for tree in (target, source)]
+        if len(paths[0]) == len(paths[1]):
+            found += zip(*paths, strict=True)
+    return found
+
+
+def _alike(target: Tree, source: Tree, path: str) -> bool:
+    return sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())

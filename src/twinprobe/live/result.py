@@ -1,0 +1,101 @@
+"""What auto_diff gives back: true when the models agree, and everything that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinprobe.live.causes import First
+from twinprobe.live.findings import Finding
+from twinprobe.live.trees import Branch
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+@dataclass
+class Result:
+    """The answer. ``bool(result)`` is whether the two models agree in everything that decides."""
+
+    base: str
+    raw: str
+    findings: list[Finding]
+    first: First | None
+    base_tree: list[Branch]
+    raw_tree: list[Branch]
+    steps: int = 1
+    notes: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return self.first is None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the two models agree."""
+        return self.first is None
+
+    @cached_property
+    def table(self) -> pl.DataFrame:
+        """One row per pair of tensors, in the order of execution."""
+        from twinprobe.live.tables import table_of
+
+        return table_of(self.findings)
+
+    @property
+    def differences(self) -> list[Finding]:
+        """The pairs that differ, those first that came first."""
+        return [one for one in self.findings if one.differs]
+
+    def counts(self) -> dict[str, int]:
+        """How many pairs were compared, how many differ, and how many of these decide."""
+        differing = self.differences
+        return {
+            "compared": len(self.findings),
+            "differ": len(differing),
+            "decide": sum(one.decides for one in differing),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer without the table, for machines."""
+        first = self.first
+        shown = None
+        if first is not None:
+            shown = {
+                "step": first.step, "phase": first.phase, "raw": first.raw, "base": first.base, "cause": first.cause,
+                "why": first.why, "raw_line": first.raw_line, "base_line": first.base_line,
+            }  # fmt: skip
+        return {
+            "aligned": self.aligned, "base": self.base, "raw": self.raw, "steps": self.steps,
+            "counts": self.counts(), "first": shown, "notes": list(self.notes),
+        }  # fmt: skip
+
+    def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json", "html")) -> list[Path]:
+        """Write the table as ``auto_diff.csv`` and so on into a folder; other files there stay as they are."""
+        from twinprobe.live.files import write_files
+
+        written = write_files(self, Path(folder), formats)
+        self.files += written
+        return written
+
+    def show(self) -> None:
+        """Print the report."""
+        from twinprobe.live.console import print_result
+
+        print_result(self)
+
+    def __repr__(self) -> str:
+        counts = self.counts()
+        if self.first is None:
+            return f"<aligned: {self.base} and {self.raw}, {counts['compared']} pairs agree>"
+        return (
+            f"<not aligned: {self.base} and {self.raw}, {counts['differ']} of {counts['compared']} pairs: {self.first}>"
+        )
+
+    def _repr_html_(self) -> str:
+        from twinprobe.live.page import fragment
+
+        return fragment(self)

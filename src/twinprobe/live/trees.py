@@ -1,0 +1,113 @@
+"""The tree of a model with marks: what agrees, what differs, and where it begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twinprobe.live.findings import Finding
+from twinprobe.live.live_run import Values
+from twinprobe.runs.names import FORWARD, parse_op
+
+AGREES, DIFFERS, FIRST, UNSEEN = "agrees", "differs", "first", "not compared"
+SIGNS = {AGREES: "✔", DIFFERS: "✖", FIRST: "➤", UNSEEN: "·"}
+_PLAIN_SIGNS = {AGREES: "+", DIFFERS: "x", FIRST: ">", UNSEEN: "."}
+MOST_LINES = 60
+
+
+@dataclass
+class Branch:
+    """One call of a model."""
+
+    name: str
+    label: str
+    mark: str
+    children: list[Branch] = field(default_factory=list)
+
+    def count(self) -> int:
+        """How many calls there are from here on."""
+        return 1 + sum(child.count() for child in self.children)
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing differs from here on."""
+        return self.mark not in (DIFFERS, FIRST) and all(child.calm for child in self.children)
+
+
+def model_tree(run: Values, findings: list[Finding], first: str, *, golden: bool) -> list[Branch]:
+    """The calls of a model inside one another; functions are shown only where they differ."""
+    marks: dict[str, str] = {}
+    for one in findings:
+        name = _forward_name(one.base if golden else one.raw)
+        if one.differs:
+            marks[name] = DIFFERS
+        else:
+            marks.setdefault(name, AGREES)
+    if first:
+        marks[_forward_name(first)] = FIRST
+    branches: dict[str, Branch] = {}
+    for name in _calls(run):
+        op = parse_op(name)
+        mark = marks.get(name, UNSEEN)
+        if op.is_module or mark in (DIFFERS, FIRST):
+            branches[name] = Branch(name, _label(name), mark)
+    roots: list[Branch] = []
+    for name, branch in branches.items():
+        parent = run.parents.get(name)
+        while parent is not None and parent not in branches:
+            parent = run.parents.get(parent)
+        (branches[parent].children if parent is not None else roots).append(branch)
+    return roots
+
+
+def tree_lines(roots: list[Branch], *, plain: bool = False, most: int = MOST_LINES) -> list[tuple[str, str]]:
+    """(line, mark) from top to bottom; in a long tree what agrees is folded."""
+    total = sum(root.count() for root in roots)
+    lines: list[tuple[str, str]] = []
+    for root in roots:
+        _grow(root, "", "", lines, fold=total > most, plain=plain)
+    if len(lines) > most:
+        at = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
+        begin = max(0, min(at - most // 2, len(lines) - most))
+        left = len(lines) - most
+        lines = [*lines[begin : begin + most], (f"... {left} more lines", UNSEEN)]
+    return lines
+
+
+def _grow(branch: Branch, lead: str, next_lead: str, lines: list[tuple[str, str]], *, fold: bool, plain: bool) -> None:
+    sign = (_PLAIN_SIGNS if plain else SIGNS)[branch.mark]
+    folded = fold and branch.calm and bool(branch.children)
+    more = f"  ({branch.count() - 1} inside agree)" if folded else ""
+    lines.append((f"{lead}{sign} {branch.label}{more}", branch.mark))
+    if folded:
+        return
+    tee, corner, bar = ("|- ", "`- ", "|  ") if plain else ("├─ ", "└─ ", "│  ")
+    for child in branch.children:
+        last = child is branch.children[-1]
+        _grow(
+            child, next_lead + (corner if last else tee), next_lead + ("   " if last else bar), lines,
+            fold=fold, plain=plain,
+        )  # fmt: skip
+
+
+def _calls(run: Values) -> list[str]:
+    """Forward calls in the order in which they began: those without values of their own too."""
+    names = dict.fromkeys(name for name in run.parents if parse_op(name).direction == FORWARD)
+    names.update(dict.fromkeys(name for name in run.ops if parse_op(name).direction == FORWARD))
+    return list(names)
+
+
+def _forward_name(name: str) -> str:
+    op = parse_op(name)
+    head = ".".join(filter(None, (op.prefix, op.body, op.cls)))
+    call = max(op.call, 0)
+    return (
+        f"{head}.{FORWARD}.{call}" if op.is_module or op.direction == "parameters_grad" else f"{head}.{call}.{FORWARD}"
+    )
+
+
+def _label(name: str) -> str:
+    op = parse_op(name)
+    again = f" call {op.call + 1}" if op.call > 0 and op.is_module else ""
+    if not op.is_module:
+        return f"{op.body}() call {op.call + 1}"
+    return f"{op.body} ({op.cls}){again}" if op.body else f"{op.cls}{again}"

@@ -1,0 +1,149 @@
+"""A layer as copying sees it: named weights, each with its tensor and the view that brings it to the common form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from twinprobe.live.weights.layouts import AS_IS, Layout, View
+from twinprobe.live.weights.stores import Store
+
+# What the frameworks call the same thing in layers that users write themselves.
+_ALIASES = {
+    "gamma": "weight", "scale": "weight", "embedding_table": "weight", "_weight": "weight", "w": "weight",
+    "beta": "bias", "shift": "bias",
+    "moving_mean": "running mean", "running_mean": "running mean", "_mean": "running mean",
+    "moving_variance": "running variance", "running_var": "running variance", "_variance": "running variance",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Held:
+    """One parameter or buffer of a model."""
+
+    name: str
+    tensor: Any = field(compare=False)
+    shape: tuple[int, ...]
+    key: object
+    trainable: bool
+    is_buffer: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One weight of a layer in the common form."""
+
+    name: str
+    held: Held
+    view: View = AS_IS
+    neutral: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape(self.held.shape)
+
+    @property
+    def alias(self) -> str:
+        return _ALIASES.get(self.name, self.name)
+
+    @property
+    def seen(self) -> tuple[object, View]:
+        """Equal for two slots that are the same memory seen in the same way."""
+        return self.held.key, self.view
+
+
+@dataclass
+class Layer:
+    """One side of an aligned pair."""
+
+    path: str
+    module: Any
+    family: str | None
+    slots: dict[str, Slot]  # by the names of the family
+    others: dict[str, Slot]  # what no rule speaks of, by attribute
+    whole: bool  # slots and others hold everything below the module, not only its own
+
+    @property
+    def weights(self) -> list[Slot]:
+        """All of them."""
+        return [*self.slots.values(), *self.others.values()]
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
+
+
+def joined(*names: str) -> str:
+    """Dotted path of the parts that are not empty."""
+    return ".".join(filter(None, names))
+
+
+def held_below(store: Store, module: Any, path: str = "", *, deep: bool = True) -> Iterator[Held]:
+    """Parameters and buffers of a module, its own first, each under its full name."""
+    for name, tensor in store.own(module).items():
+        yield Held(
+            joined(path, name), tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
+            store.is_buffer(module, name),
+        )  # fmt: skip
+    if deep:
+        for name, child in store.children(module).items():
+            yield from held_below(store, child, joined(path, name))
+
+
+def layer_at(store: Store, module: Any, path: str, layout: Layout | None = None) -> Layer:
+    """The layer with all its weights; without a layout the one of its class is taken."""
+    layout = layout or store.layout(module)
+    if layout is None:
+        return raw_layer(store, module, path)
+    held = {one.name: one for one in held_below(store, module, path, deep=layout.whole)}
+    slots = _slots(store, module, path, layout, held)
+    covered = {slot.held.key for slot in slots.values()}
+    others = _raw_slots([one for one in held.values() if one.key not in covered], path)
+    return Layer(path, module, layout.family, slots, others, layout.whole)
+
+
+def slots_below(store: Store, module: Any, path: str = "") -> Iterator[Slot]:
+    """Every weight of a model in the common form."""
+    layer = layer_at(store, module, path)
+    yield from layer.weights
+    if not layer.whole:
+        for name, child in store.children(module).items():
+            yield from slots_below(store, child, joined(path, name))
+
+
+def raw_layer(store: Store, module: Any, path: str, *, deep: bool = False) -> Layer:
+    """The layer without any rule: attributes as they are."""
+    others = _raw_slots(list(held_below(store, module, path, deep=deep)), path)
+    return Layer(path, module, None, {}, others, deep)
+
+
+def _raw_slots(held: list[Held], path: str) -> dict[str, Slot]:
+    names = [(one.name[len(path) + 1 :] if path else one.name, one) for one in held]
+    return {name: Slot(name, one) for name, one in names}
+
+
+def _slots(store: Store, module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
+    slots = {}
+    for part in layout.parts:
+        found = held.get(joined(path, part.place))
+        if found is not None:
+            slots[part.name] = Slot(part.name, found, part.view, part.neutral)
+    for name, place in layout.nested.items():
+        below = _below(store, module, place)
+        inner = None if below is None else store.layout(below)
+        if inner is not None:
+            nested = _slots(store, below, joined(path, place), inner, held)
+            slots |= {f"{name}.{key}": Slot(f"{name}.{key}", s.held, s.view, s.neutral) for key, s in nested.items()}
+    return slots
+
+
+def _below(store: Store, module: Any, place: str) -> Any:
+    for name in place.split("."):
+        module = store.children(module).get(name)
+        if module is None:
+            return None
+    return module

@@ -1,0 +1,63 @@
+"""Shared by the tests of weight copying: fill a model with random weights, copy, and compare what both compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from twinprobe.live.weights import WeightReport, copy_aligned
+from twinprobe.live.weights.layers import Held, held_below
+from twinprobe.live.weights.stores import store_of
+
+_STAND_INS = ("bias_ih", "bias_hh", "gamma", "beta")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same layer in two frameworks and the arrays that both are called with."""
+
+    name: str
+    one: Callable[[], Any]
+    other: Callable[[], Any]
+    inputs: tuple[tuple[int, ...], ...] = ((4, 3),)
+    indices: int | None = None  # the inputs are integers below this
+
+
+def scramble(model: Any, seed: int = 0) -> None:
+    """Random weights, statistics too; variances stay positive."""
+    store, random = store_of(model), np.random.default_rng(seed)
+    done = set()
+    for held in held_below(store, model):
+        if held.key in done or store.dtype(held.tensor).startswith("int") or _fixed(held):
+            continue
+        done.add(held.key)
+        low = 0.5 if "var" in held.name else -0.5
+        store.write(held.tensor, random.uniform(low, low + 1, held.shape).astype(np.float32))
+
+
+def _fixed(held: Held) -> bool:
+    """Not a weight but a stand-in for one that the layer was made without."""
+    return "dropout_state" in held.name or (not held.trainable and held.name.endswith(_STAND_INS))
+
+
+def weights(model: Any) -> dict[str, Any]:
+    """Every weight of a model as an array of its own."""
+    store = store_of(model)
+    return {held.name: np.array(store.read(held.tensor)) for held in held_below(store, model)}
+
+
+def arrays(case: Case) -> list[Any]:
+    random = np.random.default_rng(7)
+    if case.indices is not None:
+        return [random.integers(0, case.indices, shape) for shape in case.inputs]
+    return [random.standard_normal(shape).astype(np.float32) for shape in case.inputs]
+
+
+def copy_whole(target: Any, source: Any) -> WeightReport:
+    """Copy as one aligned pair, the models themselves."""
+    report = copy_aligned(target, source, [("", "")])
+    assert report.copied
+    return report
