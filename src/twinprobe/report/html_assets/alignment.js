@@ -57,6 +57,14 @@
     return element;
   };
 
+  // What a module is paired with where that is a call and calls are not shown: no line can tell.
+  const unseen = (side, links) => {
+    const other = sides[1 - side.at];
+    const partners = (links || []).flatMap((number) => data.links[number][1 - side.at]);
+    if (options.calls || !partners.length || partners.some((node) => other.modules[node])) return [];
+    return [text("span", `= ${other.labels[partners[0]]}`, "other")];
+  };
+
   const draw = () => {
     for (const side of sides) {
       const shown = wanted(side);
@@ -74,7 +82,7 @@
         const inner = side.children[node].some((child) => shown[child]);
         if (inner) row.setAttribute("aria-expanded", String(side.open.has(node)));
         row.append(text("span", inner ? (side.open.has(node) ? "\u25be" : "\u25b8") : "", "twist"),
-          text("span", side.labels[node], "text"));
+          text("span", side.labels[node], "text"), ...unseen(side, links));
         row.dataset.node = node;
         row.dataset.side = side.at;
         parts.push(row);

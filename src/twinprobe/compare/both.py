@@ -1,0 +1,26 @@
+"""Reading both runs at once, each on its own core, where they are large enough to be worth it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twinprobe.runs.handing_over import hand_over, take_over
+from twinprobe.runs.places import remote
+from twinprobe.runs.run import Run, find_run, open_run
+from twinprobe.scale.beside import Beside, can_fork
+
+_LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
+
+
+def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
+    """Read two runs; the order of errors is as if one were read after the other."""
+    if not (_is_large(target) and _is_large(golden) and can_fork()):
+        return open_run(target), open_run(golden)
+    with Beside(lambda file: hand_over(open_run(golden), file)) as other:
+        first = open_run(target)
+        read = other.result()
+        return first, take_over(read) if read else open_run(golden)
+
+
+def _is_large(path: Path) -> bool:
+    return remote(path) is None and path.exists() and find_run(path).stat().st_size >= _LARGE

@@ -1,0 +1,59 @@
+"""One piece of work in a forked process beside this one, while this one does its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO
+
+from twinprobe.scale.engine import cores
+
+# A fork after one of these has started its threads could hang.
+_THREADED = ("polars", "torch", "paddle", "mindspore", "ray")
+
+
+def can_fork() -> bool:
+    """Whether a second process would help here, and forking is safe."""
+    single = threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
+    return single and hasattr(os, "fork") and cores() > 1
+
+
+class Beside:
+    """Runs ``function(file)`` in a forked process; what it wrote to the file is the result.
+
+    ``result`` gives the file, or None if the function failed: do the work here then, so that its error is raised
+    where it can be reported.
+    """
+
+    def __init__(self, function: Callable[[IO[bytes]], None]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - given away by result
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                function(self._file)
+                self._file.flush()
+                code = 0
+            finally:
+                os._exit(code)
+
+    def result(self) -> IO[bytes] | None:
+        """Wait for the work to end."""
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        self._file.seek(0)
+        return self._file if status == 0 else None
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._file.close()

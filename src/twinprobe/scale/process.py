@@ -1,0 +1,160 @@
+"""The engine of one machine: worker processes, each with its own pipe, so that a dead one costs only its own piece."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
+from types import FrameType
+from typing import Any, NoReturn
+
+from twinprobe.errors import TwinProbeError
+from twinprobe.scale.stream import THREAD_VARIABLES, Failed, Outcome, carry_out
+
+_READY = "ready"
+_GRACE = 10.0  # seconds that a worker has to put its files away
+_MOST_STILLBORN = 3
+
+
+@dataclass
+class _Worker:
+    process: SpawnProcess
+    pipe: Connection
+    ticket: int | None = None
+    ready: bool = False
+
+
+class ProcessEngine:
+    """Keeps so many worker processes; one that dies is replaced."""
+
+    def __init__(self, workers: int, cores: int) -> None:
+        self.slots = workers
+        self._threads = max(1, cores // workers)
+        self._workers: list[_Worker] = []
+        self._stillborn = 0
+        self._at_exit = Finalize(self, _end, args=(self._workers,), exitpriority=100)
+
+    def start(self, ticket: int, function: Callable[[Any], Any], item: Any) -> None:
+        """Hand the piece to an idle worker, a new one if there is none."""
+        worker = next((worker for worker in self._workers if worker.ticket is None), None) or self._hire()
+        worker.ticket = ticket
+        with suppress(BrokenPipeError, ConnectionError):  # it has died: ``finished`` will notice
+            worker.pipe.send((function, item))
+
+    def finished(self) -> list[tuple[int, Outcome]]:
+        """Wait for the first outcomes, or for a worker to die."""
+        found: list[tuple[int, Outcome]] = []
+        while not found:
+            wait([end for worker in self._workers for end in (worker.pipe, worker.process.sentinel)])
+            for worker in list(self._workers):
+                outcome = self._ask(worker)
+                if outcome is not None:
+                    found.append(outcome)
+        return found
+
+    def close(self) -> None:
+        """End all workers; busy ones get a moment to remove their unfinished files."""
+        self._at_exit()
+
+    def _hire(self) -> _Worker:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._threads))
+        process.start()
+        theirs.close()
+        worker = _Worker(process, ours)
+        self._workers.append(worker)
+        return worker
+
+    def _ask(self, worker: _Worker) -> tuple[int, Outcome] | None:
+        try:
+            if not worker.pipe.poll():
+                return None if worker.process.is_alive() else self._bury(worker)
+            answer = worker.pipe.recv()
+        except (EOFError, OSError):
+            return self._bury(worker)
+        if answer == _READY:
+            worker.ready, self._stillborn = True, 0
+            return None
+        assert worker.ticket is not None
+        ticket, worker.ticket = worker.ticket, None
+        return ticket, answer
+
+    def _bury(self, worker: _Worker) -> tuple[int, Outcome] | None:
+        worker.process.join(_GRACE)
+        self._workers.remove(worker)
+        worker.pipe.close()
+        if not worker.ready:
+            self._stillborn += 1
+            if self._stillborn >= _MOST_STILLBORN:
+                raise TwinProbeError(
+                    f"worker processes cannot be started ({_ending(worker.process.exitcode)})",
+                    hint="--engine inline works without them",
+                )
+        if worker.ticket is None:
+            return None
+        error = TwinProbeError(f"its worker process died ({_ending(worker.process.exitcode)})", hint=_MEMORY)
+        return worker.ticket, Failed(error, again=True)
+
+
+_MEMORY = "perhaps for lack of memory: try fewer with --workers"
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _end(workers: list[_Worker]) -> None:
+    for worker in workers:
+        if worker.ticket is not None:
+            worker.process.terminate()
+        worker.pipe.close()
+    for worker in workers:
+        worker.process.join(_GRACE)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+    workers.clear()
+
+
+class _Stopped(BaseException):
+    """The command is over: give up what is under way."""
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Stopped
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """The life of a worker: a piece of work, its outcome, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the command itself says when to stop
+    for variable in THREAD_VARIABLES:
+        os.environ.setdefault(variable, str(threads))
+    signal.signal(signal.SIGTERM, _stop)
+    with suppress(_Stopped, EOFError, BrokenPipeError, ConnectionError):
+        pipe.send(_READY)
+        while True:
+            try:
+                function, item = pipe.recv()
+            except (ImportError, AttributeError) as error:
+                pipe.send(Failed(TwinProbeError(f"the work cannot be loaded: {error}"), again=False))
+                continue
+            _send(pipe, carry_out(function, item))
+
+
+def _send(pipe: Connection, outcome: Outcome) -> None:
+    try:
+        pipe.send(outcome)
+    except (BrokenPipeError, ConnectionError):
+        raise
+    except Exception as error:  # it cannot be packed; nothing of it has been sent
+        pipe.send(Failed(TwinProbeError(f"the result cannot be sent: {error}"), again=False))

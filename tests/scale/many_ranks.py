@@ -1,0 +1,67 @@
+"""Dumps of many ranks that talk to each other, and what comparing them must give."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from support import forward, tensor, write_dump
+from twinprobe.cli import main
+
+
+def ranks_at(folder: Path, count: int, *, off: dict[int, float] | None = None, calls: int = 1) -> Path:
+    """Each rank computes, all reduce, each computes; ``off`` says by how much a rank's own first call is off."""
+    off = off or {}
+    group = {"type": "torch.ProcessGroup", "group_ranks": list(range(count)), "group_id": "0"}
+    reduced = tensor(norm=5.0 + sum(off.values()))
+    for rank in range(count):
+        own = tensor(norm=2.0 + off.get(rank, 0.0))
+        data: dict[str, Any] = {
+            "Torch.a.0.forward": forward([tensor(norm=1.0)], [own]),
+            "Distributed.all_reduce.0.forward": forward([own], [reduced], group=group),
+        }
+        for at in range(calls):
+            data[f"Torch.b.{at}.forward"] = forward([reduced], [tensor(norm=3.0 + reduced["Norm"])])
+        write_dump(folder / f"rank{rank}", data)
+    return folder
+
+
+def tensors_at(folder: Path, files: int, *, seed: int, scale: float = 1e-3) -> Path:
+    """One rank that kept so many small tensors as npy files, of growing sizes."""
+    store = folder / "dump_tensor_data"
+    store.mkdir(parents=True)
+    base, noise = np.random.default_rng(1), np.random.default_rng(seed)
+    data = {}
+    for at in range(files):
+        shape = [16, 8 * (at + 1)]
+        values = base.standard_normal(shape, dtype=np.float32)
+        values += scale * noise.standard_normal(shape, dtype=np.float32)
+        name = f"Torch.f.{at}.forward.output.0.npy"
+        np.save(store / name, values)
+        norm = float(np.linalg.norm(values))
+        leaf = tensor(norm=norm, high=float(values.max()), low=float(values.min()), mean=float(values.mean()))
+        data[f"Torch.f.{at}.forward"] = forward([], [leaf | {"shape": shape, "data_name": name}])
+    write_dump(folder, data, task="tensor")
+    return folder
+
+
+def compare(target: Path, golden: Path, out: Path, *more: str) -> int:
+    return main(["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--quiet", *more])
+
+
+def tables(out: Path) -> dict[str, str]:
+    """Every table below a folder: its name without the timestamp, and the hash of its bytes."""
+    found = {}
+    for path in sorted(out.rglob("*")):
+        if path.suffix in (".parquet", ".csv") and not any(part.startswith(".") for part in path.parts):
+            name = "/".join(part.rpartition("_20")[0] or part for part in path.relative_to(out).parts)
+            found[f"{name} {path.suffix}"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def leftovers(out: Path) -> list[Path]:
+    """What a command that ends cleanly does not leave."""
+    return [path for path in out.rglob("*") if path.name.endswith((".part", ".claim"))]
