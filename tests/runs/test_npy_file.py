@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.lib import format as npy
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs import tensor_files
 from twinprobe.runs.host_tensor import STORAGE
 from twinprobe.runs.tensor_files import open_tensor
 
@@ -49,7 +50,11 @@ def test_every_version_of_the_format_is_read(version, tmp_path: Path) -> None:
     assert_same(tmp_path / "a.npy")
 
 
-def test_a_large_array_is_a_read_only_map_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("largest_read", [1 << 30, 1 << 16], ids=["read", "mapped"])
+def test_the_elements_of_a_large_array_cannot_be_written(
+    largest_read: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_files, "LARGEST_READ", largest_read)
     np.save(tmp_path / "a.npy", np.arange(100_000.0))
     read = open_tensor(tmp_path / "a.npy")
     assert not read.data.flags.owndata

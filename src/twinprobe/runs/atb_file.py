@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
 from twinprobe.runs.atb_dtypes import NO_NUMBERS, OTHER, PLAIN, decoded, dtype_text, packed_bytes
+from twinprobe.runs.contents import Contents, elements
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 LONGEST_HEADER = 1 << 16
+_USUAL_HEADER = 1 << 12
 MOST_DIMENSIONS = 64
 _MOST_ELEMENTS = 1 << 56
 _END = b"$End=1\n"
@@ -40,9 +40,16 @@ class AtbHeader:
         return dtype_text(self.dtype) if self.dtype is not None else ""
 
 
-def read_header(data: bytes | mmap.mmap) -> AtbHeader:
+def read_header(data: Contents) -> AtbHeader:
     """The header of an ATB file, each value checked."""
-    fields, start = _fields(data)
+    head, start = _head(data)
+    return _parsed(head, start)
+
+
+@lru_cache(maxsize=256)
+def _parsed(head: bytes, start: int) -> AtbHeader:
+    """Tensors of one place have the same header at every token."""
+    fields = _fields(head)
     dtype = fields.get("dtype", fields.get("type"))
     if "dims" not in fields or dtype is None:
         raise DamagedTensor("is no ATB tensor: its header lacks dtype or dims")
@@ -57,12 +64,12 @@ def read_header(data: bytes | mmap.mmap) -> AtbHeader:
     )
 
 
-def read_atb(data: bytes | mmap.mmap) -> HostTensor:
+def read_atb(data: Contents) -> HostTensor:
     """The tensor in the contents of an ATB file; elements that need no decoding stay where they are."""
     return tensor_of(data, read_header(data))
 
 
-def tensor_of(data: bytes | mmap.mmap, header: AtbHeader) -> HostTensor:
+def tensor_of(data: Contents, header: AtbHeader) -> HostTensor:
     """The tensor that a header describes."""
     code = header.dtype
     assert code is not None
@@ -84,11 +91,10 @@ def tensor_of(data: bytes | mmap.mmap, header: AtbHeader) -> HostTensor:
     if not count:
         return HostTensor(name, header.shape, np.empty(0, dtype))
     # The header has no padding, so elements may lie off their own boundaries: whoever measures copies block by block.
-    flat: NDArray[Any] = np.frombuffer(data, dtype, count, header.start)
-    return HostTensor(name, header.shape, flat)
+    return HostTensor(name, header.shape, elements(data, dtype, count, header.start))
 
 
-def _decoded(data: bytes | mmap.mmap, header: AtbHeader, count: int, held: int) -> HostTensor:
+def _decoded(data: Contents, header: AtbHeader, count: int, held: int) -> HostTensor:
     code = header.dtype
     assert code is not None
     bits, shown, name = OTHER[code]
@@ -97,13 +103,16 @@ def _decoded(data: bytes | mmap.mmap, header: AtbHeader, count: int, held: int) 
     size = count if bits < 8 and stated >= count else needed
     if size > held:
         raise DamagedTensor(f"claims {size} bytes of {shown} elements, but only {held} are there")
-    stored = np.frombuffer(data, np.uint8, size, header.start) if size else np.empty(0, np.uint8)
+    bytes_of = np.dtype(np.uint8)
+    stored = elements(data, bytes_of, size, header.start, whole=True) if size else np.empty(0, bytes_of)
     return HostTensor(name, header.shape, np.ascontiguousarray(decoded(code, stored, count), STORAGE[name]))
 
 
-def _fields(data: bytes | mmap.mmap) -> tuple[dict[str, str], int]:
-    """The lines of the header, and where the elements begin."""
-    head = data[:LONGEST_HEADER]
+def _head(data: Contents) -> tuple[bytes, int]:
+    """The text of the header, and where the elements begin."""
+    head = data[:_USUAL_HEADER]
+    if b"\n" + _END not in head:
+        head = data[:LONGEST_HEADER]
     end = 0 if head.startswith(_END) else head.find(b"\n" + _END) + 1
     if end == 0 and not head.startswith(_END):
         if head.rstrip().endswith(b"$End=1"):  # a text file whose last line break is missing
@@ -112,14 +121,18 @@ def _fields(data: bytes | mmap.mmap) -> tuple[dict[str, str], int]:
             raise DamagedTensor("is no ATB tensor, or is cut off: its header has no $End=1 line")
     else:
         stop = end + len(_END)
+    return head[:end], stop
+
+
+def _fields(head: bytes) -> dict[str, str]:
     fields: dict[str, str] = {}
-    for line in head[:end].decode("utf-8", "replace").split("\n"):
+    for line in head.decode("utf-8", "replace").split("\n"):
         name, equals, value = line.strip("\r").partition("=")
         if equals:
             fields.setdefault(name.strip(), value.strip())
         elif name.strip():
             raise DamagedTensor(f"has a header line without '=': {name[:60]!r}")
-    return fields, stop
+    return fields
 
 
 def _integer(text: str, name: str) -> int:

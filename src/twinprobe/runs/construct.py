@@ -7,16 +7,21 @@ from typing import Any
 
 import msgspec
 
+from twinprobe.runs.names import LONGEST_NAME
+from twinprobe.runs.whole_file import whole_file
+
 _MICRO_STEPS = "megatron_micro_step_number"
 
 
 def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
     """Read construct.json in both value forms. A file that cannot be used is a note, not an error."""
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(whole_file(path))
         if not isinstance(document, dict):
             raise ValueError("the top level is not an object")
         document.pop(_MICRO_STEPS, None)
+        if any(len(name) > LONGEST_NAME for name in document):
+            raise ValueError(f"a name has more than {LONGEST_NAME} characters")
         return {name: _parent(value) for name, value in document.items()}, None
     except FileNotFoundError:
         return {}, None

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import whole_file
 
 _STAT_KEYS = tuple(b'"%s":%s' % (key, gap) for key in (b"Max", b"Min", b"Mean", b"Norm", b"md5") for gap in (b" ", b""))
 _SPECIALS = (b"NaN", b"Infinity")
 _HEADER_KEYS = ("task", "level", "framework", "dump_data_dir")
+_MAX_DEPTH = 410
 
 
 class Document(msgspec.Struct):
@@ -35,6 +37,8 @@ class Entries:
     data: dict[str, Any]
     raw: bool
     notes: list[str] = field(default_factory=list)
+    size: int = 0
+    """The bytes of the file, by which what is made of it is bounded."""
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         return iter(self.data.items())
@@ -43,11 +47,15 @@ class Entries:
 def read_entries(path: Path) -> Entries:
     """Read dump.json, debug.json or a dump.json.part; raise BadInput for anything that is none of them."""
     try:
-        blob = path.read_bytes()
+        blob = whole_file(path)
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
-    if path.suffix == ".part":
-        return _read_lines(path, blob)
+    entries = _read_lines(path, blob) if path.suffix == ".part" else _read_document(path, blob)
+    entries.size = len(blob)
+    return entries
+
+
+def _read_document(path: Path, blob: bytes) -> Entries:
     try:
         return _fast(path, blob)
     except msgspec.ValidationError as error:
@@ -107,7 +115,7 @@ def _tolerant(path: Path, blob: bytes) -> Entries:
     except UnicodeDecodeError as error:
         raise BadInput(f"is not JSON: byte {error.start} is not UTF-8", where=path) from error
     try:
-        document = json.loads(text)
+        document = _loads(text)
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
         return _salvage(path, text, error)
     if not isinstance(document, dict):
@@ -136,12 +144,12 @@ def _salvage(path: Path, text: str, error: Exception) -> Entries:
             key, at = _key(decoder, text, at)
             if key == "data":
                 break
-            header[key], at = decoder.raw_decode(text, _skip(text, at))
+            header[key], at = _value(decoder, text, at)
             at = _expect(text, at, ",")
         at = _expect(text, at, "{")
         while True:
             name, at = _key(decoder, text, at)
-            data[name], at = decoder.raw_decode(text, _skip(text, at))
+            data[name], at = _value(decoder, text, at)
             at = _expect(text, at, ",")
     except (ValueError, RecursionError, IndexError):
         if not data:
@@ -166,8 +174,13 @@ def _expect(text: str, at: int, sign: str) -> int:
     return at + 1
 
 
+def _value(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
+    value, at = decoder.raw_decode(text, _skip(text, at))
+    return _without_surrogates(value), at
+
+
 def _key(decoder: json.JSONDecoder, text: str, at: int) -> tuple[str, int]:
-    key, at = decoder.raw_decode(text, _skip(text, at))
+    key, at = _value(decoder, text, at)
     if not isinstance(key, str):
         raise ValueError("a key must be text")
     return key, _expect(text, at, ":")
@@ -183,7 +196,7 @@ def _read_lines(path: Path, blob: bytes) -> Entries:
         if not line.strip():
             continue
         try:
-            item = json.loads(line)
+            item = _loads(line.decode("utf-8", "surrogatepass"))
             if not isinstance(item, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
@@ -202,3 +215,21 @@ def _read_lines(path: Path, blob: bytes) -> Entries:
         raise BadInput("is empty", where=path)
     notes.insert(0, f"{path}: the recorder did not finish; {len(data)} whole entries are there")
     return Entries(_header(path, header), data, raw=False, notes=notes)
+
+
+def _loads(text: str) -> Any:
+    document = json.loads(text)
+    return _without_surrogates(document) if "\\u" in text or not text.isascii() else document
+
+
+def _without_surrogates(value: Any, depth: int = 0) -> Any:
+    """Halves of characters, which no table can hold, spelled out: ``\\ud800``."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    if isinstance(value, list):
+        return [_without_surrogates(item, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item, depth + 1) for key, item in value.items()}
+    return value

@@ -8,6 +8,7 @@ from pathlib import Path
 from stat import S_ISLNK
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.places import remote
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -22,6 +23,8 @@ def inside(folder: Path, name: str) -> Path:
         raise _refused(name, "names a folder, not a file")
     if not plain:
         _check_parts(name)
+    if remote(folder) is not None:
+        return folder / name  # there are no links, or they count as missing: the name alone tells where it leads
     root = _resolved(os.fspath(folder))
     try:
         linked = S_ISLNK(os.lstat(f"{root}{os.sep}{name}").st_mode) if plain else True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from twinprobe.errors import BadInput
 from twinprobe.runs.kernel_names import KernelName, parse_kernel_name, read_name_list
 from twinprobe.runs.kernel_statistics import STATISTIC, read_statistics
 from twinprobe.runs.leaf import TENSOR, Leaf
+from twinprobe.runs.scan import scan
 
 NPY, STATISTICS = "npy files", "statistic.csv"
 _DEEPEST = 8
@@ -79,7 +79,7 @@ def _kind(path: Path) -> str:
 
 def _kinds(path: Path) -> Iterator[str]:
     """The kind of a folder: npy files go before a statistic.csv that lies beside them."""
-    with os.scandir(path) as entries:
+    with scan(path) as entries:
         if any(entry.name.endswith(".npy") for entry in entries):
             yield NPY
     if (path / STATISTIC).is_file():
@@ -91,7 +91,9 @@ def _npy_rows(root: Path, folder: KernelFolder, notes: list[str]) -> Iterator[Ke
     notes += more
     relative = folder.path.relative_to(root)
     unknown = []
-    for file in sorted(entry.name for entry in os.scandir(folder.path) if entry.name.endswith(".npy")):
+    with scan(folder.path) as entries:
+        files = sorted(entry.name for entry in entries if entry.name.endswith(".npy"))
+    for file in files:
         name = parse_kernel_name(real_names.get(file, file))
         if name is None:
             unknown.append(file)
@@ -124,7 +126,7 @@ def _walk(root: Path) -> Iterator[KernelFolder]:
 
 def _children(path: Path) -> list[Path]:
     try:
-        with os.scandir(path) as entries:
+        with scan(path) as entries:
             names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return []
@@ -145,7 +147,7 @@ def _place(root: Path, path: Path) -> KernelFolder | None:
 
 def _holds_dump(path: Path) -> bool:
     try:
-        with os.scandir(path) as entries:
+        with scan(path) as entries:
             return any(entry.name.endswith((".npy", ".bin")) or entry.name == STATISTIC for entry in entries)
     except OSError:
         return False

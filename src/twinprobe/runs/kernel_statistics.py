@@ -17,7 +17,7 @@ FEWEST_COLUMNS = 13
 # Where a column stands if the header does not name it.
 _PLACES = {"Op Type": 0, "Op Name": 1, "Task ID": 2, "Timestamp": 4, "IO": 5, "Slot": 6}
 _VALUES = ("Data Type", "Shape", "Max Value", "Min Value", "Avg Value", "L2Norm Value")
-_SHAPE = re.compile(r"[(\[]\s*((?:\d{1,15}\s*,?\s*)*)[)\]]")
+_NUMBERS = re.compile(r"\d{1,15}")
 NULL = "null"
 
 
@@ -45,7 +45,8 @@ def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterato
     left_out = 0
     for row in reader:
         cells = {title: row[place].strip() for title, place in at.items() if place is not None and place < len(row)}
-        if len(row) < FEWEST_COLUMNS or cells.get("IO", "").lower() not in ("input", "output"):
+        whole = len(row) >= FEWEST_COLUMNS and all(title in cells for title in _PLACES)
+        if not whole or cells["IO"].lower() not in ("input", "output"):
             left_out += bool(row)
             continue
         yield _name(cells), _leaf(cells)
@@ -60,7 +61,7 @@ def _place(header: list[str], title: str) -> int | None:
 
 def _name(cells: dict[str, str]) -> KernelName:
     time = cells["Timestamp"]
-    number = int(time) if time.isdigit() and len(time) < 30 else 0
+    number = int(time) if time.isdecimal() and len(time) < 30 else 0
     return KernelName(cells["Op Type"], cells["Op Name"], cells["Task ID"], number, cells["IO"].lower(), cells["Slot"])
 
 
@@ -74,8 +75,10 @@ def _leaf(cells: dict[str, str]) -> Leaf:
 
 def _shape(text: str) -> str:
     """The shape as all tables show it: ``(2,3)`` is ``[2, 3]``."""
-    match = _SHAPE.fullmatch(text)
-    return text if match is None else str([int(number) for number in re.findall(r"\d+", match[1])])
+    inner = text[1:-1].replace(",", " ").split()
+    if text[:1] + text[-1:] not in ("()", "[]", "(]", "[)") or not all(map(_NUMBERS.fullmatch, inner)):
+        return text
+    return str([int(number) for number in inner])
 
 
 def _number(text: str) -> Stat:

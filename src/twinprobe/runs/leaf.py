@@ -39,6 +39,7 @@ class Leaf(msgspec.Struct, gc=False):
     value: Any = None
     format: str | None = None
     group_ranks: list[int] | None = None
+    layout: str | None = None  # how a weight is stored, where that is not [out, in]
     kind: int = msgspec.field(default=TENSOR, name="(kind)")
     shown_shape: str | None = msgspec.field(default=None, name="(shown shape)")
     peer: str | None = msgspec.field(default=None, name="(peer)")

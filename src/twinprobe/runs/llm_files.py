@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from twinprobe.runs.places import remote
+from twinprobe.runs.scan import expect_all, scan
+
 INPUT, OUTPUT = "input", "output"
 _TORCH = re.compile(r"(?P<io>input|output)(?:_(?P<place>.+))?\.(?:pth|pt|npy)")
 _ATB = re.compile(r"(?P<io>in|out)tensor(?P<place>\d{1,9})(?:_(?P<label>[^/]*))?\.bin")
@@ -40,10 +43,10 @@ Files = dict[str, list[TensorFile]]
 def torch_files(root: Path, token: str) -> Files:
     """Files of one token by module folder."""
     found: Files = {}
-    top = f"{root}/{token}"
-    for folder in _listed(top)[0]:
+    top = _Folder(root, token)
+    for folder in top.listed()[0]:
         files = []
-        for name, linked in _listed(f"{top}/{folder}")[1]:
+        for name, linked in top.listed(folder)[1]:
             match = _TORCH.fullmatch(name)
             if match is not None:
                 files.append(TensorFile(match["io"], _place(match["place"]), f"{token}/{folder}/{name}", linked))
@@ -54,11 +57,11 @@ def torch_files(root: Path, token: str) -> Files:
 def atb_files(root: Path, round_folder: str) -> Files:
     """Files of one execution round by operator folder."""
     found: Files = {}
-    top = f"{root}/{round_folder}"
+    top = _Folder(root, round_folder)
     waiting = [("", 0)]
     while waiting:
         folder, depth = waiting.pop()
-        below = _listed(f"{top}/{folder}" if folder else top)[0]
+        below = top.listed(folder)[0]
         if folder:
             found[folder] = _operator_files(top, round_folder, folder, below)
         if depth < _DEEPEST:
@@ -67,13 +70,13 @@ def atb_files(root: Path, round_folder: str) -> Files:
     return found
 
 
-def _operator_files(top: str, round_folder: str, folder: str, below: list[str]) -> list[TensorFile]:
+def _operator_files(top: _Folder, round_folder: str, folder: str, below: list[str]) -> list[TensorFile]:
     """Inputs from ``before``, outputs from ``after``; what one of them lacks is taken from the other."""
     kept: dict[tuple[str, int], TensorFile] = {}
     for when in ("before", "after"):
         if when not in below:
             continue
-        for name, linked in _listed(f"{top}/{folder}/{when}")[1]:
+        for name, linked in top.listed(f"{folder}/{when}")[1]:
             match = _ATB.fullmatch(name)
             if match is None:
                 continue
@@ -103,18 +106,26 @@ def _sorted(files: list[TensorFile]) -> list[TensorFile]:
     return sorted(files, key=lambda file: (file.io, file.order))
 
 
-def _listed(path: str) -> tuple[list[str], list[tuple[str, bool]]]:
-    """The folders in a folder, and everything else with whether it is a link; links to folders are not followed."""
-    folders: list[str] = []
-    others: list[tuple[str, bool]] = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.name)
-                    others.append((entry.name, False))  # named like a tensor it is a damaged one
-                else:
-                    others.append((entry.name, entry.is_symlink()))
-    except OSError:
-        return [], []
-    return sorted(folders), sorted(others)
+class _Folder:
+    """A folder whose subfolders are listed by the thousand: on this machine their paths are put together as texts."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self._path = root / name
+        self._text = None if remote(root) is not None else str(self._path)
+        expect_all(self._path)
+
+    def listed(self, name: str = "") -> tuple[list[str], list[tuple[str, bool]]]:
+        """The folders in a folder, and all else with whether it is a link; links to folders are not followed."""
+        folders: list[str] = []
+        others: list[tuple[str, bool]] = []
+        try:
+            with scan(self._path / name) if self._text is None else os.scandir(f"{self._text}/{name}") as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.name)
+                        others.append((entry.name, False))  # named like a tensor it is a damaged one
+                    else:
+                        others.append((entry.name, entry.is_symlink()))
+        except OSError:
+            return [], []
+        return sorted(folders), sorted(others)

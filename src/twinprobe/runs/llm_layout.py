@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.places import remote
+from twinprobe.runs.scan import scan
 
 TORCH, ATB = "torch", "atb"
 TREE = "model_tree.json"
@@ -17,7 +19,7 @@ _TORCH_DEVICE = re.compile(
 _ATB_DEVICE = re.compile(r"(?P<number>\d+)_(?P<pid>\d+)")
 _OPERATOR = re.compile(r"\d+_[^\d].*")
 _ATB_ROOT = ("msit_dump", "ait_dump", "atb_dump_data", "atb_temp")
-_STORES = ("tensors", "data")
+STORES = ("tensors", "data")
 _HINT = (
     "expected {pid}_npu{id}/{token}, msit_dump_*/torch_tensors/{device}_{pid}/{token} or "
     "ait_dump/tensors/{device}_{pid}/{token}"
@@ -60,7 +62,8 @@ def find_layout(path: Path) -> Layout:
         raise BadInput("does not exist", where=path)
     if not path.is_dir():
         raise BadInput("is a file, not the folder of a dump", where=path, hint="give two folders or two tensor files")
-    whole = Path(os.path.abspath(path))  # noqa: PTH100  links stay as the user wrote them
+    # Links stay as the user wrote them.
+    whole = path if remote(path) is not None else Path(os.path.abspath(path))  # noqa: PTH100
     found = _atb(whole) or _torch(whole)
     if found is None:
         raise BadInput("is neither a torch dump nor an ATB dump", where=path, hint=_HINT)
@@ -78,14 +81,14 @@ def is_round(name: str) -> bool:
 def _atb(path: Path) -> Layout | None:
     parents = [(path.parents[up], path.parts[-up - 1 :]) for up in range(min(5, len(path.parents)))]
     for root, below in [(path, ()), *parents]:
-        for store in _STORES:
+        for store in STORES:
             if below and below[0] != store:
                 continue
             devices = _atb_devices(root, store)
             if devices:
                 return _atb_layout(path, root, devices, below[1:])
     inside = [name for name in _folders(path) if name.startswith(_ATB_ROOT)]
-    inside = [name for name in inside if any(_atb_devices(path / name, store) for store in _STORES)]
+    inside = [name for name in inside if any(_atb_devices(path / name, store) for store in STORES)]
     if not inside:
         return None
     beside = [str(folder.relative_to(path)) for folder in _torch_below(path)]
@@ -179,7 +182,7 @@ def _holds_modules(folder: Path) -> bool:
 
 def _folders(path: Path) -> list[str]:
     try:
-        with os.scandir(path) as entries:
+        with scan(path) as entries:
             return sorted(entry.name for entry in entries if entry.is_dir())
     except OSError:
         return []

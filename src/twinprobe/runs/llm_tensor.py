@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -10,24 +9,27 @@ from twinprobe.errors import DamagedTensor
 from twinprobe.runs.atb_file import AtbHeader, read_header, tensor_of
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
+from twinprobe.runs.places import remote
+from twinprobe.runs.scan import scan
 from twinprobe.runs.tensor_files import contents, open_tensor
 
-_MOST_ALIASES = 8
+_MOST_ALIASES, _LONGEST_ALIAS = 8, 255
 _ALIAS = re.compile(r"(?P<op>\d+(?:_\d+)*)_(?P<file>(?:in|out)tensor\d+\w*\.bin)")
 
 
-def open_llm_tensor(root: Path, name: str, *, linked: bool = True) -> HostTensor:
+def open_llm_tensor(root: Path, name: str, *, linked: bool = True, enough: int | None = None) -> HostTensor:
     """Open ``name`` under ``root``. Links must stay under the root; ATB aliases are followed there too.
 
     ``linked=False`` says that the name comes from a listing of the folder and is no link, which saves the check.
+    ``enough`` says how many bytes of the elements will be looked at, if not all: no more of a remote file is fetched.
     """
-    path = inside(root, name) if linked else root / name
-    if path.suffix.lower() != ".bin":
-        return open_tensor(path)
+    if not name.endswith(".bin"):
+        return open_tensor(inside(root, name) if linked else root / name, enough=enough)
+    path = _path(root, name, linked=linked)
     seen: list[str] = []
     while True:
         try:
-            data = contents(path)
+            data = contents(path, enough=enough)
             header = read_header(data)
             if header.alias is None:
                 return tensor_of(data, header)
@@ -46,19 +48,26 @@ def open_llm_tensor(root: Path, name: str, *, linked: bool = True) -> HostTensor
 
 def open_llm_header(root: Path, name: str, *, linked: bool = True) -> AtbHeader:
     """The header of an ATB file, for statistics and descriptions."""
-    path = inside(root, name) if linked else root / name
+    path = _path(root, name, linked=linked)
     try:
-        return read_header(contents(path))
+        return read_header(contents(path, enough=0))
     except DamagedTensor as error:
         raise DamagedTensor(error.what, where=path, hint=error.hint) from None
     except OSError as error:
         raise DamagedTensor(_trouble(error), where=path) from None
 
 
+def _path(root: Path, name: str, *, linked: bool) -> Path | str:
+    """Where a file is; a text on this machine, since there are very many of them."""
+    if linked:
+        return inside(root, name)
+    return f"{root}/{name}" if remote(root) is None else root / name
+
+
 def alias_target(root: Path, name: str, alias: str) -> str:
     """The file that an alias means: a path beside the file, or ``{op}_{child}_outtensor{i}.bin`` of the same round."""
     beside = f"{name.rpartition('/')[0]}/{alias}" if "/" in name else alias
-    found = _ALIAS.fullmatch(alias)
+    found = _ALIAS.fullmatch(alias) if len(alias) <= _LONGEST_ALIAS else None
     if found is None:
         return beside
     folder = root / _round_folder(name)
@@ -91,7 +100,8 @@ def _round_folder(name: str) -> str:
 
 def _folders(path: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+        with scan(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 FORWARD = "forward"
 BACKWARD = "backward"
 GRADIENTS = "parameters_grad"
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
+# Nobody gives longer names to a call.
+LONGEST_NAME = 1 << 16
+# No recorder counts further, and Python converts no endless row of digits.
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +56,16 @@ def has_direction(name: str) -> bool:
     return not DIRECTIONS.isdisjoint(tail[-2:])
 
 
+@lru_cache(maxsize=8192)
 def parse_op(name: str) -> OpName:
     """Take a recorded call's name apart; a name outside the grammar is all body."""
     parts = name.split(".")
     call = -1
     if parts[-1] in DIRECTIONS:
         direction = parts.pop()
-        if direction != GRADIENTS and len(parts) > 2 and parts[-1].isdigit():
+        if direction != GRADIENTS and len(parts) > 2 and is_number(parts[-1]):
             call = int(parts.pop())
-    elif len(parts) > 2 and parts[-2] in DIRECTIONS and parts[-1].isdigit():
+    elif len(parts) > 2 and parts[-2] in DIRECTIONS and is_number(parts[-1]):
         call = int(parts.pop())
         direction = parts.pop()
     else:
@@ -68,3 +74,8 @@ def parse_op(name: str) -> OpName:
     has_class = prefix in CONTAINERS or direction == GRADIENTS or (prefix == "Primitive" and len(parts) > 1)
     cls = parts.pop() if has_class and parts else ""
     return OpName(name, prefix, ".".join(parts), cls, direction, call)
+
+
+def is_number(text: str) -> bool:
+    """Whether a part of a name is the number of a call or a layer."""
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

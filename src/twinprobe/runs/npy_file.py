@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import re
 from math import prod
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.contents import Contents, elements
 from twinprobe.runs.host_tensor import HostTensor
 
 MAGIC = b"\x93NUMPY"
@@ -44,7 +44,7 @@ _ITEM = re.compile(
 _NUMBER = re.compile(r"-?\d+")
 
 
-def read_npy(data: bytes | mmap.mmap) -> HostTensor:
+def read_npy(data: Contents) -> HostTensor:
     """The array in the contents of an npy file; C-ordered native elements stay where they are."""
     header, start = _header(data)
     dtype, stored = _dtype(header["descr"])
@@ -54,16 +54,17 @@ def read_npy(data: bytes | mmap.mmap) -> HostTensor:
         raise DamagedTensor(f"claims {numel * itemsize} bytes of elements, but only {len(data) - start} are there")
     if numel == 0:
         return HostTensor(dtype, shape, np.empty(0, stored.newbyteorder("=")))
-    flat = np.frombuffer(data, stored, numel, start)
     long_axes = tuple(n for n in shape if n > 1)
-    if header["fortran_order"] == "True" and len(long_axes) > 1:
+    by_columns = header["fortran_order"] == "True" and len(long_axes) > 1
+    flat = elements(data, stored, numel, start, whole=by_columns)
+    if by_columns:
         flat = _c_ordered(flat, long_axes)
     if not stored.isnative or not flat.flags.aligned:
         flat = flat.astype(stored.newbyteorder("="))
     return HostTensor(dtype, shape, flat)
 
 
-def _header(data: bytes | mmap.mmap) -> tuple[dict[str, str], int]:
+def _header(data: Contents) -> tuple[dict[str, str], int]:
     """The three values of the header as text, and where the elements begin."""
     if data[:6] != MAGIC:
         kind = "a zip file (npz?)" if data[:4] == b"PK\3\4" else "no npy file"

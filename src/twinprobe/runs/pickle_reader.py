@@ -7,6 +7,7 @@ Every length is checked against the bytes that are left before anything is taken
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 
 from twinprobe.errors import DamagedTensor
@@ -14,6 +15,7 @@ from twinprobe.runs.tensor_record import Global, TensorRecord, allowed_global, c
 
 # A tensor takes about 200 bytes, a parameter with attributes a little more.
 LONGEST_PICKLE = 1 << 18
+_USUAL_PICKLE = 1 << 10
 
 _FLOAT = Struct(">d")
 
@@ -22,11 +24,19 @@ def tensor_record(pickled: bytes) -> TensorRecord:
     """The one tensor that the pickle describes."""
     if len(pickled) > LONGEST_PICKLE:
         raise DamagedTensor(f"describes its contents in {len(pickled)} bytes, too many for one tensor")
+    return _usual(pickled) if len(pickled) <= _USUAL_PICKLE else _described(pickled)
+
+
+def _described(pickled: bytes) -> TensorRecord:
     result = _Machine(pickled).run()
     if isinstance(result, TensorRecord):
         return result
     kind = type(result).__name__ if isinstance(result, (dict, list, tuple, str, int, float)) else "something else"
     raise DamagedTensor(f"holds no bare tensor but: {kind}", hint="save each tensor to a file of its own")
+
+
+# Tensors of one shape and type are described in the same bytes; nobody writes to what is handed out.
+_usual = lru_cache(maxsize=1024)(_described)
 
 
 class _Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from math import prod
 from typing import Any
 
@@ -10,18 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.contents import Contents, Held, elements, stretch
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 from twinprobe.runs.pickle_reader import LONGEST_PICKLE, tensor_record
 from twinprobe.runs.tensor_record import TensorRecord
 from twinprobe.runs.zip_directory import Member, inflated, zip_members
 
-Buffer = bytes | mmap.mmap | NDArray[np.uint8]
-
 _ITEM_SIZES = {name: np.dtype(kind).itemsize for name, kind in STORAGE.items()}
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 
 
-def read_pt(data: bytes | mmap.mmap) -> HostTensor:
+def read_pt(data: Contents) -> HostTensor:
     """The tensor in the contents of a file by torch.save; contiguous elements stay where they are."""
     if data[:4] != b"PK\3\4":
         raise _not_a_zip(data)
@@ -42,7 +40,7 @@ def budget(file_size: int) -> int:
     return (48 << 20) + 2 * file_size
 
 
-def _elements(data: bytes | mmap.mmap, source: Member, record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
+def _elements(data: Contents, source: Member, record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
     dtype = np.dtype(STORAGE[record.dtype])
     numel = prod(record.shape)
     _check_reach(source, record, numel)
@@ -51,7 +49,7 @@ def _elements(data: bytes | mmap.mmap, source: Member, record: TensorRecord, *, 
     first = record.offset * dtype.itemsize
     in_place = not (source.deflated or swapped or record.conjugated or record.negated)
     if in_place and _is_contiguous(record):
-        flat: NDArray[Any] = np.frombuffer(data, dtype, numel, source.start + first)
+        flat = elements(data, dtype, numel, source.start + first)
         # A kernel compiled for aligned elements takes no others; torch.save always aligns.
         return flat if flat.flags.aligned else flat.copy()
     left = budget(len(data)) - numel * dtype.itemsize
@@ -60,8 +58,10 @@ def _elements(data: bytes | mmap.mmap, source: Member, record: TensorRecord, *, 
             f"repeats its elements to {numel * dtype.itemsize} bytes, out of proportion to its size",
             hint="save tensor.contiguous() if it is really that large",
         )
-    base = inflated(data, source, left) if source.deflated else data
-    return _copied(base, first + (0 if source.deflated else source.start), dtype, record, swapped=swapped)
+    if source.deflated:
+        return _copied(inflated(data, source, left), first, dtype, record, swapped=swapped)
+    base, at = stretch(data, source.start + first, source.end - source.start - first)
+    return _copied(base, at, dtype, record, swapped=swapped)
 
 
 def _check_reach(source: Member, record: TensorRecord, numel: int) -> None:
@@ -85,7 +85,7 @@ def _is_contiguous(record: TensorRecord) -> bool:
     return True
 
 
-def _copied(base: Buffer, first: int, dtype: np.dtype[Any], record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
+def _copied(base: Held, first: int, dtype: np.dtype[Any], record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
     axes = [(n, step * dtype.itemsize) for n, step in zip(record.shape, record.strides, strict=True) if n != 1]
     if len(axes) > 32:  # as many as numpy 1.26 has
         raise DamagedTensor(f"has {len(axes)} dimensions that are not contiguous, more than are supported")
@@ -113,7 +113,7 @@ def _root(members: dict[str, Member]) -> str:
     return roots[0]
 
 
-def _small(data: bytes | mmap.mmap, member: Member, most: int) -> bytes:
+def _small(data: Contents, member: Member, most: int) -> bytes:
     if member.size > most:
         raise DamagedTensor(f"describes its contents in {member.size} bytes, too many for one tensor")
     return inflated(data, member, most).tobytes() if member.deflated else data[member.start : member.end]
@@ -125,7 +125,7 @@ def _is_big_endian(text: bytes) -> bool:
     return text == b"big"
 
 
-def _not_a_zip(data: bytes | mmap.mmap) -> DamagedTensor:
+def _not_a_zip(data: Contents) -> DamagedTensor:
     if data[: len(_LEGACY_MAGIC)] == _LEGACY_MAGIC or data[257:262] == b"ustar":
         return DamagedTensor(
             "is in the old format of torch.save (before torch 1.6), which is not read",

@@ -79,6 +79,7 @@ class TableBuilder:
             [meaning(leaf) if leaf.kind == VALUE else None for leaf in leaves], dtype=pl.String
         )
         columns["file"] = pl.Series([leaf.data_name for leaf in leaves], dtype=pl.String)
+        columns["layout"] = pl.Series([leaf.layout for leaf in leaves], dtype=pl.String)
         columns["peer"] = pl.Series([leaf.peer for leaf in leaves], dtype=pl.String)
         self._frames.append(pl.DataFrame(columns))
         self._op, self._role, self._name, self._leaf = [], [], [], []
@@ -88,7 +89,7 @@ def _stat_columns(stat: str, values: list[Any], leaves: list[Leaf]) -> dict[str,
     """Three columns for one statistic: its number, its kind, and its text where it is no plain float."""
     import polars as pl
 
-    codes = np.fromiter((_CODES[type(value)] for value in values), dtype=np.uint8, count=len(values))
+    codes = np.fromiter(map(_CODES.__getitem__, map(type, values)), dtype=np.uint8, count=len(values))
     texts: list[str | None] = [None] * len(values)
     odd = np.flatnonzero(codes != FLOAT)
     if len(odd):

@@ -1,4 +1,4 @@
-"""The one way to open a tensor file: it is never trusted, never executed, and mapped rather than read if large."""
+"""The one way to open a tensor file: it is never trusted, never executed, and not read before it is looked at."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from pathlib import Path
 from stat import S_ISREG
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.contents import Contents
 from twinprobe.runs.host_tensor import HostTensor
+from twinprobe.runs.local_contents import LocalContents
 from twinprobe.runs.npy_file import read_npy
+from twinprobe.runs.places import remote
 from twinprobe.runs.pt_file import read_pt
+from twinprobe.runs.remote.contents import RemoteContents
 
 _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
 
-# Up to here reading is as fast as mapping, and costs neither a file descriptor nor a page that may vanish later.
+# Up to here all of a file is read at once.
 SMALL_FILE = 64 << 10
+# Up to here the elements are read when they are wanted. Larger files are mapped, since memory for them may be lacking;
+# whoever shortens one of those while it is being measured ends the process.
+LARGEST_READ = 256 << 20
 
 # A fifo would otherwise block the reader until somebody writes to it.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_tensor(path: Path) -> HostTensor:
+def open_tensor(path: Path, *, enough: int | None = None) -> HostTensor:
     """Open one ``.pt``, ``.pth`` or ``.npy`` file; whatever is wrong with it is a DamagedTensor that names the file.
 
-    The elements of a file above 64 KiB are a read-only map of it, unless they need another layout there:
+    Of a remote file only the ranges with the tensor are fetched. ``enough`` says how many bytes of the elements will
+    be looked at, if not all: the rest is not fetched then.
+    The elements of a file above 256 MiB are a read-only map of it, unless they need another layout there:
     compressed, strided, big-endian, Fortran-ordered or misaligned ones are copied, within a bound set by its size.
     """
     try:
@@ -34,7 +43,7 @@ def open_tensor(path: Path) -> HostTensor:
             raise DamagedTensor(
                 f"is no tensor file: its suffix is {path.suffix!r}", hint="known are .pt, .pth and .npy"
             )
-        return reader(contents(path))
+        return reader(contents(path, enough=enough))
     except DamagedTensor as error:
         raise DamagedTensor(error.what, where=_shown(path), hint=error.hint) from None
     except OSError as error:
@@ -44,7 +53,11 @@ def open_tensor(path: Path) -> HostTensor:
         raise DamagedTensor("needs more memory than this machine has free", where=_shown(path)) from None
 
 
-def contents(path: Path) -> bytes | mmap.mmap:
+def contents(path: Path | str, *, enough: int | None = None) -> Contents:
+    """The contents of a file, as far as possible without reading them. A text names a file of this machine."""
+    elsewhere = None if isinstance(path, str) else remote(path)
+    if elsewhere is not None:
+        return RemoteContents(elsewhere, enough)
     try:
         handle = os.open(path, _FLAGS)
     except ValueError:
@@ -57,9 +70,13 @@ def contents(path: Path) -> bytes | mmap.mmap:
             raise DamagedTensor("is empty", hint="the run that wrote it may have been killed")
         if status.st_size <= SMALL_FILE:
             return os.read(handle, SMALL_FILE)
-        return _mapped(handle, status.st_size)
+        if status.st_size > LARGEST_READ:
+            return _mapped(handle, status.st_size)
+        opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
+        return LocalContents(opened, status)
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
 
 
 def _mapped(handle: int, size: int) -> bytes | mmap.mmap:

@@ -11,11 +11,14 @@ import msgspec
 from twinprobe.errors import BadInput
 from twinprobe.runs.dump_json import Entries
 from twinprobe.runs.leaf import Leaf, settle
-from twinprobe.runs.names import GRADIENTS, has_direction
+from twinprobe.runs.names import GRADIENTS, LONGEST_NAME, has_direction
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TableBuilder
 
 MaybeLeaf = Leaf | None
 _MAX_DEPTH = 400
+# A name is built from all that encloses a value. A real file has more bytes than its names have characters.
+_ROOM, _ROOM_PER_BYTE = 16 << 20, 4
+_SHOWN = 1000  # characters of a name in a message
 _SECTIONS = (
     ("input_args", "input", INPUT),
     ("input_kwargs", "input", INPUT),
@@ -24,7 +27,6 @@ _SECTIONS = (
     ("output", "output", OUTPUT),
 )
 Found = tuple[int, str, str, MaybeLeaf]  # role, row name, the argument's own name, leaf
-Row = tuple[int, str, Leaf]
 
 
 class FlatEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -46,15 +48,25 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
     builder = TableBuilder()
     ops: list[str] = []
     skipped: list[str] = []
+    room = _Room(_ROOM + _ROOM_PER_BYTE * entries.size)
     for name, entry in entries:
         if not single_points and not has_direction(name):
             skipped.append(name)
             continue
         index = len(ops)
         ops.append(name)
-        for role, row_name, leaf in _rows(path, name, entry, entries.raw, single_points):
-            shown = leaf.data_name.rpartition(".")[0] if leaf.data_name else row_name
-            builder.add(index, role, shown or row_name, leaf)
+        flat = _flat(entry) if entries.raw and not single_points and GRADIENTS not in name else None
+        try:
+            if flat is None:
+                decoded = _decode(path, name, entry) if entries.raw else entry
+                for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
+                    room.take(row_name, 1)
+                    _add(builder, index, role, row_name, argument, leaf)
+            else:
+                room.take(name, len(flat.input_args) + len(flat.input) + len(flat.output) + len(flat.input_kwargs))
+                _add_flat(builder, index, name, flat)
+        except ValueError as error:
+            raise BadInput(str(error), where=f"{path}: data[{name[:_SHOWN]!r}]") from error
         builder.end_op()
     notes = []
     if skipped:
@@ -62,46 +74,55 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
     return ops, builder.build(), notes
 
 
-def _rows(path: Path, name: str, entry: Any, raw: bool, single_points: bool) -> Iterator[Row]:
-    if raw:
-        if not single_points and GRADIENTS not in name:
-            try:
-                flat = _decode_flat(entry)
-            except (msgspec.ValidationError, RecursionError):
-                flat = None
-            if flat is not None:
-                yield from _settled(path, _flat_rows(name, flat))
-                return
-        entry = _decode(path, name, entry)
-    yield from _settled(path, _nested_rows(path, name, entry, single_points))
+class _Room:
+    """How many characters the names of a file may still have; raises ValueError when there are none left."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, characters: int) -> None:
+        self._left = characters
+
+    def take(self, name: str, count: int) -> None:
+        length = len(name)
+        self._left -= length * count
+        if length > LONGEST_NAME or self._left < 0:
+            what = f"has a name of {length} characters" if length > LONGEST_NAME else "has names out of proportion"
+            raise ValueError(f"{what}, which no recorder writes")
+
+
+def _flat(entry: Any) -> FlatEntry | None:
+    try:
+        return _decode_flat(entry)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> None:
+    begin = f"{name}.input."
+    for at, leaf in enumerate(flat.input_args):
+        _add(builder, op, INPUT, f"{begin}{at}", "", leaf)
+    for key, leaf in flat.input_kwargs.items():
+        _add(builder, op, INPUT, begin + key, key, leaf)
+    for at, leaf in enumerate(flat.input):
+        _add(builder, op, INPUT, f"{begin}{at}", "", leaf)
+    for key, leaf in flat.parameters.items():
+        _add(builder, op, PARAMETER, f"{name}.parameters.{key}", key, leaf)
+    for at, leaf in enumerate(flat.output):
+        _add(builder, op, OUTPUT, f"{name}.output.{at}", "", leaf)
+
+
+def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, leaf: MaybeLeaf) -> None:
+    settled = settle(leaf, argument)
+    if settled.data_name:
+        name = settled.data_name.rpartition(".")[0] or name
+    builder.add(op, role, name, settled)
 
 
 def _decode(path: Path, name: str, raw: Any) -> Any:
     try:
         return _decode_any(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"cannot be decoded: {error}", where=f"{path}: data[{name!r}]") from error
-
-
-def _settled(path: Path, rows: Iterator[Found]) -> Iterator[Row]:
-    for role, row_name, argument, leaf in rows:
-        try:
-            yield role, row_name, settle(leaf, argument)
-        except ValueError as error:
-            raise BadInput(str(error), where=f"{path}: data[{row_name!r}]") from error
-
-
-def _flat_rows(name: str, flat: FlatEntry) -> Iterator[Found]:
-    for at, leaf in enumerate(flat.input_args):
-        yield INPUT, f"{name}.input.{at}", "", leaf
-    for key, leaf in flat.input_kwargs.items():
-        yield INPUT, f"{name}.input.{key}", key, leaf
-    for at, leaf in enumerate(flat.input):
-        yield INPUT, f"{name}.input.{at}", "", leaf
-    for key, leaf in flat.parameters.items():
-        yield PARAMETER, f"{name}.parameters.{key}", key, leaf
-    for at, leaf in enumerate(flat.output):
-        yield OUTPUT, f"{name}.output.{at}", "", leaf
 
 
 def _nested_rows(path: Path, name: str, entry: Any, single_points: bool) -> Iterator[Found]:
@@ -132,8 +153,9 @@ class _Walker:
         self._op = op
 
     def walk(self, value: Any, role: int, name: str, argument: str, where: str, depth: int = 0) -> Iterator[Found]:
-        if depth > _MAX_DEPTH:
-            raise BadInput(f"is nested deeper than {_MAX_DEPTH} levels", where=f"{self._path}: data[{self._op!r}]")
+        if depth > _MAX_DEPTH or len(name) > LONGEST_NAME:
+            what = f"is nested deeper than {_MAX_DEPTH} levels, or under a name of more than {LONGEST_NAME} characters"
+            raise BadInput(what, where=f"{self._path}: data[{self._op[:_SHOWN]!r}]")
         if value is None:
             yield role, name, argument, None
         elif isinstance(value, list):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import zipfile
 import zlib
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.contents import Contents, stretch
 
 MOST_MEMBERS = 1024
 LONGEST_DIRECTORY = 1 << 18
@@ -37,7 +37,7 @@ class Member:
     deflated: bool
 
 
-def zip_members(data: bytes | mmap.mmap) -> dict[str, Member]:
+def zip_members(data: Contents) -> dict[str, Member]:
     """All members by name. None lies outside of the file, overlaps another or shares another's name."""
     try:
         with zipfile.ZipFile(cast("IO[bytes]", _Window(data))) as opened:
@@ -61,7 +61,7 @@ class _Window:
 
     __slots__ = ("at", "data")
 
-    def __init__(self, data: bytes | mmap.mmap) -> None:
+    def __init__(self, data: Contents) -> None:
         self.data = data
         self.at = 0
 
@@ -87,7 +87,7 @@ class _Window:
         return piece
 
 
-def inflated(data: bytes | mmap.mmap, member: Member, budget: int) -> NDArray[np.uint8]:
+def inflated(data: Contents, member: Member, budget: int) -> NDArray[np.uint8]:
     """The bytes of a compressed member: exactly as many as it declares, and never more than ``budget``."""
     if member.size > budget:
         raise DamagedTensor(
@@ -96,9 +96,11 @@ def inflated(data: bytes | mmap.mmap, member: Member, budget: int) -> NDArray[np
         )
     out = np.empty(member.size, np.uint8)
     filled, stream = 0, zlib.decompressobj(-zlib.MAX_WBITS)
+    packed, start = stretch(data, member.start, member.end - member.start)
+    end = start + member.end - member.start
     try:
-        for at in range(member.start, member.end, 1 << 14):
-            waiting, piece = data[at : min(at + (1 << 14), member.end)], b""
+        for at in range(start, end, 1 << 14):
+            waiting, piece = bytes(packed[at : min(at + (1 << 14), end)]), b""
             while (waiting or len(piece) == _PIECE) and not stream.eof:
                 piece = stream.decompress(waiting, _PIECE)
                 if filled + len(piece) > member.size:
@@ -113,7 +115,7 @@ def inflated(data: bytes | mmap.mmap, member: Member, budget: int) -> NDArray[np
     return out
 
 
-def _member(data: bytes | mmap.mmap, info: zipfile.ZipInfo, name: str) -> Member:
+def _member(data: Contents, info: zipfile.ZipInfo, name: str) -> Member:
     """The place of the member by the directory, which its own header has to confirm."""
     _check_name(name)
     method, packed, size, header = info.compress_type, info.compress_size, info.file_size, info.header_offset
@@ -122,7 +124,9 @@ def _member(data: bytes | mmap.mmap, info: zipfile.ZipInfo, name: str) -> Member
         raise DamagedTensor(f"holds the zip member {_shown(name)} encrypted or packed in an unknown way")
     if header < 0 or header + _LOCAL.size > len(data):
         raise DamagedTensor(f"holds the zip member {_shown(name)} outside of the file")
-    signature, _, _, own_method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack_from(data, header)
+    signature, _, _, own_method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(
+        data[header : header + _LOCAL.size]
+    )
     name_at = header + _LOCAL.size
     start = name_at + name_length + extra_length
     own_name = data[name_at : name_at + name_length]

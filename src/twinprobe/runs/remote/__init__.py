@@ -1,0 +1,1 @@
+"""Dumps that lie elsewhere: URLs through fsspec, read by byte ranges."""
