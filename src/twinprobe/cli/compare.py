@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from twinprobe.cli.options import FORMATS, formats, numbers, path
+from twinprobe.cli.engine_options import add_engine_arguments, engine_options
+from twinprobe.cli.options import FORMATS, formats_or_dataset, numbers, path
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="run to trust: dump.json or a folder")
     add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
         help="folder for the results (default: ./output)")  # fmt: skip
-    add("--format", type=formats, metavar="LIST", help=f"result files, any of {','.join(FORMATS)} (default: xlsx)")
+    add("--format", type=formats_or_dataset, metavar="LIST",
+        help=f"result files, any of {','.join(FORMATS)},dataset (default: xlsx; above 16 ranks dataset)")  # fmt: skip
     add("--xlsx", action="store_true", help="same as --format xlsx")
     add("--csv", action="store_true", help="same as --format csv")
     mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
@@ -47,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounding", type=float, default=64.0, metavar="N",
         help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
     add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
-    add("--workers", type=int, metavar="N", help="worker processes for many ranks (default: all cores)")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
     add("-m", "--mode", default="auto", metavar="auto", help=argparse.SUPPRESS)
     add("--consistent_check", action="store_true", help=argparse.SUPPRESS)
     add("--backend", help=argparse.SUPPRESS)
     add("--config", help=argparse.SUPPRESS)
+    add_engine_arguments(parser, resume=True, slices=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,12 +101,13 @@ def _request(args: argparse.Namespace) -> Request:
         target=args.target_path,
         golden=args.golden_path,
         output=args.output_path,
-        formats=tuple(chosen) or ("xlsx",),
+        formats=tuple(chosen),
         timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=args.rounding),
         ranks=args.rank,
         steps=args.step,
-        workers=args.workers,
+        engine=engine_options(args),
+        resume=args.resume,
         log_rows=args.is_print_compare_log,
         mapping=MappingOptions(
             fuzzy=args.fuzzy_match,

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import path
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
         help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
-    add("--workers", type=int, metavar="N", help="worker processes for many ranks (default: all cores)")
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +99,7 @@ def build_request(
         log_calls=log_calls,
         complete_stack=complete_stack,
         thresholds=Thresholds(rounding=args.rounding),
-        workers=args.workers,
+        engine=engine_options(args),
         layouts=layouts,  # type: ignore[arg-type]
     )
 

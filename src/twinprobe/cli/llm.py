@@ -7,7 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from twinprobe.cli.options import FORMATS, formats, path
+from twinprobe.cli.engine_options import add_engine_arguments, engine_options
+from twinprobe.cli.options import FORMATS, formats, local_path, path
 
 if TYPE_CHECKING:
     from twinprobe.compare.llm_job import LlmRequest
@@ -58,26 +59,29 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much is said (default: info)")
     add("--format", type=formats, default=("csv",), metavar="LIST",
         help=f"report files, any of {','.join(FORMATS)} (default: csv)")  # fmt: skip
-    add("--rounding", type=float, default=16.0, metavar="N",
-        help="a relative error below N machine epsilons of the coarser dtype is rounding (default: 16)")  # fmt: skip
+    add("--rounding", type=float, default=64.0, metavar="N",
+        help="a relative error below N machine epsilons of the coarser dtype is rounding (default: 64)")  # fmt: skip
     add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
-    add("--workers", type=int, metavar="N", help="worker processes (default: all cores where it pays)")
     add("--timeout", type=float, default=60.0, metavar="SECONDS",
         help="how long an own metric may take for one pair (default: 60)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add_engine_arguments(parser)
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from twinprobe.compare.llm_manual import compare_manual
     from twinprobe.compare.llm_modes import compare_files, compare_weights, is_pair_of_files
     from twinprobe.compare.llm_report import REPORT, STATISTICS, write_llm_reports
     from twinprobe.compare.llm_stats import compare_statistics
     from twinprobe.errors import BadInput
+    from twinprobe.runs.llm_manual import find_manual
 
     if args.rank is not None:
         raise BadInput("--rank belongs to the comparison of GE graphs, which is not part of TwinProbe")
     request = _request(args)
-    if is_pair_of_files(request):
+    by_hand = find_manual(request.golden)
+    if by_hand is None and is_pair_of_files(request):
         return _show_pair(compare_files(request), as_json=args.json)
     from twinprobe.cli.show import Progress
     from twinprobe.compare.llm_job import compare_dumps
@@ -87,6 +91,8 @@ def _compare(args: argparse.Namespace) -> int:
             result = compare_weights(request)
         elif args.stats:
             result = compare_statistics(request)
+        elif by_hand is not None:
+            result = compare_manual(request, by_hand, progress.advance)
         else:
             result = compare_dumps(request, progress.advance)
     stem = STATISTICS if args.stats and not args.weight else REPORT
@@ -108,7 +114,7 @@ def _request(args: argparse.Namespace) -> LlmRequest:
         mapping=args.op_mapping_file,
         algorithms=tuple(args.custom_algorithms),
         thresholds=Thresholds(rounding=args.rounding),
-        workers=args.workers,
+        engine=engine_options(args),
         timeout=args.timeout,
     )
 
@@ -155,11 +161,13 @@ def _dump_arguments(parser: argparse.ArgumentParser) -> None:
     add("-tiling", "--save-tiling", action="store_true", help="tiling data too")
     add("-stp", "--save-tensor-part", type=int, choices=range(3), default=2,
         help="0 inputs, 1 outputs, 2 both (default: 2)")  # fmt: skip
-    add("-o", "--output", type=path, default=path("./"), metavar="DIR", help="where ait_dump is made (default: here)")
+    add("-o", "--output", type=local_path, default=path("./"), metavar="DIR",
+        help="where ait_dump is made (default: here)")  # fmt: skip
     add("-device", "--device-id", type=int, metavar="N", help="only this device")
     add("-seed", nargs="?", type=int, const=2024, metavar="N", help="deterministic run (without N: 2024)")
     add("-symlink", "--enable-symlink", action="store_true", help="equal tensors become links")
-    add("-config", "--config-path", type=path, metavar="FILE", help="JSON that the program reads again while it runs")
+    add("-config", "--config-path", type=local_path, metavar="FILE",
+        help="JSON that the program reads again while it runs")  # fmt: skip
     add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much the dumping library says")
     add("--layout", choices=("ait", "msit"), default="ait", help="ait_dump or msit_dump_{time} (default: ait)")
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from twinprobe import __version__
+from twinprobe.cli.ending import Terminated, tidy_on_sigterm
 from twinprobe.errors import TwinProbeError
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
 
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
@@ -39,10 +40,14 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words, prog)
-        return int(args.run(args))
+        with tidy_on_sigterm(_without_framework(words, prog)[0]):
+            return int(args.run(args))
     except TwinProbeError as error:
         _complain(prog, str(error))
         return BAD_INPUT
+    except Terminated:
+        _complain(prog, "terminated; finished results are kept")
+        return TERMINATED
     except KeyboardInterrupt:
         _complain(prog, "interrupted; finished results are kept")
         return INTERRUPTED

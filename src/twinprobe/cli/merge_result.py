@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import path
 
 
@@ -14,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-i", "--input_dir", type=path, required=True, metavar="DIR", help="folder with the results of compare")
     add("-o", "--output_dir", type=path, required=True, metavar="DIR", help="folder for the merged table")
     add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
-    add("--workers", type=int, metavar="N", help="worker processes (default: all cores)")
     add("--quiet", action="store_true", help="print nothing but errors")
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress(enabled=not args.quiet) as progress:
         outcome = merge_results(
-            args.input_dir, args.output_dir, args.config_path, workers=args.workers,
+            args.input_dir, args.output_dir, args.config_path, engine=engine_options(args),
             progress=lambda done, total: progress.advance("ranks", done, total),
         )  # fmt: skip
     if args.quiet:

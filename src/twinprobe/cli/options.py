@@ -9,16 +9,38 @@ FORMATS = ("xlsx", "csv", "parquet", "json", "html")
 
 
 def path(text: str) -> Path:
-    """A path as the user typed it, with ~ expanded."""
-    return Path(text).expanduser()
+    """A path or URL as the user typed it, with ~ expanded."""
+    from twinprobe.runs.places import place
+
+    return place(text)
+
+
+def local_path(text: str) -> Path:
+    """A path that must be on this machine."""
+    from twinprobe.errors import BadInput
+    from twinprobe.runs.places import remote
+
+    found = path(text)
+    if remote(found) is not None:
+        raise BadInput("is a URL, but this must be a path on this machine", where=text)
+    return found
 
 
 def formats(text: str) -> tuple[str, ...]:
     """A comma list of result formats."""
+    return _chosen(text, FORMATS)
+
+
+def formats_or_dataset(text: str) -> tuple[str, ...]:
+    """A comma list of result formats; ``dataset`` is all ranks in one, cut by step and rank."""
+    return _chosen(text, (*FORMATS, "dataset"))
+
+
+def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
-    wrong = [name for name in names if name not in FORMATS]
+    wrong = [name for name in names if name not in known]
     if wrong or not names:
-        raise argparse.ArgumentTypeError(f"{', '.join(wrong) or 'nothing'}: choose from {', '.join(FORMATS)}")
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong) or 'nothing'}: choose from {', '.join(known)}")
     return tuple(dict.fromkeys(names))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,7 @@ class Progress:
             self._draw(what, done, total)
         elif now - self._last > _LINE_EVERY:
             self._last = now
-            sys.stderr.write(f"{done} of {total} {what} compared\n")
+            sys.stderr.write(f"{done} of {total} {what} compared{_pace(now - self._began, done, total)}\n")
 
     def _draw(self, what: str, done: int | None, total: int | None) -> None:
         with self._lock:
@@ -63,11 +64,37 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
 
 
+def _pace(seconds: float, done: int, total: int) -> str:
+    """How fast it goes, and how long it will take at this rate."""
+    if not done or not seconds:
+        return ""
+    rate = done / seconds
+    left = timedelta(seconds=round((total - done) / rate))
+    return f", {rate:.3g} per second, {left} left"
+
+
 def _progress_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Any:
+            rate = task.finished_speed or task.speed
+            self.text_format = f"{rate:.3g}/s" if rate else ""
+            return super().render(task)
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeElapsedColumn(),
+        TextColumn("left:"), TimeRemainingColumn(),
+    )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
@@ -80,12 +107,17 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 
     from twinprobe.report.console import print_summary
     from twinprobe.report.ranks import print_ranks
+    from twinprobe.report.text import visible
 
     console = Console(highlight=False)
     if len(outcome.summaries) == 1:
         print_summary(outcome.summaries[0], console)
     else:
         print_ranks(outcome.summaries, console)
+        for line in outcome.findings:
+            sys.stdout.write(visible(line) + "\n")
+        for path in outcome.overview:
+            sys.stdout.write(f"summary of all ranks: {visible(str(path))}\n")
     warn(outcome.notes + outcome.failures)
 
 
@@ -127,6 +159,8 @@ def _print_json(outcome: Outcome) -> None:
             "notes": outcome.notes,
             "failures": outcome.failures,
         }
+        if outcome.overview:
+            document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
     sys.stdout.write(json_bytes(document).decode() + "\n")
 
 

@@ -26,15 +26,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted, or export."""
-    _check(args.place)
-    return _export(args) if args.export else _serve(args)
+    from twinprobe.graph.fetch import graphs_here
+
+    shown = args.place
+    with graphs_here(shown) as args.place:
+        _check(args.place)
+        return _export(args) if args.export else _serve(args, shown)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, shown: Path) -> int:
     from twinprobe.view.serve import make
 
     server = make(args.place, host=args.host, port=args.port)
-    sys.stdout.write(f"TwinProbe shows {args.place} at {server.url} (Ctrl+C ends it)\n")
+    sys.stdout.write(f"TwinProbe shows {shown} at {server.url} (Ctrl+C ends it)\n")
     sys.stdout.flush()
     if not args.no_browser:
         import webbrowser

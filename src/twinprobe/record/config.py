@@ -65,6 +65,16 @@ class RecordConfig:
         pair = {"forward", "backward"} if side in {"forward", "backward"} else {"input", "output"}
         return not (self.data_mode & pair)
 
+    @property
+    def digest(self) -> str | None:
+        """The checksum to take of every tensor."""
+        return self.summary_mode if self.summary_mode in {"md5", "xor"} and self.task != "structure" else None
+
+    @property
+    def measures(self) -> bool:
+        """Whether statistics are taken. Live comparisons keep the tensors and take none (summary_mode "none")."""
+        return self.summary_mode not in {"xor", "none"} and self.task != "structure"
+
     def enabled_now(self) -> bool:
         """Read dump_enable again, so that a running job can be switched on and off from outside."""
         if self.source is None:

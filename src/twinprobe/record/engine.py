@@ -141,6 +141,11 @@ class Engine:
             logger.info(
                 "recorded %d entries, %s, in %s", self._total[0], _readable(self._total[1]), self.config.dump_path
             )
+        elif self.failed:
+            logger.warning(
+                "recording stopped early: %d steps are whole in %s, and the next as far as its .part file goes",
+                self._closed, self.config.dump_path,
+            )  # fmt: skip
 
     # -- what adapters call while a step runs -----------------------------------------------------------------------
 

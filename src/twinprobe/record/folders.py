@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twinprobe.errors import BadInput
 
-_INDEXES = ("dump.json", "dump.json.part", "debug.json", "debug.json.part")
+_INDEXES = ("dump.json", "debug.json", "dump.json.part", "debug.json.part")
 
 
 def refuse_earlier_dump(dump_path: Path, own: str) -> None:
@@ -20,10 +20,13 @@ def refuse_earlier_dump(dump_path: Path, own: str) -> None:
         return
     for step in sorted(dump_path.glob("step*")):
         for folder in sorted(step.iterdir()) if step.is_dir() else ():
-            if _belongs_to_another_run(folder.name, own) and any((folder / name).exists() for name in _INDEXES):
+            found = [name for name in _INDEXES if (folder / name).exists()]
+            if found and _belongs_to_another_run(folder.name, own):
+                unfinished = "" if not found[0].endswith(".part") else f" that was not finished ({found[0]})"
                 raise BadInput(
-                    "holds an earlier dump, which is not overwritten", where=folder, hint="give another dump_path"
-                )
+                    f"holds an earlier dump{unfinished}, which is not overwritten",
+                    where=folder, hint="give another dump_path",
+                )  # fmt: skip
 
 
 def _belongs_to_another_run(name: str, own: str) -> bool:

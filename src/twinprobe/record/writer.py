@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
 _LONGEST_NAME = 200
-_DISK_ERRORS = frozenset(
-    {errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR}
-)
+_DISK_ERRORS = frozenset({
+    errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR,
+    errno.EEXIST, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
+})  # fmt: skip
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "), default=str).encode
 
 SaveTensor = Callable[[Any, IO[bytes]], None]
@@ -35,15 +38,21 @@ class DumpFolder:
         self.entries = 0
         self._file: IO[bytes] | None = None
         self._taken: set[str] = set()
+        self._unsynced = False
 
     @property
     def part(self) -> Path:
         return self.path / f"{self.index}.json{PART_SUFFIX}"
 
     def open(self) -> None:
-        """Create the folder and the index with its header line."""
+        """Create the folder and the index with its header line; an index that is there belongs to another recorder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._file = self.part.open("wb", buffering=1 << 16)
+        if (self.path / f"{self.index}.json").exists():
+            raise FileExistsError(errno.EEXIST, "another recorder has written here")
+        try:
+            self._file = self.part.open("xb", buffering=1 << 16)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, "another recorder writes here") from None
         self._file.write(_line(self.header))
         self._file.flush()
 
@@ -77,6 +86,7 @@ class DumpFolder:
         target = self.path / TENSOR_FOLDER / file
         with _replacing(target) as stream:
             save(payload, stream)
+        self._unsynced = True
         self.bytes_written += target.stat().st_size
         return file
 
@@ -89,23 +99,31 @@ class DumpFolder:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EROFS, errno.EDQUOT}:
                 raise
-            temporary = folder / f".{file}.tmp"
-            shutil.copyfile(folder / earlier, temporary)
-            temporary.replace(folder / file)
+            with (folder / earlier).open("rb") as source, _replacing(folder / file) as stream:
+                shutil.copyfileobj(source, stream)
+            self._unsynced = True
             self.bytes_written += (folder / file).stat().st_size
         return file
 
     def close(self, side_files: dict[str, Any]) -> None:
-        """Turn the index into its final form and write stack.json and construct.json beside it."""
+        """Turn the index into its final form and write stack.json and construct.json beside it.
+
+        The index appears last, when all that it names is on the disk: after a loss of power, a step with an index is
+        whole.
+        """
         if self._file is None:
             self.open()
         assert self._file is not None
         self._file.close()
         for name, content in side_files.items():
             self._side_file(name, content)
+        if self._unsynced:
+            sync_file_system(self.path)
+            self._unsynced = False
         target = self.path / f"{self.index}.json"
-        with self.part.open("rb") as lines, _replacing(target) as stream:
+        with self.part.open("rb") as lines, _replacing(target, sync=True) as stream:
             _close_index(lines, stream)
+        sync_folder(self.path)
         self.part.unlink()
         self.bytes_written += target.stat().st_size
 
@@ -136,16 +154,17 @@ class DumpFolder:
 
     def _side_file(self, name: str, content: Any) -> None:
         target = self.path / f"{name}.json"
-        with _replacing(target) as stream:
+        with _replacing(target, sync=True) as stream:
             stream.write(_one_per_line(content).encode("utf-8", "backslashreplace"))
         self.bytes_written += target.stat().st_size
 
 
 class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as stream`
-    """Write under a temporary name in the same folder; rename when all went well."""
+    """Write under a temporary name in the same folder; rename when all went well, with ``sync`` once it is on disk."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, sync: bool = False) -> None:
         self._target = target
+        self._sync = sync
         self._temporary = target.with_name(f".{target.name}.tmp")
 
     def __enter__(self) -> IO[bytes]:
@@ -153,16 +172,52 @@ class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as
         return self._stream
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._stream.close()
-        if kind is None:
-            self._temporary.replace(self._target)
-        else:
+        try:
+            with self._stream as stream:  # what is still in its buffer may not fit on the disk
+                if kind is None and self._sync:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if kind is None:
+                self._temporary.replace(self._target)
+                return
+        except BaseException:
+            self._discard()
+            raise
+        self._discard()
+
+    def _discard(self) -> None:
+        with suppress(OSError):
             self._temporary.unlink(missing_ok=True)
 
 
 def is_disk_error(error: BaseException) -> bool:
     """Whether the disk is full, read-only or forbidden: recording cannot go on, the training can."""
     return isinstance(error, OSError) and error.errno in _DISK_ERRORS
+
+
+def sync_file_system(path: Path) -> None:
+    """Have all written files of this file system reach the disk: for thousands of files, far less than one by one."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name == "posix" else None
+    if call is None:
+        getattr(os, "sync", lambda: None)()
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        number = ctypes.get_errno() if call(handle) else 0
+    finally:
+        os.close(handle)
+    if number in _DISK_ERRORS:  # a disk may find out only now that it is full or broken
+        raise OSError(number, os.strerror(number))
+
+
+def sync_folder(path: Path) -> None:
+    """Have a folder's names reach the disk; some network file systems cannot, and need not."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _line(content: dict[str, Any]) -> bytes:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import gettempdir
 from types import TracebackType
 
 from twinprobe.errors import BadInput
+from twinprobe.report.leftovers import sweep, temporary_name
+from twinprobe.runs.places import remote
 
 _HINTS = {
     errno.ENOSPC: "free some space or choose another folder with -o",
@@ -26,6 +28,13 @@ _HINTS = {
 }
 # Polars wraps some failures of the system in its own exceptions and keeps the number only in the text.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+# SQLite keeps not even that.
+_SQLITE_ERRORS = {
+    "database or disk is full": errno.ENOSPC,
+    "disk I/O error": errno.EIO,
+    "attempt to write a readonly database": errno.EROFS,
+    "unable to open database file": errno.EACCES,
+}
 
 
 class Staging:
@@ -35,14 +44,19 @@ class Staging:
         self._files: list[tuple[Path, Path]] = []
 
     def file(self, path: Path) -> Path:
-        """Open a place for ``path`` and return the temporary name to write to."""
-        temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+        """Open a place for ``path`` and return the temporary name to write to.
+
+        What belongs to a URL is written on this machine and sent there when it is finished.
+        """
+        temporary = path.with_name(temporary_name(path.name))
+        if remote(path) is not None:
+            temporary = Path(gettempdir(), temporary.name)
+        self._files.append((path, temporary))  # first, so that an interruption on the next line leaves nothing behind
         try:
             # Created here, so that a folder that cannot be written to is noticed before the work and not after it.
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         except OSError as error:
             raise _unwritable(path, error) from error
-        self._files.append((path, temporary))
         return temporary
 
     def __enter__(self) -> Staging:
@@ -52,12 +66,31 @@ class Staging:
         try:
             if error is None:
                 self._publish()
-            elif (system := _system_error(error)) is not None:
+            elif (system := _system_error(error) or self._ask_the_disk(error)) is not None:
                 raise _unwritable(self._files[-1][0] if self._files else None, system) from error
         finally:
-            for _path, temporary in self._files:
-                with suppress(OSError):
-                    temporary.unlink()
+            try:
+                self._clear()
+            except BaseException:  # an interruption in the middle of it
+                self._clear()
+                raise
+
+    def _ask_the_disk(self, error: BaseException) -> OSError | None:
+        """Polars' writers may not say why they failed; a few more bytes in the same file meet the same reason."""
+        if not self._files or not type(error).__module__.startswith("polars"):
+            return None
+        try:
+            with self._files[-1][1].open("ab", buffering=0) as file:
+                file.write(bytes(1 << 16))
+                os.fsync(file.fileno())
+        except OSError as reason:
+            return reason
+        return None
+
+    def _clear(self) -> None:
+        for _path, temporary in self._files:
+            with suppress(OSError):
+                temporary.unlink()
 
     def _publish(self) -> None:
         for path, temporary in self._files:
@@ -67,10 +100,28 @@ class Staging:
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         for path, temporary in self._files:
             with _naming(path):
-                temporary.replace(path)
-        for folder in {path.parent for path, _temporary in self._files}:
+                self._put(temporary, path)
+        for folder in {path.parent for path, _temporary in self._files if remote(path) is None}:
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
+
+    def _put(self, temporary: Path, path: Path) -> None:
+        elsewhere = remote(path)
+        if elsewhere is None:
+            temporary.replace(path)
+            return
+        try:
+            elsewhere.upload(temporary)
+        except BaseException:
+            for sent, _temporary in self._files[: [one for one, _ in self._files].index(path)]:
+                with suppress(OSError):
+                    sent.unlink()
+            raise
+
+
+def workshop(folder: Path) -> Path:
+    """Where to put what is on its way into a folder: the folder itself, or a place of this machine for a URL."""
+    return folder if remote(folder) is None else Path(gettempdir())
 
 
 @contextmanager
@@ -80,20 +131,34 @@ def replacing(path: Path) -> Iterator[Path]:
         yield staging.file(path)
 
 
+# Folders elsewhere that were tried already: each try costs some requests, and folders there do not vanish.
+_PREPARED: set[str] = set()
+
+
 def prepare_folder(path: Path) -> Path:
-    """Create an output folder with its parents and make sure that files can be made in it."""
+    """Create an output folder with its parents and make sure that files can be made in it.
+
+    What a killed command has left there half written is removed, and said.
+    """
+    if str(path) in _PREPARED:
+        return path
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
         raise BadInput("is a file, not a folder", where=path, hint="choose another folder with -o") from error
     except OSError as error:
         raise _unwritable(path, error, what="the output folder cannot be made") from error
-    probe = path / f".twinprobe.{secrets.token_hex(4)}.part"
+    sweep(path)
+    probe = path / temporary_name("twinprobe")
     try:
         probe.touch(exist_ok=False)
-        probe.unlink()
     except OSError as error:
         raise _unwritable(path, error, what="the output folder cannot be written to") from error
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    if remote(path) is not None:
+        _PREPARED.add(str(path))
     return path
 
 
@@ -117,9 +182,9 @@ def _system_error(error: BaseException) -> OSError | None:
     found = _OS_ERROR.search(str(error))
     if isinstance(error, OSError) and (error.errno is not None or found is None):
         return error
-    if found is None or not isinstance(error, Exception):
+    number = _SQLITE_ERRORS.get(str(error), 0) if found is None else int(found[1])
+    if not number or not isinstance(error, Exception):
         return None
-    number = int(found[1])
     return OSError(number, os.strerror(number))
 
 

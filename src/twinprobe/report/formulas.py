@@ -27,7 +27,10 @@ _HARMLESS = re.compile(HARMLESS)
 
 def guarded(column: pl.Series) -> pl.Series:
     """The column with an apostrophe before each piece of a text that begins like a formula."""
-    texts = column.unique()
+    import polars as pl
+
+    # Most cells are numbers, and reading one as a number is far cheaper than two regular expressions.
+    texts = column.filter(column.str.strip_suffix("%").cast(pl.Float64, strict=False).is_null()).unique()
     return _mapped(column, texts.filter(texts.str.contains(_SUSPECT) & ~texts.str.contains(HARMLESS)), _guard)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MOST_ROWS = 64
+_PARTS = re.compile(r"/(?:mode=\w+/)?step=\d+/rank=\d+/")
 
 
 def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
@@ -33,11 +35,20 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     console.print(table)
     if len(summaries) > _MOST_ROWS:
         console.print(f"... and {len(summaries) - _MOST_ROWS} more ranks")
-    for note in dict.fromkeys(note for summary in summaries for note in summary.notes):
+    notes = list(dict.fromkeys(note for summary in summaries for note in summary.notes))
+    for note in notes[:_MOST_ROWS]:
         console.print(f"[yellow]warning:[/yellow] {escape(visible(note))}")
-    folders = dict.fromkeys(path.rpartition("/")[0] or "." for summary in summaries for path in summary.files)
+    if len(notes) > _MOST_ROWS:
+        console.print(f"... and {len(notes) - _MOST_ROWS} more warnings: see the summary")
+    folders = dict.fromkeys(_folder(path) for summary in summaries for path in summary.files)
     for folder in folders:
         console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
+
+
+def _folder(path: str) -> str:
+    """The folder that a person opens: of a part of a dataset, the dataset."""
+    found = _PARTS.search(path)
+    return path[: found.start()] if found else path.rpartition("/")[0] or "."
 
 
 def _worst_first(summaries: Sequence[Summary]) -> list[Summary]:

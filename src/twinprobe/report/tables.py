@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from twinprobe.report.formulas import guarded, unguarded
 from twinprobe.report.kinds import RELATIVE_ERROR, STATISTICS, as_texts
 from twinprobe.report.names import part_name
 from twinprobe.report.text import json_bytes
+from twinprobe.scale.engine import cores
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,18 +46,21 @@ def csv_parts(table: pl.DataFrame, path: Path, *, rows_per_file: int = ROWS_PER_
 
 def fill_csv(table: pl.DataFrame, path: Path) -> None:
     """Write csv to exactly this path."""
+    with ThreadPoolExecutor(cores()) as pool:
+        columns = list(pool.map(_spelled, table))
+    table.select(columns).write_csv(path)
+
+
+def _spelled(column: pl.Series) -> pl.Series:
+    """A column as its cells stand in a csv file."""
     import polars as pl
 
-    columns = []
-    for name in table.columns:
-        column = table[name]
-        if column.dtype == pl.String:
-            column = guarded(column)
-        if name in STATISTICS and column.is_in(list(_INFINITIES)).any():
-            # The known form: a blank keeps spreadsheets from reading -inf as a formula.
-            column = column.replace(_INFINITIES)
-        columns.append(as_texts(column))
-    table.select(columns).write_csv(path)
+    if column.dtype == pl.String:
+        column = guarded(column)
+    if column.name in STATISTICS and column.is_in(list(_INFINITIES)).any():
+        # The known form: a blank keeps spreadsheets from reading -inf as a formula.
+        column = column.replace(_INFINITIES)
+    return as_texts(column)
 
 
 def read_csv(path: Path) -> pl.DataFrame:

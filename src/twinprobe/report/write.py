@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from twinprobe.errors import BadInput
 from twinprobe.report.atomic import Staging, prepare_folder
-from twinprobe.report.html import fill_html
 from twinprobe.report.tables import csv_parts, fill_csv, fill_json, fill_parquet
-from twinprobe.report.xlsx import fill_xlsx
 
 if TYPE_CHECKING:
     import polars as pl
@@ -49,6 +47,8 @@ def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, f
 
 def _fill(name: str, table: pl.DataFrame, summary: Summary, path: Path) -> None:
     if name == "xlsx":
+        from twinprobe.report.xlsx import fill_xlsx
+
         fill_xlsx(table, path)
     elif name == "csv":
         fill_csv(table, path)
@@ -57,4 +57,6 @@ def _fill(name: str, table: pl.DataFrame, summary: Summary, path: Path) -> None:
     elif name == "json":
         fill_json(table, summary, path)
     else:
+        from twinprobe.report.html import fill_html
+
         fill_html(table, summary, path)

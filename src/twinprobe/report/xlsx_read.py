@@ -263,7 +263,8 @@ def _sheets(archive: zipfile.ZipFile) -> list[str]:
 @contextmanager
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        # Of a remote workbook only the members that are read are fetched.
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 if info.file_size > LARGEST_MEMBER:
                     raise _damaged(path, f"claims {info.file_size >> 30} GiB for {info.filename!r}")

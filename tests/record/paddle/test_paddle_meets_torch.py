@@ -15,7 +15,7 @@ def test_every_forward_pair_agrees_within_rounding(tmp_path: Path) -> None:
 
     record("paddle", tmp_path / "run")
     comparison = compared(tmp_path / "run", DATA / "torch", "paddle_torch.yaml")
-    assert_forward_agrees(comparison, calls=21, parts=("input", "output"))
+    assert_forward_agrees(comparison, calls=21, parts=("input", "output", "parameters"))
 
 
 def test_a_planted_fault_is_found(tmp_path: Path) -> None:

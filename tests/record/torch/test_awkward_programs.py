@@ -27,6 +27,8 @@ def scaled_and_accumulated(watch: Watch) -> list[torch.Tensor]:
     """A gradient scaler, several backward passes per step, and gradient clipping."""
     model = Residual()
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this torch scales no gradients on the host")
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with watch(model):
         for _ in range(2):

@@ -89,10 +89,13 @@ def test_rarer_collectives_and_early_imports_are_recorded_once(tmp_path: Path) -
         return [name.split(".")[1] for name in data if name.startswith("Distributed")]
 
     rest = ["reduce", "gather", "scatter", "all_to_all_single", "reduce_scatter_tensor"]
-    assert called(zero) == ["all_reduce", "isend", *rest]
-    assert called(one) == ["all_reduce", "irecv", *rest]
-    reduced = zero["Distributed.all_reduce.0.forward"]
-    assert (reduced["input_args"][0]["Max"], reduced["output"][0]["Max"]) == (1.0, 3.0)
+    # An older PyTorch does not tell anybody of a function that was imported before the recorder came.
+    early = ["all_reduce"] if hasattr(torch.distributed.distributed_c10d, "has_torch_function") else []
+    assert called(zero) == [*early, "isend", *rest]
+    assert called(one) == [*early, "irecv", *rest]
+    if early:
+        reduced = zero["Distributed.all_reduce.0.forward"]
+        assert (reduced["input_args"][0]["Max"], reduced["output"][0]["Max"]) == (1.0, 3.0)
     assert [part["Max"] for part in zero["Distributed.gather.0.forward"]["output"][1]] == [0.0, 1.0]
     scattered = one["Distributed.scatter.0.forward"]
     assert (scattered["input_args"][0], scattered["output"][0]["Max"]) == (None, 1.0)
@@ -114,6 +117,8 @@ def test_data_parallel_training_is_bit_identical(tmp_path: Path, plain_training:
 
 
 def test_a_sharded_tensor_shows_its_layout_and_its_own_part(tmp_path: Path) -> None:
+    if not hasattr(pytest.importorskip("torch.distributed.tensor"), "DTensor"):
+        pytest.skip("this torch has no public DTensor")
     start_ranks("dtensor", tmp_path)
     data = data_of(tmp_path / "dump", 1)
     sharded = data["Module.0.Identity.forward.0"]["input_args"][0]

@@ -11,12 +11,14 @@ from twinprobe.record.stacks import Stack
 
 @dataclass(slots=True, eq=False)
 class ModuleInfo:
-    """A watched module and the front of its names: ``Cell.layers.0.Dense.``."""
+    """A watched module and the front of its names: ``Cell.layers.0.Dense.``. API calls inside a closed one are not
+    recorded."""
 
     module: Any
     prefix: str
     whole: bool = False
     compiled: bool = False
+    closed: bool = False
 
 
 class ModuleCall:

@@ -33,7 +33,7 @@ class HostRows:
     def row(self, array: NDArray[Any], dtype: str) -> Row:
         """Measure an array of storage elements; ``dtype`` says what they mean."""
         row = Row()
-        if not array.size or dtype not in STORAGE:
+        if not array.size or dtype not in STORAGE or not self.wanted:
             return row
         self._count_towards_kernels()
         flat = np.ascontiguousarray(array).reshape(-1)

@@ -96,7 +96,7 @@ class ModuleWatch:
 
     def _record(self, info: ModuleInfo, original: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         recorder = self._recorder
-        in_api, recorder.in_api, recorder.busy = recorder.in_api, False, True
+        in_api, recorder.in_api, recorder.busy = recorder.in_api, info.closed, True
         call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
         self.calls.append(call)
         try:

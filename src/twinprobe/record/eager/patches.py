@@ -22,6 +22,7 @@ class Patches:
         self._wrappers: dict[tuple[int, str], tuple[Site, Any]] = {}
         self._by_original: dict[int, Any] = {}
         self._scanned: dict[str, int] = {}
+        self._known: dict[int, set[str]] = {}
         self._modules = 0
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
@@ -97,10 +98,13 @@ class Patches:
             if self._scanned.get(module_name) == len(names) and module_name != "__main__":
                 continue
             self._scanned[module_name] = len(names)
-            known = {name for where, name, _, _ in self._names if where is names}
+            if self._by_original.keys().isdisjoint(map(id, list(names.values()))):
+                continue
+            known = self._known.setdefault(id(names), set())
             for name, value in list(names.items()):
                 wrapper = self._by_original.get(id(value))
                 if wrapper is not None and name not in known:
+                    known.add(name)
                     self._names.append((names, name, value, wrapper))
 
 

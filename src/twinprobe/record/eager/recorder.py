@@ -34,15 +34,19 @@ class EagerRecorder:
 
     deferred = False
 
-    def __init__(self, config: RecordConfig, make_adapter: Callable[[HostRows], Adapter]) -> None:
+    def __init__(
+        self,
+        config: RecordConfig,
+        make_adapter: Callable[[HostRows], Adapter],
+        make_engine: Callable[[RecordConfig, Any], Engine] = Engine,
+    ) -> None:
         structure = config.task == "structure"
-        digest = None if config.summary_mode == "statistics" or structure else config.summary_mode
         self.config = config
-        self.rows = HostRows(values=config.summary_mode != "xor" and not structure, digest=digest)
+        self.rows = HostRows(values=config.measures, digest=config.digest)
         self.adapter = make_adapter(self.rows)
         self.name, self.tensor_suffix = self.adapter.name, self.adapter.tensor_suffix
         self.subfolder = ""
-        self.engine = Engine(config, self)
+        self.engine = make_engine(config, self)
         self.capture = Capturer(self._value)
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure
@@ -61,6 +65,7 @@ class EagerRecorder:
         package = self.adapter.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)
         self._thread = 0
+        self.records_apis = config.level in {"L1", "mix"}
         self._handles: list[Any] = []
         self._keep_all = config.task == "tensor"
         self._parents: dict[str, str | None] = {}
@@ -107,7 +112,7 @@ class EagerRecorder:
             self._handles += self.adapter.pass_hooks(self._pass_begins, self._pass_ends)
             self._handles += self.adapter.use_hooks()
         self.modules.attach()
-        if level in {"L1", "mix"}:
+        if self.records_apis:
             self._handles += self.adapter.suspend_hooks(self.patches.aside, self.patches.back)
             self._handles += self.adapter.call_hooks(models)
             self.patches.attach(self.adapter.sites())

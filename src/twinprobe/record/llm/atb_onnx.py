@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from twinprobe.record.llm.folders import write_whole
 from twinprobe.runs.llm_tree import OpNode, read_topology
 
 _IR_VERSION, _OPSET = 8, 13
@@ -22,7 +23,7 @@ def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
     graph += b"".join(_field(12, _text(1, name)) for name in tree.outputs)
     model = _number(1, _IR_VERSION) + _text(2, "twinprobe") + _field(7, graph) + _field(8, _number(2, _OPSET))
     target = path.with_suffix(".onnx")
-    target.write_bytes(model)
+    write_whole(target, lambda place: place.write_bytes(model), sync=True)
     return target
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from twinprobe.errors import BadInput
+from twinprobe.record.llm.folders import write_whole
 
 _LINE = re.compile(r"\s*\[(?P<name>[^\]]+)\]\s*:(?P<values>.*)")
 _PAIR = re.compile(r"\s*([^:,]+?)\s*:\s*([^,]*?)\s*(?:,|$)")
@@ -28,9 +29,13 @@ def profiling_to_csv(path: Path) -> Path:
         rows.setdefault(match["name"], {}).update({front + key: value for key, value in values.items()})
     columns = sorted({key for row in rows.values() for key in row})
     target = path.with_suffix(".csv")
-    with target.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ["opname", *columns], restval="")
-        writer.writeheader()
-        writer.writerows({"opname": name, **row} for name, row in rows.items())
+
+    def write(place: Path) -> None:
+        with place.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, ["opname", *columns], restval="")
+            writer.writeheader()
+            writer.writerows({"opname": name, **row} for name, row in rows.items())
+
+    write_whole(target, write, sync=True)  # before the only other copy goes
     path.unlink()
     return target

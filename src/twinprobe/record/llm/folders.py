@@ -183,11 +183,14 @@ def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -
         writer.writerows(rows)
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name, then rename."""
+def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = False) -> None:
+    """Write under a temporary name, then rename; with ``sync`` once it is on the disk."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         write(temporary)
+        if sync:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -196,7 +199,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file, whole or not at all."""
-    write_whole(path, lambda temporary: temporary.write_text(json.dumps(document), encoding="utf-8"))
+    write_whole(path, lambda temporary: temporary.write_text(json.dumps(document), encoding="utf-8"), sync=True)
 
 
 def _save(path: Path, payload: Any, save: SaveTensor) -> None:

@@ -193,7 +193,7 @@ class LlmRecorder(TorchRecorder):
         folder.mkdir(mode=0o750, exist_ok=True)
         for name, parameter in self.model.named_parameters():
             if self.wanted.wants_name(f"{ROOT}.{name}"):
-                write_whole(folder / f"{ROOT}.{name}.pth", partial(_save, parameter.detach().cpu().clone()))
+                write_whole(folder / f"{ROOT}.{name}.pth", partial(_save, parameter.detach().cpu().clone()), sync=True)
 
 
 def _save(tensor: torch.Tensor, path: Path) -> None:

@@ -15,6 +15,7 @@ from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
 from twinprobe.record.eager.patches import Replaced, around
 from twinprobe.record.eager.recorder import EagerRecorder, check_models
+from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE
 from twinprobe.record.mindspore.compiled import around_compilation, warn_of, watched_cells
 from twinprobe.record.mindspore.nodes import NodeGraph
@@ -142,8 +143,18 @@ class MindSporeAdapter:
         return [Replaced(type(executor), "grad", around(begin, end))]
 
     def call_hooks(self, models: list[Any]) -> Iterable[Any]:
-        """Primitives kept by cells."""
-        return list(self._primitives.replaced(models, self.recorder))
+        """Primitives, and arrays of the tensors' own memory."""
+        self.tensors.next_step()
+        arrays = [
+            Replaced(ms.Tensor, name, around(self._array_taken, _nothing))
+            for name in ("asnumpy", "numpy", "__array__", "__dlpack__")
+            if hasattr(ms.Tensor, name)
+        ]
+        return [*self._primitives.replaced(models, self.recorder), *arrays]
+
+    def _array_taken(self) -> None:
+        if not self.recorder.busy:
+            self.tensors.array_taken()
 
     def use_hooks(self) -> Iterable[Any]:
         return []
@@ -161,13 +172,17 @@ class MindSporeAdapter:
         save_array(payload, stream)
 
 
-def make_recorder(config: RecordConfig) -> EagerRecorder:
+def _nothing() -> None:
+    """Afterwards there is nothing to do."""
+
+
+def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> EagerRecorder:
     """A recorder of MindSpore programs."""
-    recorder = EagerRecorder(config, MindSporeAdapter)
+    recorder = EagerRecorder(config, MindSporeAdapter, make_engine)
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder
     adapter.graph.guard = adapter.aliases.guard = recorder.hearing
     adapter.graph.outermost = lambda: not recorder.modules.calls
-    adapter.tensors.reuse = config.level in {"L1", "mix"}
+    adapter.tensors.reuse = recorder.records_apis  # elsewhere nobody watches the functions that write
     return recorder

@@ -132,8 +132,19 @@ class PrimitiveSites:
 
     def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
         """Stand before ``__call__`` of each class; yields handles with remove()."""
-        for kind in self.learn(models):
+        for kind in self.learn(models) | writing_primitives():
             yield _PrimitiveCall(kind, self._apis, recorder)
+
+
+def writing_primitives() -> set[type]:
+    """The classes of primitives that change an argument, wherever a program keeps one."""
+    found, waiting = set(), [ops.Primitive]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if writes_in_place(kind.__name__):
+            found.add(kind)
+    return found
 
 
 class _PrimitiveCall:
@@ -141,11 +152,14 @@ class _PrimitiveCall:
         self._kind: Any = kind
         self._own = vars(kind).get("__call__")
         original = self._kind.__call__
+        writes = writes_in_place(kind.__name__)
 
         @functools.wraps(original)
         def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
             known = apis.get(id(primitive))
             if known is None or recorder.busy or recorder.in_api or not recorder.listening():
+                if writes and not recorder.busy:
+                    recorder.adapter.forget()
                 return original(primitive, *args, **kwargs)
             return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
 

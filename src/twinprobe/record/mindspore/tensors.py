@@ -53,12 +53,24 @@ class Reading:
 
 class MindSporeTensors:
     """Notes tensors. MindSpore keeps no version of a tensor's content, so a row is used again only while ``reuse``
-    says that every write is seen, and never for a parameter."""
+    says that every write is seen, and never for a parameter. Where a program has an array of a tensor's own memory,
+    nobody sees what it writes there: no row is used again until the next step."""
 
     def __init__(self, rows: HostRows) -> None:
         self._rows = rows
         self._known: dict[int, tuple[weakref.ref[Any], Row]] = {}
         self.reuse = False
+        self._shared = False
+
+    def array_taken(self) -> None:
+        """The program holds memory of some tensor now."""
+        self._shared = True
+        self._known.clear()
+
+    def next_step(self) -> None:
+        """Tensors of the last step are gone."""
+        self._shared = False
+        self._known.clear()
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
@@ -86,7 +98,7 @@ class MindSporeTensors:
         return row
 
     def _remember(self, tensor: Any, row: Row) -> None:
-        if self.reuse and not isinstance(tensor, ms.Parameter):
+        if self.reuse and not self._shared and not isinstance(tensor, ms.Parameter):
             if len(self._known) >= _PURGE_AT:
                 self._known.clear()
             self._known[id(tensor)] = (weakref.ref(tensor), row)

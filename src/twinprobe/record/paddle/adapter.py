@@ -13,6 +13,7 @@ from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
 from twinprobe.record.eager.patches import Patches, Replaced, around
 from twinprobe.record.eager.recorder import EagerRecorder, check_models
+from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE
 from twinprobe.record.paddle.gradients import UseGraph, UseWatch
 from twinprobe.record.paddle.operations import CustomLayers, Operations
@@ -156,9 +157,9 @@ def is_static(layer: Any) -> bool:
     return type(layer.forward).__name__ in {"StaticFunction", "SymbolicStaticFunction", "ASTStaticFunction"}
 
 
-def make_recorder(config: RecordConfig) -> EagerRecorder:
+def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> EagerRecorder:
     """A recorder of Paddle programs."""
-    recorder = EagerRecorder(config, PaddleAdapter)
+    recorder = EagerRecorder(config, PaddleAdapter, make_engine)
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder

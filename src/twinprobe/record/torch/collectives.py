@@ -60,11 +60,14 @@ class Collectives:
         """Put wrappers in place of the public names."""
         if not torch.distributed.is_available():
             return
-        for name in sorted(set(COLLECTIVE_NAMES.values()) - _COMPARED):
+        # Before collectives told the function mode of themselves, nobody but a wrapper sees these two.
+        seen = _COMPARED if hasattr(torch.distributed.distributed_c10d, "has_torch_function") else frozenset[str]()
+        for name in sorted(set(COLLECTIVE_NAMES.values()) - seen):
             original = getattr(torch.distributed, name, None)
             if original is not None:
+                wrapper = self._wrapper(name, original)
                 self._originals.append((torch.distributed, name, original))
-                setattr(torch.distributed, name, self._wrapper(name, original))
+                setattr(torch.distributed, name, _Equal(original, wrapper) if name in _COMPARED else wrapper)
 
     def detach(self) -> None:
         """Put the originals back."""
@@ -138,6 +141,24 @@ class Collectives:
         if name == "isend" and outputs:
             outputs[0] = None
         return outputs
+
+
+class _Equal:
+    """A wrapper that passes for what it wraps when the two are compared."""
+
+    def __init__(self, original: Any, wrapper: Any) -> None:
+        functools.update_wrapper(self, original)
+        self._original = original
+        self._wrapper = wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._wrapper(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._original
+
+    def __hash__(self) -> int:
+        return hash(self._original)
 
 
 def as_written(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -23,9 +23,14 @@ def has_fast_path(module: nn.Module) -> bool:
 
 def leaves_fast_path(module: nn.Module) -> bool:
     """Whether a call made now would have taken the fast path: no training, no gradients, not switched off."""
-    if module.training or not torch.backends.mha.get_fastpath_enabled():
+    if module.training or not _is_switched_on():
         return False
     return not (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()))
+
+
+def _is_switched_on() -> bool:
+    switch = getattr(torch.backends, "mha", None)  # torch 2.2 has none
+    return switch is None or bool(switch.get_fastpath_enabled())
 
 
 class FastPaths:
@@ -47,7 +52,7 @@ class FastPaths:
                 f"{path}.{type(module).__name__}".lstrip("."): module
                 for model in models
                 for path, module in model.named_modules()
-                if has_fast_path(module) and not module.training and torch.backends.mha.get_fastpath_enabled()
+                if has_fast_path(module) and not module.training and _is_switched_on()
             }
         )
 

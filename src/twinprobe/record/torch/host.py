@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinprobe.measure.blocks import BLOCK
 from twinprobe.measure.engine import KERNEL_BYTES, engine_for
-from twinprobe.measure.statistics import Statistics, crc32, statistics, xor64
+from twinprobe.measure.statistics import FLOATS, Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 # numpy lacks these element types; their bits travel in an integer of the same width.
@@ -33,6 +34,7 @@ _NATIVE = frozenset(
     }
 )
 _names: dict[torch.dtype, str] = {}
+_widths = {getattr(torch, name): width for name, width in FLOATS.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -97,6 +99,11 @@ def host_statistics(tensor: torch.Tensor) -> Statistics | None:
     """Statistics of a detached host tensor of any layout of strides."""
     _count_towards_kernels()
     dense, repeats = packed(tensor)
+    width, size = _widths.get(tensor.dtype, 0), dense.numel()
+    if width and size <= BLOCK and not (address := dense.data_ptr()) % width:
+        values = statistics_at(dtype_name(tensor.dtype), address, size)
+        if values is not None:
+            return repeated(values, repeats)
     host = host_tensor(dense)
     return None if host is None else repeated(statistics(host), repeats)
 

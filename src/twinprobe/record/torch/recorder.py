@@ -41,12 +41,12 @@ class TorchRecorder:
     name = "pytorch"
     tensor_suffix = ".pt"
 
-    def __init__(self, config: RecordConfig) -> None:
+    def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         structure = config.task == "structure"
-        digest = None if config.summary_mode == "statistics" or structure else config.summary_mode
+        digest = config.digest
         self.config = config
-        self.engine = Engine(config, self)
-        self.book = TensorBook(values=config.summary_mode != "xor" and not structure, digest=digest)
+        self.engine = make_engine(config, self)
+        self.book = TensorBook(values=config.measures, digest=digest)
         self.values = TorchValues(self.book, digest)
         self.capture = Capturer(self.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), self.values.tensor))
         self.graph = Graph(self)

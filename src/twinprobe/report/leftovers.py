@@ -1,0 +1,121 @@
+"""Temporary names say whose they are, so that the next command can clear away what a killed one has left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from contextlib import suppress
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+from twinprobe.report.text import visible
+
+logger = logging.getLogger("twinprobe.report")
+_OWNER = r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d{1,10})-[0-9a-f]{8}"
+_TEMPORARY = re.compile(rf"\..*\.{_OWNER}\.part", re.DOTALL)
+_CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
+_LONGEST_NAME = 180
+_MOST_SHOWN = 3
+
+
+def temporary_name(name: str) -> str:
+    """A hidden name for what will be ``name``, of this process and no other."""
+    short = name.encode("utf-8", "surrogateescape")[:_LONGEST_NAME].decode("utf-8", "ignore")
+    return f".{short}.{owner()}.part"
+
+
+def claim_name(stamp: str) -> str:
+    """The name of the file by which a command keeps a timestamp to itself; it holds the owner."""
+    return f".twinprobe-{stamp}.claim"
+
+
+def owner() -> str:
+    """This process, as temporary names and claims tell of it, with a number that no other name has."""
+    return f"{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what dead processes of this machine have left half written in a folder, and say so.
+
+    Whether a process of another machine still lives cannot be seen from here: its files are named and kept.
+    """
+    removed, foreign = [], []
+    for name in _names(folder):
+        found = _TEMPORARY.fullmatch(name)
+        if _CLAIM.fullmatch(name):
+            found = re.fullmatch(_OWNER, _content(folder / name))
+        if found is None:
+            continue
+        if found["machine"] != _machine():
+            foreign.append(name)
+        elif not _alive(int(found["pid"])) and _remove(folder / name):
+            removed.append(name)
+    if removed:
+        logger.warning("%s: removed what a killed command left half written: %s", _shown(folder), _listed(removed))
+    if foreign:
+        logger.warning(
+            "%s: a command on another machine, or before a restart, has not finished: %s "
+            "(kept; delete it if no such command runs any more)",
+            _shown(folder),
+            _listed(foreign),
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _content(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(100).decode("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def _remove(path: Path) -> bool:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Where process numbers mean what they mean here: this host since its start, and this container's own numbers."""
+    parts = [os.fsencode(socket.gethostname())]
+    with suppress(OSError):  # where there is no /proc, the name of the host has to do
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+        parts.append(bytes(Path("/proc/self/ns/pid").readlink()))
+    return sha256(b"\0".join(parts)).hexdigest()[:8]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
+
+
+def _shown(path: Path) -> str:
+    return visible(str(path))
