@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,12 @@ GOAL = 0.5
 SMALL = 2 << 20
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="bandwidth of the tensor kernels against numpy.sum")
     parser.add_argument("--mib", type=int, default=256, help="size of one large tensor in MiB")
     parser.add_argument("--pairs", type=int, default=500, help="number of 2 MiB pairs")
     parser.add_argument("--repeat", type=int, default=20, help="rounds, of which the best counts")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     print(f"{core_count()} cores, numpy {np.__version__}; GB/s over the bytes of both sides, best of {options.repeat}")
     print(f"{'work':<34}{'numpy.sum':>10}{'ours':>10}{'ratio':>8}{'cores':>8}")
     announce(1 << 40)

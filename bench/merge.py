@@ -10,6 +10,7 @@ import resource
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -84,7 +85,7 @@ class PeakMemory:
             self.peak = max(self.peak, sum(sizes))
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--rows", type=int, default=50_000)
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument("--form", choices=("csv", "xlsx", "parquet"), default="csv")
     parser.add_argument("--api", default="Distributed")
     parser.add_argument("--workers", type=int)
-    asked = parser.parse_args()
+    asked = parser.parse_args(argv)
     write = {"csv": write_csv, "xlsx": write_xlsx, "parquet": write_parquet}[asked.form]
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "results")

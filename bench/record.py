@@ -3,6 +3,8 @@
     PYTHONPATH=src python bench/record.py                          # CUDA if there is one, else a small model on the CPU
     PYTHONPATH=src python bench/record.py --rival /path/to/site-packages-of-the-other-tool
     PYTHONPATH=src python bench/record.py --profile mix            # only this case, and where its time goes
+    PYTHONPATH=src python bench/record.py --mindspore PYTHON [--mindspore-rival DIR] --paddle PYTHON
+                                                                   # these too, by interpreters that have them
 
 Needs torch, numpy and (on CUDA) triton. The other tool is taken from the given folders and needs no installation.
 Two numbers per case: the step itself (start() to step(), device synchronised), and the time per step of several steps
@@ -19,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -262,7 +265,7 @@ def show(case: str, tool: str, result: dict[str, Any]) -> None:
     )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What recording a training step costs.")
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default, choices=("cuda", "cpu"))
@@ -273,11 +276,24 @@ def main() -> None:
     parser.add_argument("--scratch", default=tempfile.gettempdir(), help="where dumps go while measuring")
     parser.add_argument("--timeout", type=int, default=60, help="seconds per case")
     parser.add_argument("--profile", metavar="CASE", help="run this case only and print where its time goes")
+    parser.add_argument("--mindspore", metavar="PYTHON", help="interpreter with MindSpore: measure it as well")
+    parser.add_argument("--mindspore-rival", action="append", default=[], metavar="DIR", help="the other tool for it")
+    parser.add_argument("--paddle", metavar="PYTHON", help="interpreter with PaddlePaddle: measure it as well")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.worker:
         worker(arguments)
         return
+    measure_torch(arguments)
+    rivals = [word for folder in arguments.mindspore_rival for word in ("--rival", folder)]
+    for framework, python, more in (("mindspore", arguments.mindspore, rivals), ("paddle", arguments.paddle, [])):
+        if python:
+            print(flush=True)
+            script = str(Path(__file__).with_name("record_frameworks.py"))
+            subprocess.run([python, script, framework, *more], check=False)
+
+
+def measure_torch(arguments: argparse.Namespace) -> None:
     size = BIG if arguments.device == "cuda" else SMALL
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{os.cpu_count()} cores"
     print(f"torch {torch.__version__}, {arguments.device} ({name}), {size}")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +174,10 @@ def worker(framework: str, tool: str, case: str, steps: int, rival: list[str]) -
 
         for _ in range(3):
             step()
-        plain = min(timed(step) for _ in range(max(steps, 9)))
         recorded()
-        full = min(timed(recorded) for _ in range(steps))
+        # In turns, so that whatever else the machine does disturbs both alike.
+        times = [(timed(step), timed(recorded)) for _ in range(steps)]
+        plain, full = (min(column) for column in zip(*times, strict=True))
         index = next(Path(folder).rglob("dump.json"))
         entries = len(json.loads(index.read_text(encoding="utf-8"))["data"])
         print("RESULT " + json.dumps({"plain": plain, "recorded": full, "entries": entries}), flush=True)
@@ -186,9 +187,12 @@ def run_case(framework: str, tool: str, case: str, arguments: argparse.Namespace
     command = [sys.executable, __file__, framework, "--worker", tool, case, "--steps", str(arguments.steps)]
     command += [part for folder in arguments.rival for part in ("--rival", folder)]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOG_v": "3"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **threads}
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **threads}
+        )
+    except subprocess.TimeoutExpired as late:
+        return f"failed: not done after {late.timeout:.0f} s"
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             found = json.loads(line[7:])
@@ -197,7 +201,7 @@ def run_case(framework: str, tool: str, case: str, arguments: argparse.Namespace
     return "failed: " + " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="What recording a training step costs.")
     parser.add_argument("framework", choices=("mindspore", "paddle"))
     parser.add_argument("--cases", default=",".join(CASES))
@@ -205,7 +209,7 @@ def main() -> None:
     parser.add_argument("--rival-cases", default="L0,L1,mix")
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.worker:
         worker(arguments.framework, *arguments.worker, arguments.steps, arguments.rival)
         return

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,12 @@ def _first_visit(page: Any, url: str) -> dict[str, Any]:
     return times
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Make the files, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--keep", type=Path, help="folder for the files, kept for another run")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         base = args.keep or Path(temporary)
         for name, ours in (("ours", True), ("msprobe", False)):

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from twinprobe.compare.llm_job import LlmRequest, compare_dumps  # noqa: E402
 from twinprobe.errors import BadInput  # noqa: E402
 from twinprobe.llm import DumpConfig, register_hook  # noqa: E402
+from twinprobe.record.llm.folders import device_folder  # noqa: E402
 from twinprobe.runs.llm_dump import open_llm_dump  # noqa: E402
 from twinprobe.runs.tensor_files import open_tensor  # noqa: E402
 
@@ -150,6 +151,16 @@ def test_the_msit_layout_by_choice(model: Model, tmp_path: Path) -> None:
     relative = handle.path.relative_to(tmp_path).parts
     assert relative[0].startswith("msit_dump_20")
     assert relative[1:] == ("torch_tensors", f"cpu_{os.getpid()}")
+
+
+@pytest.mark.parametrize(("device", "name"), [("npu3", "{}_npu3"), ("cuda1", "{}_cuda1"), ("cpu", "{}_cpu")])
+def test_the_folder_is_named_after_process_and_device(tmp_path: Path, device: str, name: str) -> None:
+    assert device_folder(tmp_path, "ait", device)[1] == tmp_path / name.format(os.getpid())
+    second = device_folder(tmp_path, "ait", device)[1]
+    assert second.name == f"{name.format(os.getpid())}-1"
+    top, newer = device_folder(tmp_path, "msit", device)
+    assert newer == top / "torch_tensors" / f"{device}_{os.getpid()}"
+    assert top.name.startswith("msit_dump_")
 
 
 def test_observing_changes_nothing_and_removal_leaves_nothing(model: Model, tmp_path: Path) -> None:

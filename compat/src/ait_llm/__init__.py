@@ -7,12 +7,12 @@ from typing import Any
 from msprobe import warn_of_the_real_tool
 from twinprobe.cli.main import main as _main
 
-__all__ = ["DumpConfig", "main", "register_hook"]
+__all__ = ["DumpConfig", "dump_data", "main", "register_hook"]
 
 
 def __getattr__(name: str) -> Any:
     """The recorder is imported on first use: the command alone needs no torch."""
-    if name in ("DumpConfig", "register_hook"):
+    if name in ("DumpConfig", "dump_data", "register_hook"):
         import twinprobe.llm
 
         return getattr(twinprobe.llm, name)

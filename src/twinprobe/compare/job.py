@@ -3,70 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from twinprobe.align.folders import FolderPair, pair_folders
-from twinprobe.align.matcher import MappingOptions, build_matcher
+from twinprobe.align.matcher import build_matcher
+from twinprobe.compare.arrange import arranged, finish, is_large, job_mark, job_name, once, unchanged
 from twinprobe.compare.kernel import is_kernel_folder, refuse_mapping
-from twinprobe.compare.one import Comparison, Options, compare_paths, silent
-from twinprobe.errors import BadInput, TwinProbeError
+from twinprobe.compare.many import Gathered, run_all
+from twinprobe.compare.one import Comparison, Measurer, Options, compare_paths, silent
+from twinprobe.compare.over_ranks import conclude, flat, rank_facts
+from twinprobe.compare.request import Job, Outcome, RankOutcome, Request
+from twinprobe.compare.slices import Cut, TooLarge, cutting, gathering
+from twinprobe.errors import BadInput
 from twinprobe.judge.summary import Summary
-from twinprobe.judge.thresholds import Thresholds
 from twinprobe.report.atomic import prepare_folder
+from twinprobe.report.dataset import write_part
 from twinprobe.report.names import result_stem
 from twinprobe.report.row_log import log_rows
 from twinprobe.report.write import write_reports
 from twinprobe.runs.folders import RunKey
-from twinprobe.runs.run import RUN_FILES
-from twinprobe.scale.engine import spread
+from twinprobe.runs.run import RUN_FILES, TENSOR_FOLDER
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for."""
-
-    target: Path
-    golden: Path
-    output: Path
-    formats: tuple[str, ...] = ("xlsx",)
-    timestamp: str = ""
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    ranks: frozenset[int] | None = None
-    steps: frozenset[int] | None = None
-    workers: int | None = None
-    log_rows: bool = False
-    mapping: MappingOptions = field(default_factory=MappingOptions)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One pair of run files and where its results go."""
-
-    target: Path
-    golden: Path
-    output: Path
-    label: str
-    key: RunKey
-    request: Request
-
-    @property
-    def name(self) -> str:
-        """The rank as people know it: rank0, step1/rank0; empty for two files."""
-        return str(self.key.subfolder / self.label) if self.label else ""
-
-
-@dataclass
-class Outcome:
-    """What was compared and what could not be."""
-
-    summaries: list[Summary]
-    failures: list[str]
-    notes: list[str]
+__all__ = ["Job", "Outcome", "Request", "compare_job", "plan", "run_all", "run_job", "run_request", "work_size"]
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -78,30 +37,32 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         return run_kernel_request(request, advance)
     jobs, notes = plan(request)
     prepare_folder(request.output)
-    if len(jobs) == 1:
-        return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], [], notes)
-    summaries, failures = run_all(run_job, jobs, request, advance)
-    return Outcome(list(summaries.values()), failures, notes)
+    with arranged(request, jobs, "compare") as (jobs, told):
+        notes += told
+        if not is_large(request, jobs):
+            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], [], notes)
+
+        def interrupted(gathered: Gathered) -> None:
+            conclude(request, jobs, gathered, notes)
+
+        gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
+        outcome = conclude(request, jobs, gathered, notes)
+        finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
+    return outcome
 
 
-def run_all(
-    function: Callable[[Item], Result],
-    jobs: Sequence[Item],
-    request: Request,
-    advance: Callable[[str, int, int], None],
-) -> tuple[dict[int, Result], list[str]]:
-    """Run every job on the workers; return results by job number, in order, and what failed in words."""
-    results: dict[int, Result] = {}
-    failures: list[str] = []
-    for done, (at, result) in enumerate(spread(function, jobs, workers=request.workers), start=1):
-        advance("ranks", done, len(jobs))
-        if isinstance(result, TwinProbeError):
-            failures.append(str(result))
-        else:
-            results[at] = result
-    if not results:
-        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
-    return dict(sorted(results.items())), failures
+def work_size(jobs: Sequence[Job]) -> int | None:
+    """About how many bytes are to be read; None where tensors make that hard to say."""
+    total = 0
+    for job in jobs:
+        if (job.target.parent / TENSOR_FOLDER).is_dir():
+            return None
+        for path in (job.target, job.golden):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                continue
+    return total
 
 
 def plan(request: Request) -> tuple[list[Job], list[str]]:
@@ -126,25 +87,57 @@ def plan(request: Request) -> tuple[list[Job], list[str]]:
 
 
 def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comparison:
-    """Compare one pair as the request asks."""
+    """Compare one pair as the request asks; TooLarge where it is to be cut into slices first."""
     wanted = replace(job.request.mapping, output=job.output, label=job.label, timestamp=job.request.timestamp)
     match = build_matcher(wanted)
-    prepare_folder(job.output)
-    options = Options(match, job.request.thresholds, progress)
-    return compare_paths(job.target, job.golden, options)
+    if job.formats or wanted.layer is not None:
+        prepare_folder(job.output)
+    options = Options(match, job.request.thresholds, progress, _measurer(job))
+    with unchanged(job.target, job.golden):
+        return compare_paths(job.target, job.golden, options)
+
+
+def _measurer(job: Job) -> Measurer | None:
+    """How the tensors of a job are measured: at once where nothing is spread over workers."""
+    if job.cut is not None:
+        return gathering(job.cut, dict(job.lost))
+    session = job.session
+    if session is None:
+        return None
+    return cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.request.engine.slice_bytes)
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:
-    """Compare one pair and write its results (in a worker process, where there are many)."""
+    """Compare one pair and write its results."""
+    return _carry_out(job, progress)[0].summary
+
+
+def run_rank(job: Job) -> RankOutcome | Cut:
+    """Compare one of many ranks and write its results (in a worker process), or say how it is to be cut."""
+    try:
+        return once(job.session, job_name(job), lambda: job_mark(job), RankOutcome, lambda: _carry_out(job, silent))
+    except TooLarge as large:
+        return large.cut
+
+
+def _carry_out(job: Job, progress: Callable[[int, int], None]) -> tuple[RankOutcome, list[Path]]:
     comparison = compare_job(job, progress)
-    prepare_folder(job.output)
-    stem = result_stem(job.request.timestamp, job.label, debug=comparison.target.single_points)
+    is_debug = comparison.target.single_points
     summary = replace(comparison.summary, rank=job.name)
     table = comparison.table()
     if job.request.log_rows:
         log_rows(table)
-    files = write_reports(table, summary, job.output, stem, job.request.formats)
-    return replace(summary, files=[str(path) for path in files])
+    files: list[Path] = []
+    if job.formats:
+        stem = result_stem(job.request.timestamp, job.label, debug=is_debug)
+        files += write_reports(table, summary, job.output, stem, job.formats)
+    facts = None
+    if job.dataset is not None:
+        facts = rank_facts(comparison, job.place.rank)
+        files += write_part(job.dataset, job.place, table, flat(facts.meetings), debug=is_debug)
+        # The dataset holds them; the search over ranks reads them there.
+        facts = None if is_debug else replace(facts, meetings=())
+    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts), files
 
 
 def _holds_run(folder: Path) -> bool:

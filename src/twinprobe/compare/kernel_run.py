@@ -7,12 +7,11 @@ from pathlib import Path
 
 from twinprobe.errors import DamagedTensor, NothingToCompare
 from twinprobe.measure.statistics import statistics
-from twinprobe.runs.inside import inside
 from twinprobe.runs.kernel_dump import NPY, KernelFolder, KernelRow, read_kernels
 from twinprobe.runs.kernel_statistics import STATISTIC
+from twinprobe.runs.read_ahead import tensor_loaders
 from twinprobe.runs.run import STATISTICS, TENSORS, Run
 from twinprobe.runs.table import INPUT, OUTPUT, POINT, TableBuilder
-from twinprobe.runs.tensor_files import open_tensor
 
 _COLLECTIVES = ("allreduce", "allgather", "reducescatter", "broadcast", "alltoall", "send", "receive", "allsum")
 
@@ -47,8 +46,7 @@ def open_kernel_run(root: Path, folders: list[KernelFolder]) -> KernelRun:
         raise NothingToCompare("holds no kernels: nothing to compare", where=folders[0].path)
     calls, rows = _by_call(rows)
     if kind == NPY:
-        for row in rows:
-            _measure(root, row)
+        _measure(root, rows)
     builder = TableBuilder()
     for at, row in zip(calls, rows, strict=True):
         shown = str(row.source) if kind == NPY else row.name.shown
@@ -92,13 +90,13 @@ def _op_names(calls: list[int], rows: list[KernelRow]) -> list[str]:
     return [names[at] for at in range(len(names))]
 
 
-def _measure(root: Path, row: KernelRow) -> None:
-    assert row.file is not None
-    try:
-        tensor = open_tensor(inside(root, row.file))
-    except DamagedTensor:
-        return  # the comparison of its pair says what is wrong with it
-    found = statistics(tensor)
-    leaf = row.leaf
-    leaf.dtype, leaf.shown_shape = tensor.dtype, str(list(tensor.shape))
-    leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = found.max, found.min, found.mean, found.norm
+def _measure(root: Path, rows: list[KernelRow]) -> None:
+    for row, load in zip(rows, tensor_loaders([(root, str(row.file)) for row in rows]), strict=True):
+        try:
+            tensor = load()
+        except DamagedTensor:
+            continue  # the comparison of its pair says what is wrong with it
+        found = statistics(tensor)
+        leaf = row.leaf
+        leaf.dtype, leaf.shown_shape = tensor.dtype, str(list(tensor.shape))
+        leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = found.max, found.min, found.mean, found.norm

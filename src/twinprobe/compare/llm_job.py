@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.judge.summary import Divergence, Side, Summary
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.runs.llm_dump import LlmDump, Token, open_llm_dump
-from twinprobe.scale.engine import cores, spread
+from twinprobe.scale.engine import AUTO, EngineOptions, cores, spread
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,9 +24,8 @@ if TYPE_CHECKING:
 # Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
 _MANY_ROWS = 6000
 _MANY_BYTES = 256 << 20
-
-ROUNDING = 16.0
-"""Relative errors below this many machine epsilons of the coarser dtype are rounding."""
+# What numpy's calls for a row cost on top, in bytes that it could have measured instead.
+_BYTES_OF_A_ROW = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,9 @@ class LlmRequest:
     level: str | None = None
     mapping: Path | None = None
     algorithms: tuple[str, ...] = ()
-    thresholds: Thresholds = field(default_factory=lambda: Thresholds(rounding=ROUNDING))
+    thresholds: Thresholds = field(default_factory=Thresholds)
     workers: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
     timeout: float = 60.0
 
 
@@ -73,7 +72,8 @@ def compare_dumps(request: LlmRequest, advance: Callable[[str, int, int], None] 
         )  # fmt: skip
     if 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
-    return _joined(request, my, golden, done, [*table.notes, *my.notes, *golden.notes, *notes, *failures])
+    sides = _side(my, request.my), _side(golden, request.golden)
+    return joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *failures])
 
 
 def _try_algorithms(request: LlmRequest) -> None:
@@ -131,21 +131,18 @@ def _run(
     rows = sum(len(job.plan.links) + 2 * len(job.plan.same_names) for job in jobs)
     size = _bytes(jobs[0])
     pays = rows >= _MANY_ROWS or size * len(jobs) >= _MANY_BYTES
-    workers = request.workers or (cores() if pays else 1)
-    threads = workers if len(jobs) < workers else 1
+    asked = request.engine.workers or request.workers
+    workers = asked or (cores() if pays else 1)
+    # Few large tokens gain more from threads than from processes.
+    threads = workers if len(jobs) < workers and not request.engine.wanted else 1
     workers = 1 if threads > 1 else workers
-    ahead = 2 * size * len(jobs) // workers
+    ahead = (2 * size * len(jobs) + rows * _BYTES_OF_A_ROW) // workers
     jobs = [replace(job, threads=threads, bytes_ahead=ahead) for job in jobs]
     results: dict[int, TokenResult | TwinProbeError] = {}
-    try:
-        for at, result in spread(compare_token, jobs, workers=workers):
-            results[at] = result
-            advance("tokens", len(results), len(jobs))
-    except BrokenProcessPool:
-        raise TwinProbeError(
-            f"a worker process died while {len(results)} of {len(jobs)} tokens were compared",
-            hint="it may have run out of memory: try fewer with --workers",
-        ) from None
+    options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
+    for at, result in spread(compare_token, jobs, options=options, name=lambda job: f"token {job.token}"):
+        results[at] = result
+        advance("tokens", len(results), len(jobs))
     return [results[at] for at in range(len(jobs))]
 
 
@@ -161,27 +158,24 @@ def _bytes(job: TokenJob) -> int:
     return total
 
 
-def _joined(
-    request: LlmRequest, my: LlmDump, golden: LlmDump, results: list[TokenResult], notes: list[str]
-) -> LlmComparison:
+def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str]) -> LlmComparison:
+    """One table and one summary of all tokens; the sides are told how many rows they have."""
     from twinprobe.compare.llm_table import numbered
 
     table = numbered([result.table for result in results])
-    verdicts = {name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")}
-    first = _first(results)
     matched, my_only, golden_only = (
         sum(getattr(result, name) for result in results) for name in ("matched", "my_only", "golden_only")
     )
     summary = Summary(
         mode="llm",
-        target=_side(my, request.my, matched + my_only),
-        golden=_side(golden, request.golden, matched + golden_only),
+        target=replace(sides[0], rows=matched + my_only),
+        golden=replace(sides[1], rows=matched + golden_only),
         rows=table.height,
         matched=matched,
         target_only=my_only,
         golden_only=golden_only,
-        verdicts=verdicts,
-        first=first,
+        verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
+        first=_first(results),
         notes=notes,
     )
     return LlmComparison(table, summary)
@@ -197,9 +191,9 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     return None
 
 
-def _side(dump: LlmDump, path: Path, rows: int) -> Side:
+def _side(dump: LlmDump, path: Path) -> Side:
     operators = sum(1 for model in dump.models for _ in model.walk())
-    return Side(str(path), dump.kind, "tensor", "", operators, rows)
+    return Side(str(path), dump.kind, "tensor", "", operators, 0)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:

@@ -16,7 +16,7 @@ from twinprobe.compare.llm_rows import Row
 from twinprobe.errors import DamagedTensor
 from twinprobe.measure.decode import FLOAT32, numbers
 from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.llm_files import Files, TensorFile
+from twinprobe.runs.llm_files import OUTPUT, Files, TensorFile
 from twinprobe.runs.llm_tensor import open_llm_tensor
 
 
@@ -31,6 +31,20 @@ class Store:
 
     def open(self, file: TensorFile) -> HostTensor:
         return open_llm_tensor(self.root, file.file, linked=file.linked)
+
+    def cut_widths(self, file: TensorFile, width: int) -> list[int]:
+        """How an operator beside this tensor's own cuts a tensor of this width: fused q, k and v have three widths."""
+        operator = file.file[len(self.folder) + 1 :].rsplit("/", 2)[0]
+        parent = operator.rpartition("/")[0]
+        for folder, files in self.files.items():
+            if folder.rpartition("/")[0] == parent and "split" in folder.rpartition("/")[2].lower():
+                widths = [shape[-1] for shape in map(self._shape, files) if shape] if len(files) > 1 else []
+                if len(widths) > 1 and sum(widths) == width:
+                    return widths
+        return []
+
+    def _shape(self, file: TensorFile) -> tuple[int, ...]:
+        return self.open(file).shape if file.io == OUTPUT else ()
 
     def shards(self, file: TensorFile) -> list[HostTensor]:
         """The tensor of every card, in their order."""
@@ -98,15 +112,18 @@ def _all_cards(
     store: Store, files: tuple[TensorFile, ...], other: list[HostTensor], *, summed: bool
 ) -> list[HostTensor]:
     if len(files) == 1:
-        return [_joined(store.shards(files[0]), other, summed=summed)]
+        shards = store.shards(files[0])
+        if not summed and len(other) == 1 and shards[0].shape:
+            widths = store.cut_widths(files[0], shards[0].shape[-1])
+            if widths:
+                return [_joined_fused(shards, widths)]
+        return [_joined(shards, other, summed=summed)]
     return [_joined(store.shards(file), other[at : at + 1] or other, summed=summed) for at, file in enumerate(files)]
 
 
 def _joined(shards: list[HostTensor], other: list[HostTensor], *, summed: bool) -> HostTensor:
     """One tensor of all cards: their sum, or their concatenation in the shape of the other side's."""
-    arrays = [numbers(shard.dtype, shard.data, FLOAT32).reshape(shard.shape) for shard in shards]
-    if len({array.shape for array in arrays}) != 1:
-        raise DamagedTensor(f"the cards hold tensors of different shapes: {[array.shape for array in arrays]}")
+    arrays = _arrays(shards)
     whole: NDArray[Any]
     if summed:
         whole = np.add.reduce(arrays)
@@ -115,6 +132,19 @@ def _joined(shards: list[HostTensor], other: list[HostTensor], *, summed: bool) 
     else:
         whole = np.concatenate(arrays, axis=_split_axis(arrays[0].shape, other[0].shape, len(arrays)))
     return HostTensor("float32", whole.shape, np.ascontiguousarray(whole).reshape(-1))
+
+
+def _joined_fused(shards: list[HostTensor], widths: list[int]) -> HostTensor:
+    """Every card's share of a fused projection, which the other side has fused as well."""
+    whole = _joined_parts(_arrays(shards), widths)
+    return HostTensor("float32", whole.shape, np.ascontiguousarray(whole).reshape(-1))
+
+
+def _arrays(shards: list[HostTensor]) -> list[NDArray[Any]]:
+    arrays = [numbers(shard.dtype, shard.data, FLOAT32).reshape(shard.shape) for shard in shards]
+    if len({array.shape for array in arrays}) != 1:
+        raise DamagedTensor(f"the cards hold tensors of different shapes: {[array.shape for array in arrays]}")
+    return arrays
 
 
 def _joined_parts(arrays: list[NDArray[Any]], widths: list[int]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from twinprobe.runs.llm_files import INPUT, OUTPUT, Files, TensorFile
 from twinprobe.runs.llm_tensor import open_llm_header, open_llm_tensor
 from twinprobe.runs.llm_tree import EXECUTION, ORDER, OpNode
 
+_TELLING, _WIDEST = 4096, 16  # elements, and bytes of one at most
 LAYER, MODULE, API, LOGITS = "layer", "module", "api", "logits"
 _MODULES = frozenset({"attention", "mlp"})
 
@@ -106,7 +107,7 @@ class Opened:
     def _shape(self, file: TensorFile) -> tuple[int, ...]:
         if file.file.endswith(".bin"):
             return open_llm_header(self._dump.root, file.file, linked=file.linked).shape
-        return open_llm_tensor(self._dump.root, file.file, linked=file.linked).shape
+        return open_llm_tensor(self._dump.root, file.file, linked=file.linked, enough=0).shape
 
     def _flow_of(self, node: OpNode) -> Flow:
         files = self.files.get(node.folder, ())
@@ -123,11 +124,11 @@ class Opened:
             return None
 
     def _digest(self, file: TensorFile) -> int | None:
-        tensor = open_llm_tensor(self._dump.root, file.file, linked=file.linked)
+        tensor = open_llm_tensor(self._dump.root, file.file, linked=file.linked, enough=_TELLING * _WIDEST)
         if tensor.data.size < 2:
             return None
         # A few thousand elements tell tensors apart; the size goes in as well.
-        head = tensor.data[:4096].tobytes()
+        head = tensor.data[:_TELLING].tobytes()
         return zlib.crc32(head, prod(tensor.shape))
 
 

@@ -37,7 +37,7 @@ class StatisticsSide:
 
     def shape(self, file: TensorFile) -> tuple[int, ...]:
         known = self._recorded.get(file.file)
-        return known.shape if known is not None else open_llm_tensor(self.dump.root, file.file).shape
+        return known.shape if known is not None else open_llm_tensor(self.dump.root, file.file, enough=0).shape
 
     def digest(self, file: TensorFile) -> int:
         """Equal statistics are as good as equal tensors for telling what feeds what."""

@@ -26,11 +26,13 @@ from twinprobe.measure.llm_metrics import SHAPE, Basics, LlmMetrics, measure_llm
 from twinprobe.measure.statistics import statistics
 from twinprobe.runs.llm_files import TensorFile, atb_files, torch_files
 from twinprobe.runs.llm_layout import TORCH
+from twinprobe.runs.places import remote
 
 if TYPE_CHECKING:
     import polars as pl
 
 _LOOK_AHEAD = 4
+_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class TokenResult:
     matched: int
     misshapen: int
     """Matched rows whose sizes differ."""
+    unread: int
+    """Rows with a file that cannot be read."""
     my_only: int
     golden_only: int
     first: Divergence | None
@@ -91,7 +95,11 @@ def compare_token(job: TokenJob) -> TokenResult:
 def _compare(job: TokenJob) -> TokenResult:
     announce(job.bytes_ahead)
     my, golden = job.my.store(), job.golden.store()
-    rows = rows_of(job.plan, my.files, golden.files, job.level)
+    return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
+
+
+def result_of(job: TokenJob, rows: list[Row], my: Store, golden: Store) -> TokenResult:
+    """Measure and judge the rows of a token."""
     algorithms = Algorithms(job.algorithms, timeout=job.timeout) if job.algorithms else None
     try:
         measured = list(_measured(rows, my, golden, algorithms, job.threads))
@@ -105,6 +113,7 @@ def _compare(job: TokenJob) -> TokenResult:
         table,
         matched=sum(bool(row.my and row.golden) for row in rows),
         misshapen=sum(one.metrics is not None and one.metrics.reason == SHAPE for one in measured),
+        unread=sum(bool(one.fault) for one in measured),
         my_only=sum(not row.golden for row in rows),
         golden_only=sum(not row.my for row in rows),
         first=_first(job, rows, measured, judged),
@@ -115,6 +124,8 @@ def _measured(
     rows: Sequence[Row], my: Store, golden: Store, algorithms: Algorithms | None, threads: int
 ) -> Iterator[Measured]:
     jobs = (partial(measure_row, row, my, golden, algorithms) for row in rows)
+    if remote(my.root) is not None or remote(golden.root) is not None:
+        threads = max(threads, _REQUESTS)  # most of the time they wait for an answer
     if threads == 1 or algorithms is not None:
         return (job() for job in jobs)
     return _in_threads(jobs, threads)

@@ -17,8 +17,9 @@ from twinprobe.compare.merge_read import RankRows, ReadJob, kind_of, natural_ord
 from twinprobe.compare.merge_write import MOST_ROWS, RankColumn, write_merged
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.report.atomic import prepare_folder
+from twinprobe.report.claims import own_timestamp
 from twinprobe.report.names import timestamp_now
-from twinprobe.scale.engine import spread
+from twinprobe.scale.engine import INLINE, EngineOptions, spread
 
 if TYPE_CHECKING:
     import polars as pl
@@ -56,6 +57,7 @@ def merge_results(
     *,
     timestamp: str = "",
     workers: int | None = None,
+    engine: EngineOptions | None = None,
     progress: Callable[[int, int], None] = _silent,
 ) -> MergeOutcome:
     """Gather the wanted calls of all ranks in ``multi_ranks_compare_merge_<timestamp>.xlsx``, a sheet per metric."""
@@ -65,10 +67,13 @@ def merge_results(
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
     prepare_folder(output_dir)
-    path = output_dir / f"multi_ranks_compare_merge_{timestamp or timestamp_now()}.xlsx"
-    with tempfile.TemporaryDirectory(prefix="twinprobe-merge-") as spill:
+    with (
+        own_timestamp(output_dir, timestamp or timestamp_now()) as stamp,
+        tempfile.TemporaryDirectory(prefix="twinprobe-merge-") as spill,
+    ):
+        path = output_dir / f"multi_ranks_compare_merge_{stamp}.xlsx"
         jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), Path(spill)) for one in files]
-        found = _read_all(jobs, workers, progress)
+        found = _read_all(jobs, engine or EngineOptions(workers=workers), progress)
         notes += _unmatched(wanted, found)
         names, columns = _line_up(jobs)
         if not len(names):
@@ -82,11 +87,13 @@ def merge_results(
     return MergeOutcome(path, ranks, sheets, len(names), notes, checks)
 
 
-def _read_all(jobs: list[ReadJob], workers: int | None, progress: Callable[[int, int], None]) -> list[RankRows]:
+def _read_all(jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None]) -> list[RankRows]:
     paths = [path for job in jobs for path in job.files.paths]
     size = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
     found: dict[int, RankRows] = {}
-    for at, result in spread(read_rank, jobs, workers=workers or (1 if size < _SMALL_WORK else None)):
+    if size < _SMALL_WORK and engine == EngineOptions():
+        engine = EngineOptions(INLINE)
+    for at, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
         if isinstance(result, TwinProbeError):
             raise result
         found[at] = result

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinprobe.errors import BadInput
+from twinprobe.report.dataset import PART, Place, find_dataset, places
 
 _RESULT = re.compile(
     r"compare_result_rank(?P<rank>\d{1,9})(?:-rank\d{1,9})?_(?P<time>\d{14})(?:_part_(?P<part>\d{1,6}))?"
@@ -30,6 +31,9 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str]]:
     """The newest result of every rank, in rank order, and notes on what was left out."""
     if not folder.is_dir():
         raise BadInput("is not a folder" if folder.exists() else "does not exist", where=folder)
+    in_parts = _dataset_parts(folder)
+    if in_parts is not None:
+        return in_parts, []
     found: dict[int, dict[str, dict[str, list[tuple[int, Path]]]]] = {}
     notes: list[str] = []
     for path in sorted(folder.iterdir()):
@@ -50,6 +54,30 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str]]:
     if len(found) < 2:
         raise _too_few(folder, found.keys())
     return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes
+
+
+def _dataset_parts(folder: Path) -> list[RankFiles] | None:
+    """The parts of a dataset, or of one of its steps; None where the folder holds results of the other kinds."""
+    if any(folder.glob("rank=*/part.parquet")):
+        dataset, places_here = folder.parent, [place for place in places(folder.parent) if _is_in(folder, place)]
+    else:
+        found = find_dataset(folder)
+        if found is None or (found != folder and any(_RESULT.fullmatch(path.name) for path in folder.iterdir())):
+            return None
+        dataset, places_here = found, places(found)
+    steps = sorted({Path(place.folder).parent.as_posix() for place in places_here})
+    if len(steps) > 1:
+        shown = ", ".join(steps[:6]) + (" ..." if len(steps) > 6 else "")
+        raise BadInput(
+            f"holds {len(steps)} steps, and one is merged at a time", where=dataset, hint=f"name one of {shown}"
+        )
+    if len(places_here) < 2:
+        raise BadInput("results of at least two ranks are needed", where=dataset)
+    return [RankFiles(place.rank, (dataset / place.folder / PART,)) for place in places_here]
+
+
+def _is_in(step: Path, place: Place) -> bool:
+    return not place.mode and step.name == f"step={place.step}"
 
 
 def _newest(rank: int, by_time: dict[str, dict[str, list[tuple[int, Path]]]], notes: list[str]) -> RankFiles:

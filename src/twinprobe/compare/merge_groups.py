@@ -27,8 +27,8 @@ _CALL = (
     rf"^(?P<api>\w*Distributed\.(?P<op>{_OPS}))\.(?P<number>\d+)\.forward\.(?P<io>input|kwargs|output)\.(?P<rest>.+)$"
 )
 _PREFIX = re.compile(rf"^(?P<api>\w*Distributed(?:\.(?:{_OPS}))?)(?:\.|$)")
-_LISTED = re.compile(r"\[\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*\]")
-_DASHED = re.compile(r"((?:-\d+)+)$")
+_LISTED = re.compile(r"\[\s*(\d{1,18}(?:\s*,\s*\d{1,18})*)\s*,?\s*\]")
+_DASHED = re.compile(r"((?:-\d{1,18})+)$")
 
 SIDES = ("NPU", "Bench")
 STATS = ("max", "min", "mean", "l2norm")

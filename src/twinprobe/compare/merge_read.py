@@ -12,6 +12,7 @@ from twinprobe.compare.merge_config import GRAD_METRIC, STATISTICS, TENSORS
 from twinprobe.compare.merge_files import RankFiles
 from twinprobe.compare.merge_groups import checkable, touched
 from twinprobe.errors import BadInput
+from twinprobe.runs.remote.local_copy import local_copy
 
 if TYPE_CHECKING:
     import polars as pl
@@ -136,7 +137,8 @@ def _titles(path: Path) -> list[str]:
         from twinprobe.report.xlsx_read import read_titles
 
         return read_titles(path)
-    return _guarded(path, lambda: _scan(path).collect_schema().names())
+    with local_copy(path, only_ends=True) as copy:
+        return _guarded(path, lambda: _scan(copy).collect_schema().names())
 
 
 def _read_xlsx(path: Path, columns: list[str], wanted: Callable[[str], bool], needles: list[str]) -> pl.DataFrame:
@@ -151,8 +153,8 @@ def _read_xlsx(path: Path, columns: list[str], wanted: Callable[[str], bool], ne
 def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
     import polars as pl
 
-    def read() -> pl.DataFrame:
-        scan = _scan(path)
+    def read(copy: Path) -> pl.DataFrame:
+        scan = _scan(copy)
         have = scan.collect_schema().names()
         lacking = [pl.lit(None, dtype=pl.String).alias(column) for column in columns if column not in have]
         chosen = scan.filter(pl.col(NAME).str.contains(pattern)).select(c for c in columns if c in have)
@@ -161,7 +163,8 @@ def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
         texts = [pl.col(column).cast(pl.String).str.strip_chars() for column in rows.columns]
         return rows.select(*texts, *lacking).select(columns)
 
-    return _guarded(path, read)
+    with local_copy(path) as copy:
+        return _guarded(path, lambda: read(copy))
 
 
 def _scan(path: Path) -> pl.LazyFrame:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from twinprobe.align.exact import match_names
 from twinprobe.align.pairs import Pairs
+from twinprobe.compare.both import open_both
 from twinprobe.compare.first import describe_first
 from twinprobe.compare.pair_table import pair_table
 from twinprobe.errors import BadInput
 from twinprobe.judge.summary import Side, Summary
 from twinprobe.judge.thresholds import Thresholds
-from twinprobe.runs.run import DIGESTS, STATISTICS, TENSORS, Run, open_run
+from twinprobe.runs.run import DIGESTS, STATISTICS, TENSORS, Run
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from twinprobe.judge.verdicts import Evidence, Judged
 
 Matcher = Callable[[Run, Run], Pairs]
+Measurer = Callable[[Run, Run, "pl.DataFrame", Callable[[int, int], None]], "pl.DataFrame"]
 
 
 def silent(_done: int, _total: int) -> None:
@@ -35,6 +37,8 @@ class Options:
     match: Matcher = match_names
     thresholds: Thresholds = field(default_factory=Thresholds)
     progress: Callable[[int, int], None] = silent
+    measure: Measurer | None = None
+    """How tensors are measured, if not here and at once."""
 
 
 @dataclass
@@ -56,7 +60,7 @@ class Comparison:
 
 def compare_paths(target: Path, golden: Path, options: Options | None = None) -> Comparison:
     """Compare two dump.json (or two debug.json) files."""
-    return compare_runs(open_run(target), open_run(golden), options)
+    return compare_runs(*open_both(target, golden), options)
 
 
 def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Comparison:
@@ -111,7 +115,7 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, recorded, differences)
     from twinprobe.compare.tensors import tensor_metrics
 
-    metrics = tensor_metrics(target, golden, pairs, options.progress)
+    metrics = (options.measure or tensor_metrics)(target, golden, pairs, options.progress)
     return Evidence(mode, pairs, of_tensors(pairs, metrics, recorded, rounding), differences, metrics)
 
 

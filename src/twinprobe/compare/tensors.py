@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor, TwinProbeError
-from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
+from twinprobe.runs.read_ahead import Loader, tensor_loaders
 from twinprobe.runs.run import Run
-from twinprobe.runs.tensor_files import open_tensor
 
 if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe.measure.pair import PairMetrics
 
-Loader = Callable[[], HostTensor]
 _NUMBERS = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths", "relative_norm")
 
 
 def tensor_metrics(target: Run, golden: Run, pairs: pl.DataFrame, progress: Callable[[int, int], None]) -> pl.DataFrame:
     """One row of metrics per pair; rows without two files say why in ``status`` or ``fault``."""
+    return file_metrics(target.tensor_folder, golden.tensor_folder, pairs, progress)
+
+
+def file_metrics(
+    target: Path, golden: Path, pairs: pl.DataFrame, progress: Callable[[int, int], None], *, work: int | None = None
+) -> pl.DataFrame:
+    """The metrics of pairs whose files (columns t_file and g_file) lie in these two folders.
+
+    ``work`` is the ``work_of`` the whole run, where these pairs are only some of it: a part is measured like the whole.
+    """
     import polars as pl
 
     from twinprobe.measure.batch import measure_pairs
@@ -38,7 +47,7 @@ def tensor_metrics(target: Run, golden: Run, pairs: pl.DataFrame, progress: Call
     fault: list[str | None] = [None] * rows
     identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
     jobs = _jobs(target, golden, pairs, chosen.tolist())
-    results = measure_pairs(jobs, total_bytes=2 * _total_bytes(target, pairs["t_file"].drop_nulls().to_list()))
+    results = measure_pairs(jobs, total_bytes=work_of(target, pairs) if work is None else work)
     for done, (at, result) in enumerate(zip(chosen.tolist(), results, strict=True), start=1):
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)
@@ -67,22 +76,29 @@ def _store(
             absent[name][at] = False
 
 
-def _jobs(target: Run, golden: Run, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:
+def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:
     t_files, g_files = pairs["t_file"].to_list(), pairs["g_file"].to_list()
-    for at in rows:
-        yield _loader(target, t_files[at]), _loader(golden, g_files[at])
+    sides = (target, t_files), (golden, g_files)
+    if pairs["joined"].any() or pairs["turn"].null_count() < pairs.height:
+        from twinprobe.compare.laid_out import laid_out_jobs
+
+        return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
+    loaders = tensor_loaders((folder, files[at]) for at in rows for folder, files in sides)
+    return zip(loaders, loaders, strict=True)
 
 
-def _loader(run: Run, name: str) -> Loader:
-    return lambda: open_tensor(inside(run.tensor_folder, name))
+def work_of(target: Path, pairs: pl.DataFrame) -> int:
+    """About how many bytes there are to read on both sides; enough to choose how to measure."""
+    both = pairs["t_file"].is_not_null() & pairs["g_file"].is_not_null()
+    return 2 * sum(file_sizes(target, pairs["t_file"].filter(both).to_list()))
 
 
-def _total_bytes(run: Run, names: list[str]) -> int:
-    """About how much there is to read on one side; enough to choose how to measure."""
-    total = 0
+def file_sizes(folder: Path, names: list[str]) -> list[int]:
+    """The bytes of each tensor file; what cannot be read counts as nothing."""
+    sizes = []
     for name in names:
         try:
-            total += inside(run.tensor_folder, name).stat().st_size
+            sizes.append(inside(folder, name).stat().st_size)
         except (OSError, DamagedTensor):
-            continue
-    return total
+            sizes.append(0)
+    return sizes

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 
 from twinprobe.errors import DamagedTensor, TwinProbeError
-from twinprobe.measure.engine import announce, worth_kernels
+from twinprobe.measure.blocks import Engine
+from twinprobe.measure.engine import engine_of, worth_kernels
 from twinprobe.measure.pair import PairMetrics, measure_pair
 from twinprobe.measure.threads import core_count
 from twinprobe.runs.host_tensor import HostTensor
@@ -27,24 +29,29 @@ def measure_pairs(
     """Measure pairs on a pool of threads and yield a result for each job, in order.
 
     A job is two functions that load the target and the golden tensor; if one raises DamagedTensor, that error is the
-    job's result. At most ``workers`` pairs (by default one per core) are in memory at a time. ``total_bytes`` is a
-    hint: what both sides of all jobs come to. Below some hundred MiB neither numba nor a thread is started.
+    job's result. At most ``workers`` pairs (by default one per core) are in memory at a time. ``total_bytes``, what both
+    sides of all the work come to, decides alone how it is measured: below some hundred MiB neither numba nor a thread
+    is started.
     """
     if workers is None:
         small = total_bytes is not None and not worth_kernels(total_bytes)
         workers = 1 if small else core_count()
-    announce(total_bytes or 0)
+    measure = partial(_measure, None if total_bytes is None else engine_of(total_bytes))
     if workers == 1:
-        return (_measure(*job) for job in jobs)
-    return _measure_in_threads(iter(jobs), workers)
+        return (measure(*job) for job in jobs)
+    return _measure_in_threads(measure, iter(jobs), workers)
 
 
-def _measure_in_threads(jobs: Iterator[tuple[Loader, Loader]], workers: int) -> Iterator[PairMetrics | TwinProbeError]:
+def _measure_in_threads(
+    measure: Callable[[Loader, Loader], PairMetrics | TwinProbeError],
+    jobs: Iterator[tuple[Loader, Loader]],
+    workers: int,
+) -> Iterator[PairMetrics | TwinProbeError]:
     waiting: deque[Future[list[PairMetrics | TwinProbeError]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="twinprobe-pair")
     try:
         while group := list(islice(jobs, GROUP)):
-            waiting.append(pool.submit(lambda group: [_measure(*job) for job in group], group))
+            waiting.append(pool.submit(lambda group: [measure(*job) for job in group], group))
             if len(waiting) >= workers * LOOK_AHEAD:
                 yield from waiting.popleft().result()
         while waiting:
@@ -53,8 +60,8 @@ def _measure_in_threads(jobs: Iterator[tuple[Loader, Loader]], workers: int) -> 
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _measure(load_target: Loader, load_golden: Loader) -> PairMetrics | TwinProbeError:
+def _measure(engine: Engine | None, load_target: Loader, load_golden: Loader) -> PairMetrics | TwinProbeError:
     try:
-        return measure_pair(load_target(), load_golden())
+        return measure_pair(load_target(), load_golden(), engine=engine)
     except DamagedTensor as damage:
         return damage

@@ -54,6 +54,11 @@ def engine_for(upcoming_bytes: int) -> Engine:
     return _choice.engine(upcoming_bytes)
 
 
+def engine_of(total_bytes: int) -> Engine:
+    """The engine for work of this size in all, whatever was measured before: equal work gives equal digits."""
+    return _choice.engine(total_bytes) if worth_kernels(total_bytes) else PLAIN
+
+
 def worth_kernels(total_bytes: int) -> bool:
     """Whether this much work gains more from the kernels than loading them costs."""
     return total_bytes >= KERNEL_BYTES

@@ -7,6 +7,7 @@ import platform
 import stat
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ import numba
 from llvmlite import binding  # type: ignore[import-untyped]
 
 from twinprobe import __version__
-from twinprobe.measure.blocks import BLOCK
+
+_SOURCES = ("blocks.py", "kernels.py", "llm_exponential.py", "llm_kernel.py")
 
 
 def compile_cached(function: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -40,12 +42,19 @@ def cache_folder() -> Path | None:
     """The first of these that can be written: NUMBA_CACHE_DIR, the user's cache folder, a private temporary one."""
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR)
-    # The constants of other modules are compiled in, but numba only watches the kernels' own file.
-    name = f"kernels-{__version__}-{BLOCK}"
+    name = f"kernels-{__version__}-{_sources_digest():08x}"
     for folder in (user_cache_folder() / name, _temporary_folder() / name):
         if _is_private_and_writable(folder):
             return folder
     return None
+
+
+def _sources_digest() -> int:
+    """Kernels call functions and take constants of each other's files, but numba watches only the file of each."""
+    digest = 0
+    for name in _SOURCES:
+        digest = zlib.crc32((Path(__file__).parent / name).read_bytes(), digest)
+    return digest
 
 
 def user_cache_folder() -> Path:

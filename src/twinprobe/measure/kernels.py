@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import config, njit, types
+from numba import carray, config, njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -183,6 +183,41 @@ def tensor_float64(data: Any, rows: Any) -> None:
         tensor_sums_float64(data[k * BLOCK : (k + 1) * BLOCK], rows[k])
 
 
+def _pointer_to(element: Any) -> Any:
+    @compiler_builtin
+    def pointer(_context: Any, _address: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(element).as_pointer())
+
+        return types.CPointer(element)(types.int64), generate
+
+    return pointer
+
+
+pointer_to_float32 = _pointer_to(types.float32)
+pointer_to_float64 = _pointer_to(types.float64)
+pointer_to_uint16 = _pointer_to(types.uint16)
+
+
+def at_float32(address: Any, size: Any, row: Any) -> None:
+    tensor_sums_float32(carray(pointer_to_float32(address), size), row)
+
+
+def at_bfloat16(address: Any, size: Any, row: Any) -> None:
+    tensor_sums_bfloat16(carray(pointer_to_uint16(address), size), row)
+
+
+def at_float16(address: Any, size: Any, row: Any) -> None:
+    tensor_sums_float16(carray(pointer_to_uint16(address), size), row)
+
+
+def at_float64(address: Any, size: Any, row: Any) -> None:
+    tensor_sums_float64(carray(pointer_to_float64(address), size), row)
+
+
+AT_ADDRESS: dict[str, Callable[..., None]] = {
+    "float32": at_float32, "float64": at_float64, "float16": at_float16, "bfloat16": at_bfloat16,
+}  # fmt: skip
 KERNELS: dict[str, tuple[np.dtype[Any], Any, Callable[..., None], Callable[..., None]]] = {
     "float32": (np.dtype(np.float32), types.float32, pair_float32, tensor_float32),
     "float64": (np.dtype(np.float64), types.float64, pair_float64, tensor_float64),
@@ -199,6 +234,7 @@ class KernelEngine:
             raise RuntimeError("NUMBA_DISABLE_JIT is set")
         self._pair: dict[str, Callable[..., None]] = {}
         self._tensor: dict[str, Callable[..., None]] = {}
+        self._address: dict[str, Callable[..., None]] = {}
         self._compiling = Lock()
 
     def reads(self, dtype: str) -> bool:
@@ -215,6 +251,20 @@ class KernelEngine:
         rows = np.empty((block_count(data.size), TENSOR_COLUMNS))
         kernel(_frozen(dtype, data), rows)
         return rows
+
+    def row_at(self, dtype: str, address: int, size: int) -> NDArray[np.float64]:
+        """One row for one block of memory. The caller keeps the memory alive and knows that it is as large as this."""
+        kernel = self._address.get(dtype) or self._compile_address(dtype)
+        row = np.empty(TENSOR_COLUMNS)
+        kernel(address, size, row)
+        return row
+
+    def _compile_address(self, dtype: str) -> Callable[..., None]:
+        with self._compiling:
+            if dtype not in self._address:
+                signature = types.void(types.int64, types.int64, types.float64[::1])
+                self._address[dtype] = compile_cached(AT_ADDRESS[dtype], signature)
+        return self._address[dtype]
 
     def _compile_pair(self, dtype: str) -> Callable[..., None]:
         _, element, function, _ = KERNELS[dtype]

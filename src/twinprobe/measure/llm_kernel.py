@@ -1,11 +1,14 @@
-"""The row of one block of an inference pair, compiled: two passes, the second over memory that is in the cache by then.
+"""The rows of an inference pair, compiled: each piece of a block is walked over while it lies in the nearest cache.
 
-Maxima are taken over bit patterns as integers, as in the kernels of every comparison: those become vectors.
+Maxima are taken over bit patterns as integers, as in the kernels of every comparison: those become vectors. The softmax
+is taken in float32: with d = my - golden, KL(p || q) = log(sum p e^d) - sum p d, and the sum of p (e^d - 1 - d) keeps
+the digits that sums of exponentials lose. What float32 cannot hold, huge numbers and differences, goes in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import nan
 from threading import Lock
 from typing import Any
 
@@ -13,39 +16,37 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from twinprobe.measure import llm_rows
+from twinprobe.measure.blocks import BLOCK, MAX_ABS, PAIR_COLUMNS, block_count
 from twinprobe.measure.kernel_cache import compile_cached
-from twinprobe.measure.kernels import KERNELS, as_is, exact, from_bfloat16, from_float16, reordered
+from twinprobe.measure.kernels import (
+    KERNELS,
+    as_is,
+    exact,
+    from_bfloat16,
+    from_float16,
+    pair_sums_bfloat16,
+    pair_sums_float16,
+    pair_sums_float32,
+    reordered,
+)
+from twinprobe.measure.llm_exponential import exponential, growth_and_excess, powers_in, weight_of
 from twinprobe.measure.llm_rows import COLUMNS, SMALLEST
 
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
-_MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to a whole number, found in the low bits
+# Elements that both sides keep in the nearest cache; few enough to be added up in float32.
+PIECE = 2048
+WIDTH = PAIR_COLUMNS + COLUMNS
+
+# Where float32 will do: golden values whose exponents are exact, and differences that leave most digits to their sums.
+_LEAST_TOP, _MOST_TOP, _MOST_GAP = -9000.0, 10000.0, 8.0
+
+_ONE = np.float32(1)
 _LOWEST, _MASK, _SHIFT = np.int32(-(2**31)), np.int32(2**31 - 1), np.int32(31)
 
 
 @exact
-def exponential(x: Any) -> Any:
-    """e^x for x <= 0, to about 1e-10: arithmetic only, so that several are done at a time."""
-    x = x if x > -708.0 else -708.0
-    shifted = x * _LOG2_E + _MAGIC
-    whole = shifted - _MAGIC
-    r = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
-    p = 2.755731922398589e-06 * r + 2.48015873015873e-05
-    p = p * r + 0.0001984126984126984
-    p = p * r + 0.001388888888888889
-    p = p * r + 0.008333333333333333
-    p = p * r + 0.041666666666666664
-    p = p * r + 0.16666666666666666
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    power = np.int64((np.float64(shifted).view(np.int64) + np.int64(1023)) << np.int64(52))
-    return p * power.view(np.float64)
-
-
-@exact
 def ratio_to(my: Any, golden: Any) -> Any:
-    return abs(my / golden - np.float32(1))
+    return abs(my / golden - _ONE)
 
 
 @exact
@@ -61,7 +62,7 @@ def number_of(key: Any) -> Any:
 
 
 def _errors(load: Any) -> Any:
-    limit, one = np.float32(SMALLEST), np.float32(1)
+    limit = np.float32(SMALLEST)
 
     @reordered
     def errors(my: Any, golden: Any, row: Any) -> None:
@@ -71,7 +72,7 @@ def _errors(load: Any) -> Any:
         for i in range(my.size):
             m, g = load(my[i]), load(golden[i])
             counts = abs(g) > limit
-            base, top = (g, m) if counts else (one, one)
+            base, top = (g, m) if counts else (_ONE, _ONE)
             gap, ratio = abs(top - base), ratio_to(top, base)
             max_abs = max(max_abs, np.float32(gap).view(np.int32))
             max_rel = max(max_rel, np.float32(ratio).view(np.int32))
@@ -90,43 +91,112 @@ def _errors(load: Any) -> Any:
     return errors
 
 
-def _softmax_sums(load: Any) -> Any:
+def _softmax(load: Any) -> Any:
+    """The softmax columns of a piece whose numbers are tame."""
+    nothing = np.float32(0)
+
     @reordered
-    def sums(my: Any, golden: Any, row: Any) -> None:
-        my_max, golden_max = row[0], row[3]
-        my_exp = golden_exp = cross = 0.0
+    def sums(my: Any, golden: Any, powers: Any, middle: Any, row: Any) -> None:
+        weights = drift = excess = my_weights = nothing
         for i in range(my.size):
-            m, g = np.float64(load(my[i])), np.float64(load(golden[i]))
-            weight = exponential(g - golden_max)
-            my_exp += exponential(m - my_max)
-            golden_exp += weight
-            cross += weight * (g - m)
-        row[10], row[11], row[12] = my_exp, golden_exp, cross
+            g = load(golden[i])
+            d = (load(my[i]) - g) - middle
+            weight = weight_of(g, powers)
+            growth, more = growth_and_excess(d)
+            weights += weight
+            drift += weight * d
+            excess += weight * more
+            my_weights += weight * growth
+        shift = np.float64(powers) * 0.6931471805599453
+        row[0], row[1], row[2], row[3] = shift, weights, drift, excess
+        row[4], row[5] = shift + np.float64(middle), my_weights
 
     return sums
 
 
-errors_float32, softmax_float32 = _errors(as_is), _softmax_sums(as_is)
-errors_float16, softmax_float16 = _errors(from_float16), _softmax_sums(from_float16)
-errors_bfloat16, softmax_bfloat16 = _errors(from_bfloat16), _softmax_sums(from_bfloat16)
+def _wild_softmax(load: Any) -> Any:
+    """The same of any numbers, but for the excess."""
+
+    @reordered
+    def sums(my: Any, golden: Any, my_top: Any, golden_top: Any, row: Any) -> None:
+        weights = drift = my_weights = 0.0
+        for i in range(my.size):
+            m, g = np.float64(load(my[i])) - my_top, np.float64(load(golden[i])) - golden_top
+            weight = exponential(g)
+            weights += weight
+            drift += weight * (m - g)
+            my_weights += exponential(m)
+        row[0], row[1], row[2], row[3], row[4], row[5] = golden_top, weights, drift, nan, my_top, my_weights
+
+    return sums
 
 
-def row_float32(my: Any, golden: Any, row: Any) -> None:
-    errors_float32(my, golden, row)
-    softmax_float32(my, golden, row)
+join_softmax = exact(llm_rows.join_softmax)
 
 
-def row_float16(my: Any, golden: Any, row: Any) -> None:
-    errors_float16(my, golden, row)
-    softmax_float16(my, golden, row)
+@exact
+def join(row: Any, part: Any) -> None:
+    """Add a piece to the row of its block: first the columns of every comparison, then those of this one."""
+    for at in range(4):
+        row[at] += part[at]
+    row[4], row[5] = max(row[4], part[4]), max(row[5], part[5])
+    row[6] += part[6]
+    row[7] += part[7]
+    row, part = row[PAIR_COLUMNS:], part[PAIR_COLUMNS:]
+    for top in (0, 3, 6, 8):
+        row[top] = max(row[top], part[top])
+    row[1], row[4] = min(row[1], part[1]), min(row[4], part[4])
+    for total in (2, 5, 7, 9):
+        row[total] += part[total]
+    join_softmax(row[10:], part[10:])
 
 
-def row_bfloat16(my: Any, golden: Any, row: Any) -> None:
-    errors_bfloat16(my, golden, row)
-    softmax_bfloat16(my, golden, row)
+def _block(pair_sums: Any, load: Any) -> Any:
+    errors, softmax, wild_softmax = _errors(load), _softmax(load), _wild_softmax(load)
+
+    @exact
+    def piece(my: Any, golden: Any, row: Any) -> None:
+        pair_sums(my, golden, row)
+        own = row[PAIR_COLUMNS:]
+        errors(my, golden, own)
+        my_top, golden_top = own[0], own[3]
+        if _LEAST_TOP <= golden_top <= _MOST_TOP and row[MAX_ABS] <= _MOST_GAP:
+            softmax(my, golden, powers_in(np.float32(golden_top)), np.float32(my_top - golden_top), own[10:])
+        else:
+            wild_softmax(my, golden, my_top, golden_top, own[10:])
+
+    @exact
+    def block(my: Any, golden: Any, row: Any) -> None:
+        piece(my[:PIECE], golden[:PIECE], row)
+        part = np.empty(WIDTH)
+        for start in range(PIECE, my.size, PIECE):
+            piece(my[start : start + PIECE], golden[start : start + PIECE], part)
+            join(row, part)
+
+    return block
 
 
-_FUNCTIONS = {"float32": row_float32, "float16": row_float16, "bfloat16": row_bfloat16}
+block_float32 = _block(pair_sums_float32, as_is)
+block_float16 = _block(pair_sums_float16, from_float16)
+block_bfloat16 = _block(pair_sums_bfloat16, from_bfloat16)
+
+
+def rows_float32(my: Any, golden: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        block_float32(my[k * BLOCK : (k + 1) * BLOCK], golden[k * BLOCK : (k + 1) * BLOCK], rows[k])
+
+
+def rows_float16(my: Any, golden: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        block_float16(my[k * BLOCK : (k + 1) * BLOCK], golden[k * BLOCK : (k + 1) * BLOCK], rows[k])
+
+
+def rows_bfloat16(my: Any, golden: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        block_bfloat16(my[k * BLOCK : (k + 1) * BLOCK], golden[k * BLOCK : (k + 1) * BLOCK], rows[k])
+
+
+_FUNCTIONS = {"float32": rows_float32, "float16": rows_float16, "bfloat16": rows_bfloat16}
 _compiled: dict[str, Callable[..., None]] = {}
 _compiling = Lock()
 
@@ -136,19 +206,19 @@ def reads(dtype: str) -> bool:
     return dtype in _FUNCTIONS
 
 
-def kernel_row(dtype: str, my: NDArray[Any], golden: NDArray[Any]) -> NDArray[np.float64]:
-    """The row of one block of stored elements, compiled."""
+def kernel_rows(dtype: str, my: NDArray[Any], golden: NDArray[Any]) -> NDArray[np.float64]:
+    """One row for each block of stored elements: the columns of every comparison, then those of this one."""
     kernel = _compiled.get(dtype) or _compile(dtype)
-    row = np.empty(COLUMNS)
-    kernel(_frozen(dtype, my), _frozen(dtype, golden), row)
-    return row
+    rows = np.empty((block_count(my.size), WIDTH))
+    kernel(_frozen(dtype, my), _frozen(dtype, golden), rows)
+    return rows
 
 
 def _compile(dtype: str) -> Callable[..., None]:
     array = types.Array(KERNELS[dtype][1], 1, "C", readonly=True)
     with _compiling:
         if dtype not in _compiled:
-            _compiled[dtype] = compile_cached(_FUNCTIONS[dtype], types.void(array, array, types.float64[::1]))
+            _compiled[dtype] = compile_cached(_FUNCTIONS[dtype], types.void(array, array, types.float64[:, ::1]))
     return _compiled[dtype]
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite, log, nan, sqrt
+from math import copysign, inf, isfinite, nan, sqrt
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.measure import llm_rows as rows
-from twinprobe.measure.blocks import BLOCK, Engine
+from twinprobe.measure.blocks import BLOCK, PAIR_COLUMNS, Engine
 from twinprobe.measure.decode import COMPLEX, FLOAT32, NARROW_FLOATS, numbers
 from twinprobe.measure.engine import PLAIN, engine_for
 from twinprobe.measure.pair import measure_pair
@@ -28,6 +29,8 @@ EMPTY = "the tensor is empty."
 
 # Elements that are measured while they are in the cache: for the shared rows and then for the rows of this file.
 _WINDOW = 4 * BLOCK
+
+_FLOAT = Struct("<f")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,13 @@ def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | Non
     if size != golden.data.size or not size:
         reason = EMPTY if size == golden.data.size else SHAPE
         return LlmMetrics(reason, _basics(my), _basics(golden), identical=size == golden.data.size, elements=size)
-    my, golden = (replace(side, shape=(size,)) for side in (my, golden))
     engine = engine or engine_for(my.data.nbytes + golden.data.nbytes)
     if COMPLEX & {my.dtype, golden.dtype}:
         return _of_complex(my, golden, engine)
     if engine is PLAIN and size <= BLOCK:
         my, golden = _widened(my), _widened(golden)
+    if size <= _WINDOW:
+        return _metrics(_window(engine, my, golden, 0, size), my, golden)
     totals = _Totals()
     for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
         totals.add(part)
@@ -90,7 +94,7 @@ def _widened(tensor: HostTensor) -> HostTensor:
 @dataclass(slots=True)
 class _Totals:
     pair: PairTotals = field(default_factory=PairTotals)
-    rows: list[NDArray[np.float64]] = field(default_factory=list)
+    rows: list[list[float]] = field(default_factory=list)
 
     def add(self, other: _Totals) -> None:
         self.pair.add(other.pair)
@@ -100,32 +104,54 @@ class _Totals:
 def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
     totals = _Totals()
     for first in range(start, stop, _WINDOW):
-        last = min(first + _WINDOW, stop)
-        m, g = _window(my, first, last), _window(golden, first, last)
-        if m.dtype != g.dtype:
-            m, g = _widened(m), _widened(g)
-        totals.pair.add(real_totals(engine, m, g, 0, last - first))
-        for at in range(0, last - first, BLOCK):
-            totals.rows.append(_row(engine, m, g, slice(at, at + BLOCK)))
+        totals.add(_window(engine, my, golden, first, min(first + _WINDOW, stop)))
     return totals
 
 
-def _window(tensor: HostTensor, first: int, last: int) -> HostTensor:
-    """A piece of a tensor. Elements off their boundaries are moved, which compiled kernels need and is cheap here."""
-    data = tensor.data[first:last]
-    return HostTensor(tensor.dtype, (last - first,), data if data.flags.aligned else data.copy())
+def _window(engine: Engine, my: HostTensor, golden: HostTensor, first: int, last: int) -> _Totals:
+    m, g = _piece(my, first, last), _piece(golden, first, last)
+    if m.dtype != g.dtype:
+        m, g = _widened(m), _widened(g)
+    return _plain(m, g) if engine is PLAIN else _compiled(engine, m, g)
 
 
-def _row(engine: Engine, my: HostTensor, golden: HostTensor, block: slice) -> NDArray[np.float64]:
-    m, g = my.data[block], golden.data[block]
-    if engine is PLAIN:
+def _plain(my: HostTensor, golden: HostTensor) -> _Totals:
+    totals = _Totals(real_totals(PLAIN, my, golden, 0, my.data.size))
+    for at in range(0, my.data.size, BLOCK):
+        m, g = (_single(side.dtype, side.data[at : at + BLOCK]) for side in (my, golden))
         with np.errstate(all="ignore"):
-            return np.array(rows.plain_row(_single(my.dtype, m), _single(golden.dtype, g)), dtype=np.float64)
-    from twinprobe.measure.llm_kernel import kernel_row, reads
+            totals.rows.append([float(value) for value in rows.plain_row(m, g)])
+    return totals
+
+
+def _compiled(engine: Engine, my: HostTensor, golden: HostTensor) -> _Totals:
+    from twinprobe.measure.llm_kernel import kernel_rows, reads
 
     if my.dtype == golden.dtype and reads(my.dtype):
-        return kernel_row(my.dtype, m, g)
-    return kernel_row("float32", _single(my.dtype, m), _single(golden.dtype, g))
+        found = kernel_rows(my.dtype, my.data, golden.data).tolist()
+        pair = _totals_of(found) or real_totals(engine, my, golden, 0, my.data.size)
+    else:
+        # Integers and float64 are compared as they are; their inference metrics are those of float32.
+        found = kernel_rows("float32", _single(my.dtype, my.data), _single(golden.dtype, golden.data)).tolist()
+        pair = real_totals(engine, my, golden, 0, my.data.size)
+    return _Totals(pair, [row[PAIR_COLUMNS:] for row in found])
+
+
+def _totals_of(found: list[list[float]]) -> PairTotals | None:
+    """The columns of every comparison added up; None where NaN or inf has to be taken out first."""
+    totals = PairTotals()
+    for row in found:
+        dot, mine, theirs, gap, top, top_ratio, within_one, within_five = row[:PAIR_COLUMNS]
+        totals.add(PairTotals(dot, mine, theirs, gap, top, top_ratio, int(within_one), int(within_five)))
+    return totals if isfinite(totals.target_squares + totals.golden_squares) else None
+
+
+def _piece(tensor: HostTensor, first: int, last: int) -> HostTensor:
+    """A piece of a tensor. Elements off their boundaries are moved, which compiled kernels need and is cheap here."""
+    if last - first == tensor.data.size and tensor.data.flags.aligned:
+        return tensor
+    data = tensor.data[first:last]
+    return HostTensor(tensor.dtype, (last - first,), data if data.flags.aligned else data.copy())
 
 
 def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
@@ -136,7 +162,7 @@ def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
 
 def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
     size = my.data.size
-    sums, tops, lows, kl = _folded(totals.rows)
+    sums, tops, lows = _folded(totals.rows)
     sides = [
         Basics(tops[high], lows[low], _single_precision(sums[total] / size))
         for high, low, total in (
@@ -162,7 +188,7 @@ def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
         mean_rel=_single_precision(sums[rows.SUM_REL] / size),
         max_abs=tops[rows.MAX_ABS],
         mean_abs=_single_precision(sums[rows.SUM_ABS] / size),
-        kl=kl,
+        kl=rows.divergence(totals.rows),
         euclid=_euclid(pair),
         **truth,
     )
@@ -172,13 +198,13 @@ def _truth(pair: PairTotals, my: HostTensor, golden: HostTensor) -> dict[str, An
     """What holds at every element, whatever the golden value is."""
     odd = pair.odd
     if {my.dtype, golden.dtype} & {"float64"} and not (is_sound(pair.gap_squares) and is_sound(pair.golden_squares)):
-        exact = measure_pair(my, golden)
+        exact = measure_pair(*_flat(my, golden))
         norm, identical = exact.relative_norm, exact.identical
     else:
         norm = 0.0 if pair.max_abs == 0 else _ratio(pair.gap_squares, pair.golden_squares)
         identical = pair.max_abs == 0 and not odd.any
         if identical and {my.dtype, golden.dtype} & {"int64", "uint64"}:
-            identical = measure_pair(my, golden).identical
+            identical = measure_pair(*_flat(my, golden)).identical
     return {
         "max_abs_all": pair.max_abs,
         "relative_norm": norm,
@@ -188,6 +214,12 @@ def _truth(pair: PairTotals, my: HostTensor, golden: HostTensor) -> dict[str, An
         "nonfinite": odd.any,
         "elements": my.data.size,
     }
+
+
+def _flat(my: HostTensor, golden: HostTensor) -> tuple[HostTensor, HostTensor]:
+    """Shapes are no matter here, but they are to the comparison of training runs."""
+    size = (my.data.size,)
+    return replace(my, shape=size), replace(golden, shape=size)
 
 
 def _cosine(pair: PairTotals) -> float:
@@ -207,34 +239,21 @@ def _ratio(gap: float, reference: float) -> float:
     return sqrt(gap) / sqrt(reference) if reference else inf
 
 
-def _folded(found: list[NDArray[np.float64]]) -> tuple[list[float], list[float], list[float], float]:
-    """Sums, maxima and minima of all columns, and the divergence."""
+def _folded(found: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
+    """Sums, maxima and minima of all columns."""
     if len(found) == 1:
-        row: list[float] = found[0].tolist()
-        exps = row[rows.MY_EXP], row[rows.GOLDEN_EXP], row[rows.CROSS]
-        return row, row, row, _divergence((row[rows.MY_MAX], row[rows.GOLDEN_MAX]), *exps)
+        return found[0], found[0], found[0]
     table = np.array(found)
     with np.errstate(all="ignore"):
-        tops: list[float] = table.max(axis=0).tolist()
-        my_scale, golden_scale = (np.exp(table[:, top] - tops[top]) for top in (rows.MY_MAX, rows.GOLDEN_MAX))
-        my_exp = float((table[:, rows.MY_EXP] * my_scale).sum())
-        golden_exp = float((table[:, rows.GOLDEN_EXP] * golden_scale).sum())
-        cross = float((table[:, rows.CROSS] * golden_scale).sum())
-        kl = _divergence((tops[rows.MY_MAX], tops[rows.GOLDEN_MAX]), my_exp, golden_exp, cross)
-        return table.sum(axis=0).tolist(), tops, table.min(axis=0).tolist(), kl
-
-
-def _divergence(tops: tuple[float, float], my_exp: float, golden_exp: float, cross: float) -> float:
-    """KL(softmax(golden) || softmax(my)) over the whole vector, from sums relative to the largest numbers."""
-    if not (isfinite(tops[0] + tops[1]) and my_exp > 0 and golden_exp > 0):
-        return nan
-    return max(cross / golden_exp + (tops[0] + log(my_exp)) - (tops[1] + log(golden_exp)), 0.0)
+        return table.sum(axis=0).tolist(), table.max(axis=0).tolist(), table.min(axis=0).tolist()
 
 
 def _single_precision(value: float) -> float:
     """These columns have always been computed in float32, and shown with its digits."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
+    try:
+        return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
+    except OverflowError:
+        return copysign(inf, value)
 
 
 def _basics(tensor: HostTensor) -> Basics:
@@ -251,7 +270,7 @@ def _basics(tensor: HostTensor) -> Basics:
 def _of_complex(my: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
     """The seven metrics look at the real parts only, the truth at both."""
     real = measure_llm_pair(_real(my), _real(golden), engine=engine)
-    both = measure_pair(my, golden, engine=engine)
+    both = measure_pair(*_flat(my, golden), engine=engine)
     return replace(
         real,
         relative_norm=both.relative_norm,

@@ -41,6 +41,9 @@ class PlainEngine:
                 rows[row] = _tensor_row(data[start : start + BLOCK])
         return rows
 
+    def row_at(self, dtype: str, address: int, size: int) -> None:
+        """Numpy reads arrays, not addresses."""
+
 
 def _pair_row(target: NDArray[Any], golden: NDArray[Any]) -> tuple[Any, ...]:
     relative = relative_errors(target, golden)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TypeVar
 
 from twinprobe.measure.blocks import BLOCK
+from twinprobe.scale.engine import cores
 
 Result = TypeVar("Result")
 
@@ -18,9 +19,7 @@ STRIP = 32 * BLOCK
 
 def core_count() -> int:
     """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return cores()
 
 
 def over_strips(work: Callable[[int, int], Result], size: int) -> Iterable[Result]:
