@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import torch
 
 from twinprobe.align import torch_signatures
 from twinprobe.align.api_names import built_in_apis, family, signature, torch_name
@@ -18,7 +19,6 @@ UNDOCUMENTED = {"Torch.index_fill", "Torch.masked_fill"}
 
 
 def homes() -> dict[str, Any]:
-    torch = pytest.importorskip("torch")
     return {
         "Torch": torch, "Functional": torch.nn.functional, "Tensor": torch.Tensor, "Distributed": torch.distributed,
     }  # fmt: skip
@@ -32,6 +32,8 @@ def test_every_pytorch_name_exists() -> None:
 
 def test_every_argument_is_documented() -> None:
     known = homes()
+    if not hasattr(known["Functional"], "rms_norm"):
+        pytest.skip("the arguments are those of a newer PyTorch")
     wrong = []
     for line in torch_signatures.TORCH_SIGNATURES.split("\n"):
         if not line or line.partition(".")[0] not in known:

@@ -41,6 +41,8 @@ def test_long_work_shows_how_far_it_is() -> None:
     shown = on_a_terminal(enabled=True, pause=0.05)
     assert "tensors" in shown
     assert "/30" in shown
+    assert "/s" in shown
+    assert "left:" in shown
     assert shown.rstrip().endswith("the end")
 
 

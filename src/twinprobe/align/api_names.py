@@ -8,8 +8,8 @@ from typing import NamedTuple
 from twinprobe.align.side import Head
 
 MINT_PREFIXES = {"Mint": "Torch", "MintFunctional": "Functional", "MintDistributed": "Distributed"}
-# The three homes of one function in PyTorch: torch.add, Tensor.add and the operator are one family.
-_FOLDED = frozenset({"Torch", "Tensor", "Functional", "VF"})
+# The homes of one function in PyTorch and Paddle: torch.add, Tensor.add and the operator are one family.
+_FOLDED = frozenset({"Torch", "Tensor", "Functional", "VF", "Paddle"})
 _OPERATORS = {
     "add": "add", "iadd": "add", "radd": "add", "sub": "sub", "isub": "sub", "rsub": "rsub",
     "mul": "mul", "imul": "mul", "rmul": "mul", "truediv": "div", "itruediv": "div", "rtruediv": "rdiv",

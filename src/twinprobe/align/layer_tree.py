@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twinprobe.align.layer_file import TOP, LayerFile, LayerRule
 from twinprobe.align.side import Side, split
+from twinprobe.runs.names import is_number
 
 # No model is nested deeper; a longer path in a dump is not taken apart.
 MAX_DEPTH = 100
@@ -50,7 +51,7 @@ class ModuleTree:
         found: dict[str, set[int]] = {}
         for path in self.prefixes:
             parent, _, last = path.rpartition(".")
-            if last.isdecimal():
+            if is_number(last):
                 found.setdefault(parent, set()).add(int(last))
         return {path: sorted(numbers) for path, numbers in found.items()}
 
@@ -177,6 +178,6 @@ def renumber(path: str, offsets: dict[str, int]) -> str:
     for container, first in offsets.items():
         if path.startswith(container + "."):
             number, dot, rest = path[len(container) + 1 :].partition(".")
-            if number.isdecimal():
+            if is_number(number):
                 return f"{container}.{int(number) - first}{dot}{rest}"
     return path

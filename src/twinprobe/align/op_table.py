@@ -144,7 +144,7 @@ def _document(path: Path) -> Any:
         return msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"is not valid JSON: {error}", where=path) from None
 
 

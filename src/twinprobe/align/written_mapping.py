@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twinprobe.align.data_mapping import NO_PARTNER
 from twinprobe.align.pairs import Pairs
+from twinprobe.runs.places import remote
 from twinprobe.runs.run import Run
 
 _PLAIN = r"^[A-Za-z_][A-Za-z0-9_./-]*$"
@@ -25,6 +26,9 @@ def write_data_mapping(path: Path, target: Run, golden: Run, pairs: Pairs) -> No
     try:
         text = "\n".join([f"{name}: {lines.pop(name)}" for name in names if name in lines])
         unfinished.write_text(text + "\n", encoding="utf-8")
+        if remote(path) is None:
+            with unfinished.open("rb+") as written:
+                os.fsync(written.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 512 << 20
 MAX_DEPTH = 20
+_MOST_PIPED = 16 << 20
 # What aliases may add to what is written out. A mapping file has no use for more.
 MAX_ALIASED = 100_000
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
@@ -126,10 +126,11 @@ def text_of(path: Path, node: Node, what: str) -> str:
 def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+            size = path.stat().st_size
             if size > MAX_BYTES:
                 raise BadInput(f"is {size} bytes long, more than {MAX_BYTES} are not read", where=path)
-            return file.read(MAX_BYTES).decode("utf-8-sig")
+            # No more is asked for than is there: the memory for it is taken before it is read. A pipe tells no size.
+            return file.read(size or _MOST_PIPED).decode("utf-8-sig")
     except OSError as error:
         raise BadInput(f"the mapping file cannot be read: {error.strerror}", where=path) from error
     except UnicodeDecodeError as error:

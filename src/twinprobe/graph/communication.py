@@ -53,7 +53,10 @@ def read_communication(run: Run) -> Communication:
     seen: Counter[tuple[object, ...]] = Counter()
     for name, raw in entries:
         if name in names:
-            entry = msgspec.json.decode(raw) if entries.raw else raw
+            try:
+                entry = msgspec.json.decode(raw) if entries.raw else raw
+            except (ValueError, RecursionError):
+                entry = None
             if not isinstance(entry, dict):
                 raise BadInput("is not an object", where=f"{run.path}: data[{name!r}]")
             _note_groups(run, names[name], entry, found.group_texts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.places import place, remote
 
 _KEYS = ("npu_path", "bench_path", "is_print_compare_log", "parallel_merge")
 _HINT = '{"npu_path": "./npu_dump", "bench_path": "./bench_dump", "is_print_compare_log": true}'
@@ -68,9 +69,14 @@ def _path(file: Path, key: str, value: object) -> Path:
     """A path as the user typed it: from the working folder, else from the folder of the file itself."""
     if not isinstance(value, str):
         raise BadInput(f'"{key}" is not text', where=file)
-    path = Path(value).expanduser()
-    beside = file.parent / path
-    return beside if not path.exists() and beside.exists() else path
+    try:
+        path = place(value)
+        if remote(path) is not None:
+            return path
+        beside = file.parent / path
+        return beside if not path.exists() and beside.exists() else path
+    except (OSError, ValueError, RuntimeError) as error:
+        raise BadInput(f'"{key}" is no path: {str(error)[:200]}', where=file) from None
 
 
 def _without_remarks(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from twinprobe.align.matcher import MappingOptions, build_matcher
+from twinprobe.compare.both import open_both
 from twinprobe.errors import BadInput, TwinProbeError
 from twinprobe.graph.call_log import log_calls
 from twinprobe.graph.folders import Place, check_dump, find_places, find_replicas
@@ -15,14 +16,16 @@ from twinprobe.graph.layout import Layouts
 from twinprobe.graph.merged_dump import write_merged
 from twinprobe.graph.parallel_merge import Merged, merge_ranks
 from twinprobe.graph.picture import DrawOptions, Picture, draw_one, draw_pair
-from twinprobe.graph.rank_links import Call, link_ranks
+from twinprobe.graph.rank_links import Call, link_ranks, read_calls, write_calls
 from twinprobe.graph.vis_db import GraphDb, new_indices
 from twinprobe.graph.vis_json import add_rank_links, old_indices, write_vis
 from twinprobe.judge.summary import Summary
 from twinprobe.judge.thresholds import Thresholds
-from twinprobe.report.atomic import Staging, prepare_folder
+from twinprobe.report.atomic import Staging, prepare_folder, workshop
+from twinprobe.report.claims import own_timestamp
+from twinprobe.report.leftovers import temporary_name
 from twinprobe.runs.run import Run, open_run
-from twinprobe.scale.engine import spread
+from twinprobe.scale.engine import EngineOptions, spread
 
 VIS_FILE, DB_FILE, MERGED_DUMP = "vis", "db", "json"
 
@@ -43,6 +46,7 @@ class GraphRequest:
     complete_stack: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
     workers: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
     layouts: Layouts = (None, None)
 
     @property
@@ -69,10 +73,15 @@ class Drawn:
     nodes: int
     micro_steps: int
     mode: str | None
-    calls: list[Call]
+    sources: list[str]
     ends: dict[tuple[str, str], int]
     summary: Summary | None
     notes: list[str]
+
+    @property
+    def calls_file(self) -> Path:
+        """The calls that talk to other ranks: on disk, since all ranks' together may be too many for memory."""
+        return _calls_file(self.part)
 
 
 @dataclass
@@ -97,7 +106,8 @@ def run_request(request: GraphRequest, advance: Callable[[str, int, int], None])
         notes.append("no ranks are merged, so there is no merged dump to write: a .vis.db is written instead")
         request = replace(request, form=DB_FILE)
     write = _write_db if request.form == DB_FILE else _write_vis
-    with Staging() as staging:
+    with own_timestamp(request.output, request.timestamp) as stamp, Staging() as staging:
+        request = replace(request, timestamp=stamp, mapping=replace(request.mapping, timestamp=stamp))
         files, drawn, failures = write(request, places, staging, advance)
     for one in drawn:
         notes += one.notes
@@ -130,10 +140,15 @@ def _write_db(
     final = staging.file(path)
     if len(places) == 1:
         final.unlink()
-        drawn = [run_job(Job(places[0], final, request))]
-        _finish(GraphDb(final, nodes=None), drawn, request)
+        try:
+            drawn = [run_job(Job(places[0], final, request))]
+            _finish(GraphDb(final, nodes=None), drawn, request)
+        finally:
+            _calls_file(final).unlink(missing_ok=True)
         return [path], drawn, []
-    with TemporaryDirectory(dir=request.output, prefix=".twinprobe.") as folder:
+    with TemporaryDirectory(
+        dir=workshop(request.output), prefix=".twinprobe.", suffix=temporary_name("graph")
+    ) as folder:
         jobs = [Job(place, Path(folder, f"{at}.db"), request) for at, place in enumerate(places)]
         drawn, failures = _spread(jobs, advance)
         final.unlink()
@@ -146,8 +161,9 @@ def _write_db(
 
 
 def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
-    links = link_ranks([call for one in drawn for call in one.calls])
-    db.link_ranks((call.source, call.step, call.rank, call.node, text) for call, text in links)
+    for step in sorted({one.place.step for one in drawn}):
+        links = _links([one for one in drawn if one.place.step == step])
+        db.link_ranks((call.source, call.step, call.rank, call.node, text) for call, text in links)
     db.finish(
         mode=drawn[0].mode,
         micro_steps=max(one.micro_steps for one in drawn),
@@ -160,15 +176,19 @@ def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
 def _write_vis(
     request: GraphRequest, places: list[Place], staging: Staging, advance: Callable[[str, int, int], None]
 ) -> Written:
-    with TemporaryDirectory(dir=request.output, prefix=".twinprobe.") as folder:
+    with TemporaryDirectory(
+        dir=workshop(request.output), prefix=".twinprobe.", suffix=temporary_name("graph")
+    ) as folder:
         jobs = [Job(place, Path(folder, f"{at}.vis"), request) for at, place in enumerate(places)]
         drawn, failures = _spread(jobs, advance)
-        texts: dict[tuple[str, int, int, str], str] = {
-            (call.source, call.step, call.rank, call.node): text
-            for call, text in link_ranks([call for one in drawn for call in one.calls])
-        }
+        texts: dict[tuple[str, int, int, str], str] = {}
+        step_of_texts: int | None = None
         files = []
         for one in drawn:
+            if one.place.step != step_of_texts:
+                step_of_texts = one.place.step
+                same = [other for other in drawn if other.place.step == step_of_texts]
+                texts = {(call.source, call.step, call.rank, call.node): text for call, text in _links(same)}
             parts = (request.kind, one.place.label, request.timestamp)
             files.append(request.output / f"{'_'.join(part for part in parts if part)}.vis")
             ends = {
@@ -181,13 +201,22 @@ def _write_vis(
     return files, drawn, failures
 
 
+def _links(drawn: list[Drawn]) -> Iterator[tuple[Call, str]]:
+    """The calls of one step with their partners on other ranks, one side of the comparison in memory at a time."""
+    for source in dict.fromkeys(source for one in drawn for source in one.sources):
+        calls = [call for one in drawn for call in read_calls(one.calls_file) if call.source == source]
+        yield from link_ranks(calls)
+
+
 def _spread(jobs: list[Job], advance: Callable[[str, int, int], None]) -> tuple[list[Drawn], list[str]]:
     """Draw all places on all cores, in their order; a place that cannot be drawn costs only itself."""
     found: dict[int, Drawn] = {}
     failures: list[str] = []
     if len(jobs) == 1:
         return [run_job(jobs[0])], []
-    for done, (at, result) in enumerate(spread(run_job, jobs, workers=jobs[0].request.workers), start=1):
+    options = _options(jobs[0].request)
+    streamed = spread(run_job, jobs, options=options, name=lambda job: job.place.label)
+    for done, (at, result) in enumerate(streamed, start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):
             failures.append(str(result))
@@ -198,9 +227,14 @@ def _spread(jobs: list[Job], advance: Callable[[str, int, int], None]) -> tuple[
     return [found[at] for at in sorted(found)], sorted(failures)
 
 
+def _options(request: GraphRequest) -> EngineOptions:
+    return replace(request.engine, workers=request.engine.workers or request.workers)
+
+
 def run_job(job: Job) -> Drawn:
     """Draw one place into its file (perhaps in a worker process)."""
     request, place = job.request, job.place
+    job.part.unlink(missing_ok=True)  # a worker that died at this place may have left its half
     picture = _draw(place, request)
     if request.log_calls:
         log_calls(picture)
@@ -215,6 +249,7 @@ def run_job(job: Job) -> Drawn:
             picture, job.part, overflow_check=request.overflow_check, complete_stack=request.complete_stack
         )
         ends = file.ends
+    write_calls(_calls_file(job.part), _calls(picture, request.form))
     comparison = picture.comparison
     summary = replace(comparison.summary, rank=place.label) if comparison is not None else None
     return Drawn(
@@ -223,11 +258,15 @@ def run_job(job: Job) -> Drawn:
         nodes=nodes,
         micro_steps=picture.micro_steps,
         mode=comparison.evidence.mode if comparison is not None else None,
-        calls=_calls(picture, request.form),
+        sources=[side.source for side, _ in picture.sides],
         ends=ends,
         summary=summary,
         notes=picture.target.run.notes if summary is None else summary.notes,
     )
+
+
+def _calls_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.calls")
 
 
 def _draw(place: Place, request: GraphRequest) -> Picture:
@@ -248,7 +287,11 @@ def _draw(place: Place, request: GraphRequest) -> Picture:
 
 def _runs(place: Place, request: GraphRequest) -> list[Run] | list[Merged]:
     if place.ranks is None:
-        return [open_dump(folder) for folder in (place.target, place.golden) if folder is not None]
+        if place.golden is None:
+            return [open_dump(place.target)]
+        check_dump(place.target)
+        check_dump(place.golden)
+        return [nested(run) for run in open_both(place.target, place.golden)]
     sides = [(folders, layout) for folders, layout in zip(place.ranks, request.layouts, strict=True) if layout]
     return [
         merge_ranks({rank: open_dump(folder) for rank, folder in folders.items()}, layout) for folders, layout in sides
@@ -258,12 +301,16 @@ def _runs(place: Place, request: GraphRequest) -> list[Run] | list[Merged]:
 def open_dump(folder: Path) -> Run:
     """Open one rank's dump and make sure that it says how its calls are nested."""
     check_dump(folder)
-    run = open_run(folder)
+    return nested(open_run(folder))
+
+
+def nested(run: Run) -> Run:
+    """The run itself, if it says how its calls are nested."""
     if not run.parents:
         damaged = [note for note in run.notes if "construct.json" in note]
         raise BadInput(
             damaged[0] if damaged else "construct.json is empty: the hierarchy was not recorded",
-            where=folder, hint="record with level L0 or mix",
+            where=run.folder, hint="record with level L0 or mix",
         )  # fmt: skip
     return run
 

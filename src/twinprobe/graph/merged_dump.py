@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from twinprobe.report.atomic import Staging, prepare_folder
 from twinprobe.report.text import json_bytes
 from twinprobe.runs.leaf import NULL, TENSOR
 from twinprobe.runs.names import BACKWARD, GRADIENTS, parse_op
@@ -19,7 +20,7 @@ _TENSOR_TYPES = {"mindspore": "mindspore.Tensor", "paddle": "paddle.Tensor"}
 
 def write_merged(run: Run, folder: Path) -> list[Path]:
     """Write construct.json, dump.json (marked ``is_merged``) and stack.json of a merged run."""
-    folder.mkdir(parents=True, exist_ok=True)
+    prepare_folder(folder)
     header = {"task": run.task, "level": run.level, "framework": run.framework, "dump_data_dir": None}
     stacks = {str(at): [[], frames] for at, frames in enumerate(run.stacks.frames)}
     for name, at in run.stacks.of_op.items():
@@ -29,11 +30,10 @@ def write_merged(run: Run, folder: Path) -> list[Path]:
         "dump.json": header | {"is_merged": True, "data": dict(_entries(run))},
         "stack.json": stacks,
     }
-    files = []
-    for name, document in documents.items():
-        files.append(folder / name)
-        files[-1].write_bytes(json_bytes(document))
-    return files
+    with Staging() as staging:
+        for name, document in documents.items():
+            staging.file(folder / name).write_bytes(json_bytes(document))
+    return [folder / name for name in documents]
 
 
 def _entries(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -29,6 +29,11 @@ _METRICS = {
     "One Thousandth Err Ratio": "one_thousandth",
     "Five Thousandths Err Ratio": "five_thousandths",
 }
+# All that is rendered of a pair table; the rest may go before anything is written.
+NEEDED = (
+    "g_row", "t_kind", "t_requires_grad", "g_requires_grad", "t_digest", "g_digest", "t_value_digest", "g_value_digest",
+    *(f"t_{stat}_kind" for stat in STATS), *(f"g_{stat}" for stat in STATS),
+)  # fmt: skip
 _WORDS = [{NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf"}.get(case, NOT_APPLICABLE) for case in range(16)]
 
 

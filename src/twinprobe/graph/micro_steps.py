@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from twinprobe.graph.tree import MODULE, Tree
+from twinprobe.runs.whole_file import whole_file
 
 _COUNTER = b"megatron_micro_step_number"
 
@@ -38,9 +39,9 @@ def assign_micro_steps(tree: Tree, construct: Path) -> int:
 def _recorded(construct: Path) -> dict[str, int]:
     """Explicit numbers, where construct.json holds [parent, number] pairs."""
     try:
-        blob = construct.read_bytes()
+        blob = whole_file(construct)
         document = msgspec.json.decode(blob) if _COUNTER in blob else {}
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     numbers = {}
     for name, value in document.items() if isinstance(document, dict) else ():

@@ -10,7 +10,7 @@ from twinprobe.graph.call_sites import CallSites
 from twinprobe.graph.communication import Communication, read_communication
 from twinprobe.graph.fit_shapes import ShapeFitter
 from twinprobe.graph.links import Matcher, TreeMatcher, reverse_links
-from twinprobe.graph.metric_texts import MetricTexts
+from twinprobe.graph.metric_texts import NEEDED, MetricTexts
 from twinprobe.graph.micro_steps import assign_micro_steps
 from twinprobe.graph.node_values import CallValues, call_values
 from twinprobe.graph.overflow import overflow_levels
@@ -116,7 +116,9 @@ def draw_pair(target: Run | Merged, golden: Run | Merged, step: int, rank: int, 
     right.link = reverse_links(matcher.link, len(right.tree))
     for side, made in ((left, target), (right, golden)):
         _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
-    return Picture(step, rank, left, right, micro_steps, comparison, call_values(comparison))
+    values = call_values(comparison)
+    comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
+    return Picture(step, rank, left, right, micro_steps, comparison, values)
 
 
 def _side(source: str, made: Run | Merged, options: DrawOptions) -> tuple[Side, int]:

@@ -6,6 +6,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from twinprobe.graph.communication import Message
 
@@ -28,6 +31,16 @@ class Call:
     node: str
     index: str
     messages: tuple[Message, ...]
+
+
+def write_calls(path: Path, calls: list[Call]) -> None:
+    """Keep the calls of one rank in a file."""
+    path.write_bytes(msgspec.msgpack.encode(calls))
+
+
+def read_calls(path: Path) -> list[Call]:
+    """The calls that ``write_calls`` kept."""
+    return msgspec.msgpack.decode(path.read_bytes(), type=list[Call])
 
 
 def link_ranks(calls: list[Call]) -> Iterator[tuple[Call, str]]:

@@ -151,7 +151,7 @@ class Graph:
     def child_count(self, side: str, parent: str, micro: int | None = None, before: int | None = None) -> int:
         """How many children a node has, or how many of them come before a place in the order."""
         earlier = "" if before is None else f"AND node_order < {int(before)}"
-        query = f"SELECT count(*) AS n FROM tb_nodes n {_WHERE} AND up_node = ? {_micro(micro)} {earlier}"
+        query = f"SELECT count(*) AS n {_NODES} AND up_node = ? {_micro(micro)} {earlier}"
         return int(self._file._rows(query, (*self._on(side), parent))[0]["n"])
 
     def node(self, side: str, name: str, *, full: bool = False) -> dict[str, Any] | None:
@@ -172,12 +172,12 @@ class Graph:
         """Names that contain a text, whatever the case, in execution order."""
         pattern = "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
         # Asking for the name alone lets an index answer without touching the rows.
-        query = f"SELECT node_name FROM tb_nodes n {_WHERE} AND node_name LIKE ? ESCAPE '\\' LIMIT {_MOST_HITS}"
+        query = f"SELECT node_name {_NODES} AND node_name LIKE ? ESCAPE '\\' LIMIT {_MOST_HITS}"
         names = [row[0] for row in self._file._stream(query, (*self._on(side), pattern))]
         found: list[tuple[str, int]] = []
         for start in range(0, len(names), 500):
             part = names[start : start + 500]
-            query = f"SELECT node_name, node_order FROM tb_nodes n {_WHERE} AND node_name IN ({_marks(part)})"
+            query = f"SELECT node_name, node_order {_NODES} AND node_name IN ({_marks(part)})"
             found += [(str(row[0]), int(row[1])) for row in self._file._stream(query, (*self._on(side), *part))]
         return sorted(found, key=lambda hit: hit[1])[:limit]
 
@@ -186,13 +186,13 @@ class Graph:
         overflow = "overflow_level" if "overflow_level" in self._file._columns["tb_nodes"] else "NULL"
         query = (
             f"SELECT node_order, precision_index, {overflow}, {_UNMATCHED}, micro_step_id, node_type, {_LEAF} "
-            f"FROM tb_nodes n {_WHERE} ORDER BY node_order"
+            f"{_NODES} ORDER BY node_order"
         )
         return self._file._stream(query, self._on(side))
 
     def outputs(self, side: str) -> Iterator[tuple[int, str]]:
         """(order, text of the outputs) of every node in execution order."""
-        query = f"SELECT node_order, output_data FROM tb_nodes n {_WHERE} ORDER BY node_order"
+        query = f"SELECT node_order, output_data {_NODES} ORDER BY node_order"
         return ((row[0], str(row[1] or "")) for row in self._file._stream(query, self._on(side)))
 
     def outputs_of(self, side: str, orders: Sequence[int]) -> dict[int, str]:
@@ -200,14 +200,14 @@ class Graph:
         found: dict[int, str] = {}
         for start in range(0, len(orders), 500):
             part = [int(order) for order in orders[start : start + 500]]
-            query = f"SELECT node_order, output_data FROM tb_nodes n {_WHERE} AND node_order IN ({_marks(part)})"
+            query = f"SELECT node_order, output_data {_NODES} AND node_order IN ({_marks(part)})"
             found |= {row[0]: str(row[1] or "") for row in self._file._stream(query, (*self._on(side), *part))}
         return found
 
     def tensors(self, side: str, parent: str, offset: int, limit: int, micro: int | None) -> list[tuple[int, str, str]]:
         """(order, inputs, outputs) of a page of children."""
         page = f"AND up_node = ? {_micro(micro)} ORDER BY node_order LIMIT ? OFFSET ?"
-        query = f"SELECT node_order, input_data, output_data FROM tb_nodes n {_WHERE} {page}"
+        query = f"SELECT node_order, input_data, output_data {_NODES} {page}"
         rows = self._file._stream(query, (*self._on(side), parent, limit, offset))
         return [(row[0], str(row[1] or ""), str(row[2] or "")) for row in rows]
 
@@ -247,13 +247,15 @@ class Graph:
         return {str(row[0]): int(row[1]) for row in self._file._stream(query, self._on(side))}
 
     def _select(self, full: bool = False) -> str:
-        return f"SELECT {self._file._full if full else self._file._brief} FROM tb_nodes n {_WHERE}"
+        return f"SELECT {self._file._full if full else self._file._brief} {_NODES}"
 
     def _on(self, side: str) -> tuple[int, int, str]:
         return (*self._key, SOURCES[side])
 
 
 _WHERE = "WHERE n.step = ? AND n.rank = ? AND n.data_source = ?"
+# A node without a place in the order is no node; SQLite lets any column hold anything.
+_NODES = f"FROM tb_nodes n {_WHERE} AND typeof(n.node_order) = 'integer'"
 
 
 def parsed(text: Any, kind: type) -> Any:

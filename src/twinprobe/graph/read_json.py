@@ -15,11 +15,12 @@ from typing import Any
 import msgspec
 
 from twinprobe.errors import BadInput
-from twinprobe.graph.safe_sqlite import cache_folder, file_key
+from twinprobe.graph.safe_sqlite import SQLITE_ERRORS, cache_folder, file_key
 
 Progress = Callable[[float], None]
 _FORMAT = "1"  # raise it when the layout of the index changes
 _LARGEST_LENIENT = 512 << 20
+_LARGEST_READ = 1 << 30
 _BATCH = 500
 _KEPT_SECONDS = 30 * 24 * 3600
 _NODE_COLUMNS = ("id", "graph_id", "node_order", "node_name", "node_type", "up_node", "sub_nodes", "precision_index",
@@ -66,7 +67,7 @@ def write_index(path: Path, progress: Progress = lambda _: None) -> Path:
         document = _document(path)
         _write(temporary, document, progress)
         temporary.replace(index)
-    except (msgspec.MsgspecError, RecursionError, ValueError, TypeError, AttributeError, sqlite3.Error) as error:
+    except (*SQLITE_ERRORS, msgspec.MsgspecError, RecursionError, ValueError, TypeError, AttributeError) as error:
         hint = "if it is still being written, wait and reload; otherwise make it again"
         raise BadInput(f"is not a graph file that can be read: {error}", where=path, hint=hint) from error
     finally:
@@ -83,21 +84,29 @@ def _delete_unused(folder: Path) -> None:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """The top level of the file; the parts of a strict file stay undecoded views of the mapped bytes."""
+    """The top level of the file; the parts of a strict file stay undecoded views of its bytes."""
     try:
-        with path.open("rb") as file:
-            if not file.seek(0, 2):
-                raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = _content(path)
     except OSError as error:
         raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
     try:
-        return dict(msgspec.json.decode(mapped, type=dict[str, msgspec.Raw]))
+        return dict(msgspec.json.decode(content, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError:
         # Python's json writes NaN and Infinity, which are no JSON; its reader takes them, at the cost of memory.
-        if len(mapped) > _LARGEST_LENIENT or max(mapped.find(b"NaN"), mapped.find(b"Infinity")) < 0:
+        if len(content) > _LARGEST_LENIENT or max(content.find(b"NaN"), content.find(b"Infinity")) < 0:
             raise
-        return _reencoded(json.loads(mapped[:]))
+        return _reencoded(json.loads(content[:]))
+
+
+def _content(path: Path) -> bytes | mmap.mmap:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if not size:
+            raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
+        if size > _LARGEST_READ:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        file.seek(0)
+        return file.read()  # a file that shrinks while it is mapped would end the process
 
 
 def _reencoded(document: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from twinprobe.runs.names import CONTAINERS, GRADIENTS
+from twinprobe.runs.names import CONTAINERS, GRADIENTS, is_number
 from twinprobe.runs.run import Run
 from twinprobe.runs.stacks import Stacks
 
@@ -113,7 +113,7 @@ def _add_gradients(parents: Parents, ops: list[str]) -> None:
     for name in parents:
         if is_module(name):
             head, _, call = name.rpartition(".")
-            if call.isdecimal() and (head not in last or int(call) > int(last[head].rpartition(".")[2])):
+            if is_number(call) and (head not in last or int(call) > int(last[head].rpartition(".")[2])):
                 last[head] = name
     for name in gradients:
         module = name.rpartition(f".{GRADIENTS}")[0]

@@ -19,6 +19,7 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
 _MAGIC = b"SQLite format 3\0"
 _LONGEST_VALUE = 64 << 20
 _LIMIT_LENGTH = 0  # sqlite3.SQLITE_LIMIT_LENGTH, which Python 3.10 does not name
+_LIMIT_ATTACHED = 7
 _SECONDS_PER_QUERY = 60.0
 
 
@@ -35,6 +36,7 @@ def connect(path: Path) -> sqlite3.Connection:
         raise damaged(path, error) from error
     if hasattr(connection, "setlimit"):  # from Python 3.11
         connection.setlimit(_LIMIT_LENGTH, _LONGEST_VALUE)
+        connection.setlimit(_LIMIT_ATTACHED, 0)
     limit_time(connection)
     return connection
 

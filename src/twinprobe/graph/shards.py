@@ -45,7 +45,7 @@ def merged_rows(rows: pl.DataFrame, ranks: int) -> pl.DataFrame:
     grouped = rows.group_by("op", "suffix", maintain_order=True).agg(
         *(pl.col(name).first() for name in kept),
         pl.len().alias("ranks"),
-        pl.all_horizontal(*close).first().alias("equal"),
+        *(one.alias(f"close_{stat}") for stat, one in zip(STATS, close, strict=True)),
         (pl.col("shape").n_unique() == 1).alias("same_shape"),
         pl.col("tensor").all(),
         pl.col("max").max().alias("max_all"),
@@ -55,13 +55,14 @@ def merged_rows(rows: pl.DataFrame, ranks: int) -> pl.DataFrame:
         pl.col("shape").implode().alias("shapes"),
         signs.alias("sign"),
     )
+    near = [f"close_{stat}" for stat in STATS]
     relation = (
         pl.when((pl.col("ranks") == 1) & (ranks == 1)).then(pl.lit(ONE))
-        .when(pl.col("equal") & pl.col("same_shape")).then(pl.lit(REPLICAS))
+        .when(pl.all_horizontal(near) & pl.col("same_shape")).then(pl.lit(REPLICAS))
         .when(pl.col("tensor")).then(pl.lit(SHARDS))
         .otherwise(pl.lit(OTHER))
     )  # fmt: skip
-    return grouped.with_columns(relation=relation).drop("equal", "same_shape", "tensor")
+    return grouped.with_columns(relation=relation).drop(*near, "same_shape", "tensor")
 
 
 def blanked(condition: pl.Expr) -> list[pl.Expr]:
@@ -105,7 +106,7 @@ def whole_shapes(shapes: list[str]) -> list[list[int]]:
 def _sizes(text: str | None) -> list[int] | None:
     try:
         value = literal_eval(text or "")
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return list(value) if isinstance(value, list | tuple) and all(isinstance(size, int) for size in value) else None
 

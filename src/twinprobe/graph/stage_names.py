@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from twinprobe.graph.repairs import is_module
 from twinprobe.runs.names import GRADIENTS, parse_op
 
-_NUMBER = re.compile(r"\.(\d+)(?=\.)")
-_EXPERTS = re.compile(r"((?:local_)?experts)\.(\d+)(?=\.)")
-_CHUNK = re.compile(r"^(\w+)\.(\d+)\.")
+_NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
+_EXPERTS = re.compile(r"((?:local_)?experts)\.(\d{1,18})(?=\.)")
+_CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
 
 
 def chunk_of(name: str) -> int | None:

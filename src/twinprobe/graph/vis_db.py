@@ -15,6 +15,7 @@ from twinprobe.graph.texts import json_list
 from twinprobe.graph.tree import API, COLLECTION, MODULE
 from twinprobe.graph.values import DB
 from twinprobe.runs.run import TENSORS
+from twinprobe.scale.ahead import ahead
 
 _CREATE = """
 CREATE TABLE tb_nodes (
@@ -126,7 +127,7 @@ def _rows(picture: Picture, side: Side, other: Side | None, graph: str) -> Itera
             node_of_op[op] = node
         else:
             silent.append(node)
-    for texts in picture.texts(side, DB):
+    for texts in ahead(picture.texts(side, DB)):
         nodes = node_of_op[texts.first : texts.first + len(texts.inputs)]
         yield from columns.rows(nodes, texts.inputs, texts.outputs)
     nothing = ["{}"] * len(silent)

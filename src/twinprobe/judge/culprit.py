@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from twinprobe.judge.exchanges import Exchanges, Spreading
 from twinprobe.judge.messages import Meeting
 
 
@@ -32,57 +33,46 @@ class Culprit:
     """Whether the difference appeared in an exchange to which every rank gave equal data."""
 
 
-def find_culprits(facts: Sequence[RankFacts]) -> list[Culprit]:
+def find_culprits(facts: Sequence[RankFacts], exchanges: Exchanges | None = None) -> list[Culprit]:
     """The calls where differences began that no other such call can have caused.
 
     A call of one rank comes before a call of another only through exchanges. Whatever can be reached from another
-    rank's first own difference is taken as its consequence.
+    rank's first own difference is taken as its consequence. ``exchanges`` are those of all ranks, where the facts do
+    not hold them.
     """
     injected = [Culprit(f.rank, *f.first_injected, exchanged=False) for f in facts if f.first_injected]
-    if injected:
-        return _earliest(injected, facts)
     received = [Culprit(f.rank, *f.first_received, exchanged=True) for f in facts if f.first_received]
-    return _earliest(received, facts)
+    candidates = injected or received
+    if len(candidates) < 2:
+        return candidates
+    return _earliest(candidates, exchanges if exchanges is not None else _exchanges(facts))
 
 
-def _earliest(candidates: list[Culprit], facts: Sequence[RankFacts]) -> list[Culprit]:
-    places = _places(facts)
-    reached = {candidate.rank: _reach(candidate, facts, places) for candidate in candidates}
-    return [
+def _exchanges(facts: Iterable[RankFacts]) -> Exchanges:
+    return Exchanges.of(
+        (fact.rank, meeting.order, key) for fact in facts for meeting in fact.meetings for key in meeting.keys
+    )
+
+
+def _earliest(candidates: list[Culprit], exchanges: Exchanges) -> list[Culprit]:
+    spreading = Spreading(exchanges)
+    sources = _sources(candidates, spreading)
+    spreading.spread((one.rank, one.order, source) for one, source in zip(candidates, sources, strict=True))
+    first = [
         one
-        for one in candidates
-        if not any(
-            other.rank != one.rank
-            and reached[other.rank].get(one.rank, one.order + 1) <= one.order
-            and not reached[one.rank].get(other.rank, other.order + 1) <= other.order
-            for other in candidates
-        )
+        for one, source in zip(candidates, sources, strict=True)
+        if not spreading.reached_from_elsewhere(one.rank, one.order, source)
     ]
+    return first or candidates  # in a circle nobody is the first
 
 
-def _places(facts: Iterable[RankFacts]) -> dict[str, list[tuple[int, int]]]:
-    """For each exchange, the ranks that took part and where in their order."""
-    places: dict[str, list[tuple[int, int]]] = {}
-    for fact in facts:
-        for meeting in fact.meetings:
-            for key in meeting.keys:
-                places.setdefault(key, []).append((fact.rank, meeting.order))
-    return places
-
-
-def _reach(start: Culprit, facts: Sequence[RankFacts], places: dict[str, list[tuple[int, int]]]) -> dict[int, int]:
-    """The earliest call of every rank that data from the start can have reached."""
-    of_rank = {fact.rank: fact.meetings for fact in facts}
-    earliest = {start.rank: start.order}
-    waiting = [start.rank]
-    while waiting:
-        rank = waiting.pop()
-        for meeting in of_rank.get(rank, ()):
-            if meeting.order < earliest[rank]:
-                continue
-            for key in meeting.keys:
-                for other, order in places[key]:
-                    if order < earliest.get(other, order + 1):
-                        earliest[other] = order
-                        waiting.append(other)
-    return earliest
+def _sources(candidates: list[Culprit], spreading: Spreading) -> list[int]:
+    """Candidates that are the same exchange on several ranks are one beginning."""
+    known: dict[int, int] = {}
+    sources = []
+    for number, one in enumerate(candidates):
+        keys = spreading.keys_at(one.rank, one.order)
+        source = next((known[key] for key in keys if key in known), number)
+        known.update(dict.fromkeys(keys, source))
+        sources.append(source)
+    return sources

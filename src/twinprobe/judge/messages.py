@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ COLLECTIVE_PREFIXES = frozenset({"Distributed", "MintDistributed"})
 _SEND = {"send": "recv", "isend": "recv", "send_object_list": "recv"}
 _RECEIVE = {"recv", "irecv", "recv_object_list"}
 _EVERYONE = "all"
+_RANK_LIST = re.compile(r"\[[\d\s,]*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,10 @@ def _group(text: str | None) -> str:
     """The ranks of a group, however it is written: [0, 1] or tp-0-1."""
     if not text:
         return _EVERYONE
-    try:
-        ranks = ast.literal_eval(text) if text.startswith("[") else [int(part) for part in re.findall(r"\d+", text)]
-        return str(sorted(int(rank) for rank in ranks)) if ranks else text
-    except (ValueError, SyntaxError, TypeError):
+    if text.startswith("[") and not _RANK_LIST.fullmatch(text):
         return text
+    ranks = [int(part) for part in re.findall(r"\d{1,18}", text)]
+    return str(sorted(ranks)) if ranks else text
 
 
 def _numbered(seen: Counter[str], keys: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ UNINITIALISED = frozenset({
 })  # fmt: skip
 # Collectives whose recorded input is partly a receive buffer.
 BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+_SPECIAL = UNINITIALISED | BUFFERED
 
 
 @dataclass
@@ -58,13 +59,14 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     count = len(run.ops)
     of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
     role = pairs["t_role"].fill_null(255).to_numpy()
-    names = [parse_op(name) for name in run.ops] if not run.single_points else []
     exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
-    for at, op in enumerate(names):
-        short = op.body
-        exempt[at] = short in UNINITIALISED and not op.is_module
-        buffered[at] = short in BUFFERED
-        collective[at] = op.prefix in COLLECTIVE_PREFIXES
+    for at, name in enumerate(run.ops if not run.single_points else ()):
+        prefix, _, rest = name.partition(".")
+        collective[at] = prefix in COLLECTIVE_PREFIXES
+        if rest.partition(".")[0] in _SPECIAL:
+            op = parse_op(name)
+            exempt[at] = op.body in UNINITIALISED and not op.is_module
+            buffered[at] = op.body in BUFFERED
     differs = (deviation.state == DIFFERS) & (of_row >= 0)
     differs &= ~np.where(of_row >= 0, exempt[of_row], False)
 

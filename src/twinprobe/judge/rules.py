@@ -23,6 +23,7 @@ class Rule:
 RULES: dict[str, Rule] = {
     "identical": Rule(PASS, "identical"),
     "rounding": Rule(PASS, "equal within rounding"),
+    "turned": Rule(PASS, "compared in the golden run's layout"),
     "device": Rule(PASS, "the device differs, as it may"),
     "uninitialised": Rule(PASS, "not judged: the values of this call are not defined"),
     "target_only": Rule(WARNING, "no counterpart in the golden run"),

@@ -20,6 +20,7 @@ from twinprobe.judge.deviation import (
     devices,
     dtypes_differ,
     shapes_differ,
+    turned,
 )
 from twinprobe.judge.origin import Calls, call_facts
 from twinprobe.judge.rules import Findings
@@ -110,6 +111,7 @@ def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, evidence: 
     findings.mark("device", other_device & rows.value)
     free = bools(pairs["g_name"].str.contains("|".join(_OTHER_LAYOUT)))
     findings.mark("dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
+    findings.mark("turned", turned(pairs) & rows.tensor & (deviation.state != UNKNOWN) & ~silent)
     findings.mark("shape", shapes_differ(pairs) & rows.tensor & ~silent)
     if evidence.metrics is not None:
         findings.mark("unreadable", evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched)

@@ -92,7 +92,7 @@ class ViewApp:
             return _json({"error": {"what": "matches are changed by the page only"}}, 403)
         try:
             values = msgspec.json.decode(request.get_data(), type=dict[str, Any])
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return _json({"error": {"what": "the request is no JSON object"}}, 400)
         return _json(ask_matches.change(self._desk, values))
 

@@ -90,7 +90,7 @@ def pairs_in(content: bytes) -> dict[str, str]:
     """The pairs of an imported file: a JSON object of names, as this page and older tools export it."""
     try:
         return msgspec.json.decode(content, type=dict[str, str])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"is no file of matches: {error}", hint="it must be a JSON object of node names") from error
 
 
@@ -109,7 +109,7 @@ def _read(path: Path) -> _File:
             if place.stat().st_size > _LARGEST:
                 raise OSError("it is too large")
             return msgspec.json.decode(place.read_bytes(), type=_File)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise BadInput(f"the file of hand-made matches cannot be read: {error}", where=place,
                            hint="repair or delete it") from error  # fmt: skip
     return _File()
