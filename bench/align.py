@@ -1,9 +1,10 @@
 """How good and how fast automatic alignment is.
 
-    python bench/align.py [--only NAME] [--level mix|L0] [--speed 20 90 450 2250] [--reference ../shared/reference]
+    python bench/align.py [--held-out [first|second]] [--only NAME] [--level mix|L0] [--speed 22 110] [--reference DIR]
 
 Accuracy: small models, published and written again with other names, nesting and fusing (tests/models), each clean and
-disturbed in four ways, against what is known by hand to be right; and the reference dumps. Speed: the same two Llamas
+disturbed in four ways, against what is known by hand to be right; and the reference dumps. With --held-out, the pairs
+that no rule was tuned on, and what is wrong or missed by name. Speed: the same two Llamas
 with ever more layers. Times are processor time of the alignment alone, without reading the dumps.
 """
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from models.disturbed import with_other_values, without_layer, without_statistics
 from models.framework_truth import FRAMEWORK_PAIRS
+from models.held_out_truth import HELD_OUT_RECORDED
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import Score, score
 from twinprobe.align.auto import align_runs
@@ -33,6 +35,10 @@ def main(argv: list[str] | None = None) -> None:
     """Measure what is asked for and print tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="pairs whose name contains this")
+    parser.add_argument(
+        "--held-out", nargs="?", const="first", default="", choices=["first", "second"],
+        help="a set of pairs that no rule was tuned on (default: first)",
+    )  # fmt: skip
     parser.add_argument("--level", default="mix", help="recording level of the models (default: mix)")
     parser.add_argument("--speed", type=int, nargs="*", metavar="LAYERS", help="measure speed with so many layers")
     parser.add_argument("--reference", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "reference")
@@ -41,43 +47,60 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.speed is not None:
         measure_speed(arguments.speed or [22, 110, 440])
         return
-    measure_accuracy(arguments.only, arguments.level, arguments.reference)
+    measure_accuracy(arguments.only, arguments.level, arguments.reference, held_out=arguments.held_out)
 
 
-def measure_accuracy(only: str, level: str, reference: Path) -> None:
+def measure_accuracy(only: str, level: str, reference: Path, *, held_out: str) -> None:
     """One row per pair and disturbance, and the totals against the goals."""
-    import torch
     import transformers
 
-    from models.catalogue import CLEAN, DISTURBANCES, PAIRS, record_pair, record_run
-    from models.published import PUBLISHED
+    from models.catalogue import CLEAN, DISTURBANCES, PAIRS, record_pair
+    from models.held_out import HELD_OUT
+    from models.held_out_second import HELD_OUT_SECOND
 
     transformers.logging.set_verbosity_error()
     print("| pair | disturbance | modules | found | wrong | missed | precision | recall | seconds |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     totals: dict[str, list[Score]] = defaultdict(list)
-    for name, target, golden, truth, layer in _recorded_pairs(reference):
+    recorded = {"": lambda: _recorded_pairs(reference), "first": _held_out_recorded, "second": list}[held_out]()
+    for name, target, golden, truth, layer in recorded:
         if only not in name:
             continue
         for disturbance, run in _disturbed(target, layer).items():
             kind = "clean" if disturbance == "clean" else "disturbed"
             totals[kind].append(_row(name, disturbance, run, golden, truth))
-    for pair in PAIRS:
+    for pair in {"": PAIRS, "first": HELD_OUT, "second": HELD_OUT_SECOND}[held_out]:
         for disturbance in DISTURBANCES if only in pair.name else ():
             with tempfile.TemporaryDirectory() as folder:
                 made = record_pair(pair, disturbance, Path(folder), level=level)
                 kind = "clean" if disturbance == CLEAN else "disturbed"
-                totals[kind].append(_row(pair.name, disturbance, made.target, made.golden, made.truth))
-    for published in PUBLISHED:
-        if only in published.name:
+                totals[kind].append(
+                    _row(pair.name, disturbance, made.target, made.golden, made.truth, tells=bool(held_out))
+                )
+    if not held_out:
+        totals["disturbed"] += _published_rows(only, level)
+    _print_totals(totals)
+
+
+def _published_rows(only: str, level: str) -> list[Score]:
+    import torch
+
+    from models.catalogue import record_run
+    from models.published import PUBLISHED
+
+    found = []
+    for pair in PUBLISHED:
+        if only in pair.name:
             with tempfile.TemporaryDirectory() as folder:
                 runs = [
                     record_run(make(), torch.randint(0, 64, (2, 8)), Path(folder, side), level=level)
-                    for side, make in (("target", published.target), ("golden", published.golden))
+                    for side, make in (("target", pair.target), ("golden", pair.golden))
                 ]
-                totals["disturbed"].append(
-                    _row(published.name, "unrelated weights", runs[0], runs[1], published.correct())
-                )
+                found.append(_row(pair.name, "unrelated weights", runs[0], runs[1], pair.correct()))
+    return found
+
+
+def _print_totals(totals: dict[str, list[Score]]) -> None:
     print()
     for kind, scores in totals.items():
         right = sum(one.right for one in scores)
@@ -99,6 +122,14 @@ def _recorded_pairs(reference: Path) -> list[tuple[str, Run, Run, set[tuple[str,
     return found
 
 
+def _held_out_recorded() -> list[tuple[str, Run, Run, set[tuple[str, str]], str]]:
+    folder = Path(__file__).resolve().parents[1] / "tests" / "data" / "held_out"
+    return [
+        (name, open_run(folder / target), open_run(folder / golden), truth, "layers.1")
+        for name, target, golden, truth in HELD_OUT_RECORDED
+    ]
+
+
 def _disturbed(target: Run, layer: str) -> dict[str, Run]:
     return {
         "clean": target,
@@ -108,7 +139,9 @@ def _disturbed(target: Run, layer: str) -> dict[str, Run]:
     }
 
 
-def _row(name: str, disturbance: str, target: Run, golden: Run, truth: set[tuple[str, str]]) -> Score:
+def _row(
+    name: str, disturbance: str, target: Run, golden: Run, truth: set[tuple[str, str]], *, tells: bool = False
+) -> Score:
     began = time.process_time()
     alignment = align_runs(target, golden)
     took = time.process_time() - began
@@ -119,6 +152,9 @@ def _row(name: str, disturbance: str, target: Run, golden: Run, truth: set[tuple
         f"| {found.precision:.3f} | {found.recall:.3f} | {took:.2f} |",
         flush=True,
     )
+    for what in ("wrong", "missed") if tells else ():
+        for one, other in getattr(found, what):
+            print(f"    {what}: {one} / {other}", file=sys.stderr)
     return found
 
 

@@ -13,6 +13,13 @@ PROJECT = Path(__file__).resolve().parents[1]
 REFERENCE = PROJECT.parent / "shared" / "reference"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs the browser is marked so: ``-m "not browser"`` leaves it out."""
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
 @pytest.fixture(scope="session")
 def reference() -> Path:
     """The folder of real dumps and real results made with the tools that TwinProbe replaces."""

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from models.catalogue import CLEAN, PAIRS, Recorded, record_pair
+from models.held_out import HELD_OUT
+from models.held_out_second import HELD_OUT_SECOND
 from twinprobe.runs.run import Run, open_run
 
 
@@ -21,17 +24,13 @@ def mindspore_pair(reference: Path) -> tuple[Run, Run]:
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Record a pair of the catalogue by the beginning of its name; the same pair is recorded once."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from models.catalogue import CLEAN, PAIRS, Recorded, record_pair
+    known: dict[tuple[str, str, str, str], Recorded] = {}
 
-    known: dict[tuple[str, str, str], Recorded] = {}
-
-    def made(name: str, disturbance: str = CLEAN, level: str = "mix") -> Recorded:
-        key = (name, disturbance, level)
+    def made(name: str, disturbance: str = CLEAN, level: str = "mix", task: str = "statistics") -> Recorded:
+        key = (name, disturbance, level, task)
         if key not in known:
-            pair = next(pair for pair in PAIRS if pair.name.startswith(name))
-            known[key] = record_pair(pair, disturbance, tmp_path_factory.mktemp("pair"), level=level)
+            pair = next(pair for pair in (*PAIRS, *HELD_OUT, *HELD_OUT_SECOND) if pair.name.startswith(name))
+            known[key] = record_pair(pair, disturbance, tmp_path_factory.mktemp("pair"), level=level, task=task)
         return known[key]
 
     return made

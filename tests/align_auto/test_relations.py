@@ -6,10 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from twinprobe.align.auto import Relation, align_runs
 from twinprobe.align.auto.alignment import COMPOSITE, FUSED, MODULE_CALL, RESIDUAL

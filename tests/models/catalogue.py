@@ -37,7 +37,8 @@ Truth = set[tuple[str, str]]
 Places = Callable[[str, list[int]], Iterator[tuple[dict[str, object], dict[str, object]]]]
 
 
-def _by_layer(_key: str, layers: list[int]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+def by_layer(_key: str, layers: list[int]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
+    """The layers in their order."""
     for mine, theirs in enumerate(layers):
         yield {"i": mine}, {"i": theirs}
 
@@ -49,7 +50,7 @@ def _by_stage(_key: str, layers: list[int]) -> Iterator[tuple[dict[str, object],
 
 
 def _by_stack(key: str, layers: list[int]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
-    return _by_layer(key, layers if key.startswith("writer") else list(range(LAYERS)))
+    return by_layer(key, layers if key.startswith("writer") else list(range(LAYERS)))
 
 
 def _by_resnet_block(_key: str, layers: list[int]) -> Iterator[tuple[dict[str, object], dict[str, object]]]:
@@ -67,11 +68,11 @@ class ModelPair:
     own: Callable[[Any, int], Any]
     truth: dict[Any, Any]
     layer: str
-    places: Places = _by_layer
+    places: Places = by_layer
     image: int = 0
 
-    def inputs(self) -> torch.Tensor:
-        """What both models are given."""
+    def inputs(self) -> Any:
+        """What both models are given: a tensor, or arguments by name."""
         torch.manual_seed(7)
         return torch.rand(2, 3, self.image, self.image) if self.image else torch.randint(0, 64, (2, 8))
 
@@ -203,14 +204,14 @@ def record_pair(pair: ModelPair, disturbance: str, folder: Path, *, level: str =
     published, own, layers = build(pair, disturbance)
     inputs = pair.inputs()
     golden = record_run(published, inputs, folder / "golden", level=level, labels="t5" in pair.name, **more)
-    if disturbance == BF16 and pair.image:
-        inputs = inputs.bfloat16()
-    target = record_run(own, inputs, folder / "target", level=level, **more)
+    target = record_run(
+        own, _bfloat16(inputs) if disturbance == BF16 else inputs, folder / "target", level=level, **more
+    )
     return Recorded(pair.name, disturbance, target, golden, pair.correct(layers))
 
 
 def record_run(
-    model: Any, inputs: torch.Tensor, folder: Path, *, labels: bool = False, backward: bool = True, **options: Any
+    model: Any, inputs: Any, folder: Path, *, labels: bool = False, backward: bool = True, **options: Any
 ) -> Run:
     """One forward (and backward) pass of a model, recorded."""
     from twinprobe.torch import record
@@ -218,10 +219,21 @@ def record_run(
     options = {"level": "mix", "task": "statistics", **options}
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with quiet[0], quiet[1], torch.set_grad_enabled(backward), record(model, folder, **options):
-        outputs = model(inputs, labels=inputs) if labels else model(inputs)
+        outputs = model(inputs, labels=inputs) if labels else called(model, inputs)
         if backward:
             _first(outputs).float().square().mean().backward()
     return open_run(next(folder.rglob("dump.json")))
+
+
+def called(model: Any, inputs: Any) -> Any:
+    """What a model returns for a tensor, or for arguments by name."""
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def _bfloat16(inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return {name: _bfloat16(value) for name, value in inputs.items()}
+    return inputs.bfloat16() if inputs.is_floating_point() else inputs
 
 
 def _first(outputs: Any) -> torch.Tensor:

@@ -23,7 +23,7 @@ from twinprobe.report.names import result_stem
 from twinprobe.report.row_log import log_rows
 from twinprobe.report.write import write_reports
 from twinprobe.runs.folders import RunKey
-from twinprobe.runs.run import RUN_FILES, TENSOR_FOLDER
+from twinprobe.runs.run import RUN_FILES, TENSOR_FOLDER, find_run
 
 __all__ = ["Job", "Outcome", "Request", "compare_job", "plan", "run_all", "run_job", "run_request", "work_size"]
 
@@ -93,7 +93,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     if job.formats or wanted.layer is not None:
         prepare_folder(job.output)
     options = Options(match, job.request.thresholds, progress, _measurer(job))
-    with unchanged(job.target, job.golden):
+    with unchanged(find_run(job.target), find_run(job.golden)):
         return compare_paths(job.target, job.golden, options)
 
 

@@ -13,6 +13,7 @@ from twinprobe.align.auto.rule_containers import link_containers
 from twinprobe.align.auto.rule_layers import link_layers
 from twinprobe.align.auto.rule_residual import link_residuals
 from twinprobe.align.auto.rule_results import link_results
+from twinprobe.align.auto.rule_wholes import link_wholes
 from twinprobe.align.auto.sketch import GIVEN, Link, Sketch
 from twinprobe.align.auto.tree import CallTree, call_tree
 from twinprobe.align.auto.why import left_alone
@@ -26,6 +27,7 @@ RULES: tuple[Rule, ...] = (
     link_containers,  # what encloses the same layers
     link_branches,  # what runs side by side, in whatever order
     link_containers,  # what encloses the same branches
+    link_wholes,  # what holds as many weights in one module as the other side in several
     link_calls,  # what ran between linked calls
     link_containers,  # what encloses the same calls
     link_residuals,  # what adds inside or outside

@@ -7,12 +7,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe.align.auto.cells import ValueCells
 from twinprobe.align.auto.kinds import function_of
 from twinprobe.align.auto.layer_scores import _like_sizes
 from twinprobe.align.auto.layers import Facts
 from twinprobe.align.auto.module_scores import kinds_fit, names_fit
-from twinprobe.align.auto.prints import Shape, same_values
+from twinprobe.align.auto.prints import same_values
+from twinprobe.align.auto.sequence import Ints
 from twinprobe.align.auto.words import unnumbered
+from twinprobe.align.shapes import Shape
 
 NEVER = -30.0
 _FAMILY, _DOUBT = 2.0, 1.0
@@ -79,6 +82,25 @@ def equal_values(target: Facts, mine: list[int], golden: Facts, theirs: list[int
     inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
     total = _EQUAL_OUTPUT * same_values(target.prints, outputs[0], golden.prints, outputs[1])
     return np.asarray(total + _EQUAL_INPUT * same_values(target.prints, inputs[0], golden.prints, inputs[1]))
+
+
+class EqualCells:
+    """The same for two long lists, in the cells asked for."""
+
+    def __init__(self, target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> None:
+        outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
+        inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
+        self._outputs = ValueCells(target.prints, outputs[0], golden.prints, outputs[1])
+        self._inputs = ValueCells(target.prints, inputs[0], golden.prints, inputs[1])
+
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
+        """Cell by cell, broadcast."""
+        return np.asarray(_EQUAL_OUTPUT * self._outputs(rows, columns) + _EQUAL_INPUT * self._inputs(rows, columns))
+
+    @property
+    def seen(self) -> bool:
+        """Whether any two calls asked about had equal values."""
+        return self._outputs.seen or self._inputs.seen
 
 
 @lru_cache(maxsize=16384)

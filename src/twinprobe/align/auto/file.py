@@ -42,7 +42,7 @@ def read_alignment(path: Path) -> Alignment:
         raise BadInput("does not exist", where=path, hint="twinprobe align A B -o DIR writes one") from None
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = 'expected {"relations": [{"target": "...", "golden": "..."}]}'
         raise BadInput(f"is no alignment: {error}", where=path, hint=hint) from None
     if document.format != FORMAT:

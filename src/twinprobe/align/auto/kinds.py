@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from twinprobe.align.auto.prints import NONE, Prints, Shape
+from twinprobe.align.auto.prints import NONE, Prints
 from twinprobe.align.auto.words import words_of
+from twinprobe.align.shapes import Shape
 
 LINEAR, NORM, EMBEDDING, CONV, OTHER = "linear", "norm", "embedding", "conv", ""
+POINTWISE = "pointwise"  # a convolution of one point: a linear layer on channels
 
 # The first piece that a class's name contains decides.
 _PIECES = (
@@ -63,7 +65,7 @@ def behaviour(weights: list[Shape], taken: Shape | None, given: Shape | None, ta
     """What parameters and shapes prove: a linear map, a norm, an embedding, a convolution; else nothing."""
     wide = [shape for shape in weights if len(shape) >= 2]
     if len(wide) == 1 and len(wide[0]) >= 3 and given is not None:
-        return CONV
+        return convolution(wide[0])
     if len(wide) == 1 and len(wide[0]) == 2 and given:
         if takes_integers and given[-1] == wide[0][1]:
             return EMBEDDING
@@ -74,6 +76,11 @@ def behaviour(weights: list[Shape], taken: Shape | None, given: Shape | None, ta
         if same and len(set(weights)) == 1 and len(weights[0]) == 1 and weights[0][0] in given:
             return NORM
     return OTHER
+
+
+def convolution(weight: Shape) -> str:
+    """What kind of convolution has this weight."""
+    return POINTWISE if len(weight) >= 3 and weight[1] > 1 and set(weight[2:]) == {1} else CONV
 
 
 def layer_kind(prints: Prints, op: int, cls: str, weights: list[Shape]) -> str:

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe.align.auto.kinds import CONV, LINEAR, POINTWISE
 from twinprobe.align.auto.layers import Layer
-from twinprobe.align.auto.prints import NONE, TOLERANCE, Prints, Shape
+from twinprobe.align.auto.prints import NONE, TOLERANCE, Prints
 from twinprobe.align.auto.words import agreement, likeness, numbers_of, own_name
+from twinprobe.align.shapes import Shape
 
 Array = NDArray[Any]
 
 # The price of saying anything: a pair must earn more.
 DOUBT = 1.5
 NEVER = -30.0
-_SAME_KIND, _OTHER_KIND = 1.0, NEVER
+_SAME_KIND, _LIKE_KIND, _OTHER_KIND = 1.0, 0.7, NEVER
 _SAME_WEIGHTS, _SAME_MATRIX, _ONE_SIZE_OFF, _OTHER_WEIGHTS = 1.5, 1.0, -1.2, -8.0
 _MEANING, _AROUND, _OWN_NAME, _CLASS, _SAME_PATH, _SAME_PLACE = 1.5, 0.5, 0.75, 0.25, 1.5, 0.4
 _EQUAL_WEIGHTS, _EQUAL_BIAS, _EQUAL_OUTPUT, _EQUAL_INPUT = 3.0, 1.0, 1.5, 1.0
@@ -209,15 +211,20 @@ def _places(target: Units, golden: Units) -> tuple[Array, Array]:
 
 
 def _canonical(weights: tuple[Shape, ...]) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
-    """Matrices with sorted sizes (a transposed weight is the same weight), and vectors."""
-    wide = sorted(tuple(sorted(shape)) for shape in weights if len(shape) > 1)
+    """Matrices with sorted sizes (a transposed weight is the same weight, so is one of 1x1 points), and vectors."""
+    flat = (shape[:2] if set(shape[2:]) == {1} else shape for shape in weights)
+    wide = sorted(tuple(sorted(shape)) for shape in flat if len(shape) > 1)
     return tuple(wide), tuple(sorted(shape for shape in weights if len(shape) == 1))
 
 
 def _kinds(one: str, other: str) -> float:
     if not one or not other:
         return 0.0
-    return _SAME_KIND if one == other else _OTHER_KIND
+    if one == other:
+        return _SAME_KIND
+    if POINTWISE in (one, other):
+        return _LIKE_KIND if LINEAR in (one, other) else 0.0 if CONV in (one, other) else _OTHER_KIND
+    return _OTHER_KIND
 
 
 _Weights = tuple[tuple[int, int] | None, tuple[tuple[Shape, ...], tuple[Shape, ...]]]

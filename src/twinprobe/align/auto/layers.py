@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from twinprobe.align.auto.kinds import LAYER_CALLS, LINEAR, class_kind, layer_kind
-from twinprobe.align.auto.prints import NONE, Prints, Shape
+from twinprobe.align.auto.kinds import CONV, LAYER_CALLS, LINEAR, class_kind, convolution, layer_kind
+from twinprobe.align.auto.prints import NONE, Prints
 from twinprobe.align.auto.tree import ROOT, CallTree
 from twinprobe.align.auto.words import above, meaning, surroundings
 from twinprobe.align.parameters import spelled
+from twinprobe.align.shapes import Shape
 from twinprobe.runs.table import INPUT
 
 # Functions that only look at a tensor in another way, or move it.
@@ -97,6 +98,8 @@ class Facts:
                 found[node] = bool(self.weights[node]) or class_kind(tree.cls[node]) in _STRONG
                 if found[node] and tree.module_children(node) and not self.weights[node]:
                     found[node] = False  # named like a layer, but made of other modules
+                if found[node] and self._matrix_calls(node) > 1:
+                    found[node], below[node] = False, True  # holds the weights of several layers: these are its calls
             if found[node] or below[node]:
                 below[tree.parent[node]] = True
         inside = [False] * len(tree)
@@ -108,6 +111,11 @@ class Facts:
             if not tree.is_module[node] and not inside[node] and self.weights[node]:
                 found[node] = True
         return found
+
+    def _matrix_calls(self, node: int) -> int:
+        """How many linear maps and convolutions a module computes by calls of its own."""
+        calls = (child for child in self.tree.children[node] if not self.tree.is_module[child])
+        return sum(bool(self.weights[call]) and LAYER_CALLS[self.tree.family[call]] in (LINEAR, CONV) for call in calls)
 
     def _in_order(self) -> list[Layer]:
         nodes = [node for node in self.tree.in_order if self.is_layer[node]]
@@ -152,6 +160,8 @@ class Facts:
         path = self.path(node)
         taken, given = self.input_row(node), self.output_row(node)
         weight, bias = self._named(rows, shapes)
+        if kind == CONV:
+            kind = convolution(shapes.get(weight, ()))
         return Layer(
             nodes=(node,), kind=kind, path=path, cls=tree.cls[node],
             meaning=meaning(path), around=surroundings(above(path)),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from twinprobe.align.auto.aligner import align_sides
 from twinprobe.align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
+from twinprobe.align.auto.operands import link_operands
 from twinprobe.align.auto.prints import Prints
 from twinprobe.align.auto.row_links import (
     RowLinks,
@@ -26,7 +27,6 @@ from twinprobe.errors import BadInput
 from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS
 
 RULE = "auto"
-_STRANGERS = 0.05  # so many modules without their like do not make two code bases
 _Many = tuple[Relation, list[int], list[int]]  # with the numbers of its calls
 
 
@@ -91,6 +91,7 @@ def _row_links(board: Board, many: list[_Many]) -> RowLinks:
         elif all(board.partner[op] == NONE for op in mine) and all(board.back[op] == NONE for op in theirs):
             rule = f"{RULE}: {relation.rule}"
             (link_parts if relation.kind == FUSED else link_chain)(board, links, prints, mine, theirs, rule)
+    link_operands(board, links, prints)
     if board.across_frameworks:
         for op, other in enumerate(board.partner):
             if other != NONE and not board.target.head_of[op].is_module and board.target.direction[op] == FORWARD:
@@ -123,18 +124,6 @@ def link_equal_modules(board: Board) -> None:
         other = board.golden.heads.get(head.name)
         if other is not None:
             board.link_heads(head, other, NAME, by_order=False)
-
-
-def modules_meet(target: list[str], golden: list[str]) -> bool:
-    """Whether the modules of one run nearly all have their names in the other (or there are none)."""
-    mine, theirs = _forward_modules(target), _forward_modules(golden)
-    common = len(mine & theirs)
-    fewest = min(len(mine), len(theirs))
-    return fewest - common <= _STRANGERS * fewest
-
-
-def _forward_modules(ops: list[str]) -> set[str]:
-    return {name for name in ops if name.startswith(("Module.", "Cell.")) and f".{FORWARD}." in name}
 
 
 def _check_names(board: Board, alignment: Alignment, where: object) -> None:

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import ast
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe.align.shapes import Shape, dims
 from twinprobe.align.side import Side
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.table import INPUT, OUTPUT, PARAMETER, STATS
 
 NONE = -1
-Shape = tuple[int, ...]
-_MOST_DIMS = 64
-
-
-@lru_cache(maxsize=65536)
-def dims(text: str | None) -> Shape | None:
-    """A shape from its text; None where there is none."""
-    if not text or len(text) > 20 * _MOST_DIMS:
-        return None
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    if not isinstance(found, list | tuple) or not all(type(size) is int and size >= 0 for size in found):
-        return None
-    return tuple(found)
 
 
 class Prints:
@@ -105,16 +89,57 @@ def _numel(shape: Shape | None) -> float:
 
 # Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.
 TOLERANCE = 1e-2
+_FEW = 24  # so many rows are compared one by one faster than all at once
 
 
 def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.bool_]:
     """For all combinations of rows: as many elements, and statistics that agree as far as they are known."""
     found = np.zeros((len(rows), len(others)), dtype=bool)
+    if len(others) < _FEW:
+        for at, row in enumerate(rows):
+            for to, partner in enumerate(others):
+                if row_values_agree(one, row, other, partner):
+                    found[at, to] = True
+        return found
+    partners = _Partners(other, others)
     for at, row in enumerate(rows):
-        for to, partner in enumerate(others):
-            if row_values_agree(one, row, other, partner):
-                found[at, to] = True
+        if row != NONE:
+            found[at] = partners.agree(one, row)
     return found
+
+
+class _Partners:
+    """Many rows of one run, asked whether they agree with a row of the other: ``row_values_agree`` for all at once."""
+
+    def __init__(self, prints: Prints, rows: list[int]) -> None:
+        places = np.array(rows)
+        known = places != NONE
+        self._telling = known & prints.telling[places]
+        self._max, self._min, self._mean, self._norm = prints.stats[places].T
+        self._numel = prints.numel[places]
+        self._by_digest: dict[str, list[int]] = {}
+        for at, row in enumerate(rows):
+            if row != NONE and (digest := prints.digest[row]) is not None:
+                self._by_digest.setdefault(digest, []).append(at)
+
+    def agree(self, one: Prints, row: int) -> NDArray[np.bool_]:
+        mine = one.listed[row]
+        agree = np.zeros(len(self._telling), dtype=bool)
+        if mine is not None:
+            highest, lowest, mean, size, numel = mine
+            near = np.abs(self._norm - size) <= TOLERANCE * np.maximum(self._norm, size)
+            chosen = np.flatnonzero(self._telling & near & (self._numel == numel))
+            root = np.maximum(self._norm[chosen], size) / max(numel, 1.0) ** 0.5
+            same = ~(np.abs(self._mean[chosen] - mean) > 2 * TOLERANCE * root)  # NaN is unknown, not different
+            for value, theirs in ((highest, self._max[chosen]), (lowest, self._min[chosen])):
+                reach = 2 * TOLERANCE * np.maximum(np.abs(theirs), abs(value)) + TOLERANCE * root
+                same &= ~(np.abs(theirs - value) > reach)
+            agree[chosen[same]] = True
+        digest = one.digest[row]
+        for at in self._by_digest.get(digest, ()) if digest is not None else ():
+            if mine is None or not self._telling[at]:
+                agree[at] = True
+        return agree
 
 
 def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 
@@ -11,10 +12,12 @@ from twinprobe.align.auto.prints import NONE, Prints, row_values_agree
 from twinprobe.align.board import Board
 from twinprobe.align.pairs import Groups, Pairs, from_partners
 from twinprobe.align.side import Side
+from twinprobe.align.turns import fits_shape
 from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 Rows = tuple[int, ...]
+MERGED = "merged statistics"  # how rows of fused and split layers compare
 # What of split layers is what of the fused one when put together.
 _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
 
@@ -44,7 +47,7 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
     hidden: set[int] = set()
     for mine, theirs, rule in links.groups:
         if all(partners[row] == NONE for row in mine) and taken.isdisjoint(theirs):
-            partners[mine[0]], rules[mine[0]] = theirs[0], f"{rule}, merged statistics"
+            partners[mine[0]], rules[mine[0]] = theirs[0], f"{rule}, {MERGED}"
             groups[mine[0]] = mine, theirs
             taken.update(theirs)
             hidden.update(theirs[1:])
@@ -87,7 +90,7 @@ def link_chain(
     for row, found in _chain_inputs(prints[::-1] if swapped else prints, chain, one):
         links.pairs[row if swapped else found] = (found if swapped else row), rule
     # What flows back into the chain is the gradient of its last output.
-    back = _backward(board.target, mine[-1]), _backward(board.golden, theirs[-1])
+    back = backward_call(board.target, mine[-1]), backward_call(board.golden, theirs[-1])
     if NONE not in back:
         gradients = prints[0].rows(back[0], INPUT), prints[1].rows(back[1], INPUT)
         if gradients[0] and gradients[1] and _same_size(prints, gradients[0][0], gradients[1][0]):
@@ -111,7 +114,7 @@ def _chain_inputs(prints: tuple[Prints, Prints], chain: list[int], one: list[int
 
 def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
     """Gradients that the backward calls of two APIs list in different orders, where a shape occurs once."""
-    back = _backward(board.target, op), _backward(board.golden, other)
+    back = backward_call(board.target, op), backward_call(board.golden, other)
     if NONE in back:
         return
     rows = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
@@ -123,7 +126,8 @@ def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], 
             links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
 
 
-def _backward(side: Side, op: int) -> int:
+def backward_call(side: Side, op: int) -> int:
+    """The backward call of a forward call; -1 where there is none."""
     return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
 
 
@@ -146,16 +150,29 @@ def link_parts(
     board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
 ) -> None:
     """Split layers against a fused one: outputs, parameters and their gradients side by side, the input once."""
-    first = prints[0].rows(mine[0], INPUT)[:1], prints[1].rows(theirs[0], INPUT)[:1]
-    if first[0] and first[1]:
-        links.pairs[first[0][0]] = first[1][0], rule
+    first = prints[0].rows(mine[0], INPUT), prints[1].rows(theirs[0], INPUT)
+    for row, other in product(first[0], first[1]):
+        shapes = prints[0].shape(row), prints[1].shape(other)
+        if shapes[0] is not None and shapes[1] is not None and fits_shape(shapes[0], shapes[1]):
+            links.pairs[row] = other, rule
+            break
     sides = (board.target, mine), (board.golden, theirs)
     for direction, role in _TOGETHER:
         rows = [_by_name(side, print_, ops, direction, role) for (side, ops), print_ in zip(sides, prints, strict=True)]
         for name, parts in rows[0].items():
-            others = rows[1].get(name)
-            if others and len(parts) == len(mine) and len(others) == len(theirs):
-                links.groups.append((tuple(parts), tuple(others), rule))
+            named = [rows[1][name]] if name in rows[1] else []
+            for others in [*named, *rows[1].values()]:
+                if len(parts) == len(mine) and len(others) == len(theirs) and _add_up(prints, parts, others):
+                    links.groups.append((tuple(parts), tuple(others), rule))
+                    break
+
+
+def _add_up(prints: tuple[Prints, Prints], parts: list[int], others: list[int]) -> bool:
+    """Whether both sides have as many elements in all, and axes that could be joined; unknown ones may."""
+    sizes = prints[0].numel[parts].sum(), prints[1].numel[others].sum()
+    shapes = [prints[0].shape(parts[0]), prints[1].shape(others[0])]
+    ranks = {len(shape) > 1 for shape in shapes if shape is not None}
+    return not (sizes[0] != sizes[1] and np.isfinite(sizes).all()) and len(ranks) < 2
 
 
 def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
@@ -170,7 +187,7 @@ def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: i
         if role == OUTPUT or direction == BACKWARD:
             rows = rows[:1]
         elif role == INPUT:
-            rows = rows[1:] if not side.head_of[op].is_module else []
+            rows = rows if not side.head_of[op].is_module else []
         for row in rows:
             name = side.names[row].rpartition(".")[2] if role != OUTPUT and direction != BACKWARD else ""
             found.setdefault(name, []).append(row)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from twinprobe.align.auto.branch_order import tensor
 from twinprobe.align.auto.layers import Facts, Layer
 from twinprobe.align.auto.prints import NONE
-from twinprobe.align.auto.rule_layers import by_scope, pair_layers
+from twinprobe.align.auto.rule_layers import BRANCHES, by_scope, pair_layers
 from twinprobe.align.auto.sketch import Sketch
-
-RULE = "parallel branches"
 
 
 def link_branches(sketch: Sketch) -> None:
@@ -23,7 +22,7 @@ def link_branches(sketch: Sketch) -> None:
     for scope, layers in mine.items():
         others = theirs.get(sketch.partner[scope])
         if others:
-            pair_layers(sketch, layers, others, RULE)
+            pair_layers(sketch, layers, others, BRANCHES)
 
 
 def _free_branches(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
@@ -35,25 +34,15 @@ def _free_branches(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
             scope = tree.parent[layer.node]
             while linked[scope] == NONE:
                 scope = tree.parent[scope]
-            taken[scope].add(_tensor(facts, layer.input_row))
+            taken[scope].add(tensor(facts, layer.input_row))
     found = {}
     for scope, layers in by_scope(facts, linked).items():
-        known = taken[scope] | {_tensor(facts, facts.input_row(scope))}
+        known = taken[scope] | {tensor(facts, facts.input_row(scope))}
         branching = []
         for layer in layers:
-            if _tensor(facts, layer.input_row) in known - {None}:
+            if tensor(facts, layer.input_row) in known - {None}:
                 branching.append(layer)
-                known.add(_tensor(facts, layer.output_rows[0]))
+                known.add(tensor(facts, layer.output_rows[0]))
         if branching:
             found[scope] = branching
     return found
-
-
-def _tensor(facts: Facts, row: int) -> object:
-    """What tells one tensor of a run from another: within one run, equal statistics are equal to the last bit."""
-    if row == NONE:
-        return None
-    prints = facts.prints
-    if prints.digest[row] is not None:
-        return prints.digest[row]
-    return (prints.shape_text[row], *prints.stats[row].tolist()) if prints.telling[row] else None

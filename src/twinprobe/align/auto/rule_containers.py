@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from twinprobe.align.auto.alignment import SAME
+from twinprobe.align.auto.branch_order import tensor
 from twinprobe.align.auto.layers import Facts
 from twinprobe.align.auto.module_scores import names_fit, values_fit
 from twinprobe.align.auto.prints import NONE
@@ -89,17 +90,37 @@ def _link_chain(
             for to, other in enumerate(others):
                 scores[at][to] += _ALIKE * bool(votes[classes[0][node], classes[1][other]])
     pairs, total = _best_pairs(scores)
+    alike = _wrapped(sketch.target, chain), _wrapped(sketch.golden, others)
     for at, to in pairs:
         margin = scores[at][to]
         if choice:
-            without = [row[:] for row in scores]
-            without[at][to] = -1e9
+            without = _without_likes(scores, alike, at, to)
             margin = min(margin, total - _best_pairs(without)[1])
         reason = "encloses the same layers"
         if len(chain) != len(others):
             reason += f", best of {max(len(chain), len(others))} levels"
         if sketch.link(Link((chain[at],), (others[to],), RULE, reason, min(inside, sure(margin)), SAME)):
             votes[classes[0][chain[at]], classes[1][others[to]]] += 1
+
+
+def _wrapped(facts: Facts, chain: list[int]) -> list[object]:
+    """Equal for modules of a chain that take and give the very same tensors: either stands for the other."""
+    found: list[object] = []
+    for at, node in enumerate(chain):
+        tensors = tensor(facts, facts.input_row(node)), tensor(facts, facts.output_row(node))
+        found.append(tensors if None not in tensors else at)
+    return found
+
+
+def _without_likes(
+    scores: list[list[float]], alike: tuple[list[object], list[object]], at: int, to: int
+) -> list[list[float]]:
+    """The scores without a pair and all that would say the same."""
+    mine, theirs = alike
+    return [
+        [-1e9 if mine[row] == mine[at] and theirs[column] == theirs[to] else score for column, score in enumerate(line)]
+        for row, line in enumerate(scores)
+    ]
 
 
 def score_pair(sketch: Sketch, node: int, other: int) -> float:

@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from twinprobe.align.auto.alignment import FUSED, SAME
 from twinprobe.align.auto.branch_groups import settle_branches
+from twinprobe.align.auto.branch_order import by_branch_size
+from twinprobe.align.auto.guess import guess_by_keys
 from twinprobe.align.auto.layer_scores import LayerScores, Units, shared_weights
 from twinprobe.align.auto.layers import Facts, Layer, groups_of
 from twinprobe.align.auto.prints import NONE
+from twinprobe.align.auto.rising import rising
 from twinprobe.align.auto.sequence import Floats, Group, Ints, Problem, Step, pair_in_order
 from twinprobe.align.auto.sketch import GIVEN, Link, Sketch, sure
 from twinprobe.align.auto.words import agreement, unnumbered
 
-RULE, FUSED_RULE = "layers in order", "fused layers"
+RULE, FUSED_RULE, BRANCHES = "layers in order", "fused layers", "parallel branches"
 _SIZES = (2, 3)
 _LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE = 0.3, 2.4, 0.2, 0.55
 
 
 def link_layers(sketch: Sketch) -> None:
     """Pair the layers of both runs; pairs never cross, and never leave modules that are known to belong together."""
+    arranged = by_branch_size(sketch.target), by_branch_size(sketch.golden)
     mine, theirs = by_scope(sketch.target, sketch.partner), by_scope(sketch.golden, sketch.back)
-    for scope, layers in mine.items():
-        pair_layers(sketch, layers, theirs.get(sketch.partner[scope], []), RULE)
+    ways = [mine], [theirs]
+    if arranged[0] is not None or arranged[1] is not None:
+        ways[0].append(by_scope(sketch.target, sketch.partner, arranged[0]))
+        ways[1].append(by_scope(sketch.golden, sketch.back, arranged[1]))
+    for scope in mine:
+        other = sketch.partner[scope]
+        options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
+        _pair_best(sketch, options, RULE)
     if not _is_coherent(sketch):
         sketch.give_up()
     elif sketch.share < _SOME_SHARED:
         _note_missing_layers(sketch)
 
 
-def by_scope(facts: Facts, linked: list[int]) -> dict[int, list[Layer]]:
+def by_scope(facts: Facts, linked: list[int], layers: list[Layer] | None = None) -> dict[int, list[Layer]]:
     """The free layers by the nearest linked module around them; the run itself where there is none."""
     found: dict[int, list[Layer]] = defaultdict(list)
-    for layer in facts.layers:
+    for layer in facts.layers if layers is None else layers:
         scope = facts.tree.parent[layer.node]
         while linked[scope] == NONE:
             scope = facts.tree.parent[scope]
@@ -79,13 +89,25 @@ def _is_coherent(sketch: Sketch) -> bool:
 
 
 def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
-    """Pair two ordered lists of layers."""
-    if not mine or not theirs:
-        return
-    matcher = _LayerMatcher(sketch, list(mine), list(theirs))
-    steps = pair_in_order(matcher.problem(), matcher.guess())
-    for step, equal in matcher.with_values(settle_branches(steps, list(mine), list(theirs), matcher.scores)):
-        matcher.link(step, rule, equal)
+    """Pair two sequences of layers in order."""
+    _pair_best(sketch, [(mine, theirs)], rule)
+
+
+def _pair_best(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
+    """Pair in order; where there is more than one order, in the one in which more fits."""
+    found: list[tuple[float, _LayerMatcher, list[Step]]] = []
+    for mine, theirs in options:
+        if mine and theirs:
+            matcher = _LayerMatcher(sketch, list(mine), list(theirs))
+            steps = pair_in_order(matcher.problem(), matcher.guess())
+            found.append((sum(step.score for step in steps), matcher, steps))
+    if found:
+        best = max(found, key=lambda option: option[0])
+        _, matcher, steps = best
+        settled = matcher.settled(steps)
+        crossing = matcher.crossing(settled) if best is not found[0] else set()
+        for step, equal in matcher.with_values(settled):
+            matcher.link(step, BRANCHES if step in crossing else rule, equal)
 
 
 class _LayerMatcher:
@@ -116,13 +138,21 @@ class _LayerMatcher:
 
     def guess(self) -> list[tuple[int, int]]:
         """Layers of which there are as many of one sort on either side belong together in order, roughly."""
-        sorts = _by_sort(self._mine), _by_sort(self._theirs)
-        pairs = []
-        for sort, places in sorts[0].items():
-            others = sorts[1].get(sort, [])
-            if len(places) == len(others):
-                pairs += list(zip(places, others, strict=True))
-        return rising(sorted(pairs))
+        return guess_by_keys(_sorts(self._mine), _sorts(self._theirs))
+
+    def settled(self, steps: list[Step]) -> list[Step]:
+        """The steps with layers that read the same tensor (q, k, v) chosen anew."""
+        return settle_branches(steps, self._mine, self._theirs, self.scores)
+
+    def crossing(self, steps: list[Step]) -> set[Step]:
+        """The fewest steps without which all ran in the same order on both sides."""
+        order = _places(self._sketch.target), _places(self._sketch.golden)
+        ran = {
+            (order[0][self._mine[step.target[0]].node], order[1][self._theirs[step.golden[0]].node]): step
+            for step in steps
+        }
+        kept = set(rising(sorted(ran)))
+        return {step for pair, step in ran.items() if pair not in kept}
 
     def with_values(self, steps: list[Step]) -> list[tuple[Step, bool]]:
         """Each step, and whether its first two layers hold equal values."""
@@ -150,6 +180,11 @@ class _LayerMatcher:
             calls = _only_calls(sketch.target, nodes[0]), _only_calls(sketch.golden, nodes[1])
             if calls[0] and calls[1]:
                 sketch.link(Link(*calls, FUSED_RULE, reason, confidence, FUSED, -1))
+
+
+def _places(facts: Facts) -> dict[int, int]:
+    """Node of a layer -> when it ran."""
+    return {layer.node: at for at, layer in enumerate(facts.layers)}
 
 
 def _reason(one: Layer, other: Layer, equal: bool) -> str:
@@ -236,34 +271,5 @@ def _edges(layers: list[Layer], facts: Facts) -> Floats:
     return np.array([*prices, 0.0])
 
 
-def _by_sort(layers: list[Layer]) -> dict[object, list[int]]:
-    found: dict[object, list[int]] = defaultdict(list)
-    for place, layer in enumerate(layers):
-        found[layer.kind, tuple(sorted(tuple(sorted(shape)) for shape in layer.weights))].append(place)
-    return found
-
-
-def rising(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The longest chain of pairs (sorted by their first number) that rises in both numbers."""
-    from bisect import bisect_left
-
-    ends: list[int] = []
-    tails: list[int] = []
-    before = [NONE] * len(pairs)
-    for at, (_, second) in enumerate(pairs):
-        place = bisect_left(ends, second)
-        if place == len(ends):
-            ends.append(second)
-            tails.append(at)
-        else:
-            ends[place], tails[place] = second, at
-        before[at] = tails[place - 1] if place else NONE
-    chain, at = [], tails[-1] if tails else NONE
-    while at != NONE:
-        chain.append(pairs[at])
-        at = before[at]
-    strict: list[tuple[int, int]] = []
-    for pair in reversed(chain):
-        if not strict or (pair[0] > strict[-1][0] and pair[1] > strict[-1][1]):
-            strict.append(pair)
-    return strict
+def _sorts(layers: list[Layer]) -> list[Hashable]:
+    return [(layer.kind, tuple(sorted(tuple(sorted(shape)) for shape in layer.weights))) for layer in layers]

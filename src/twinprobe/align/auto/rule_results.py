@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinprobe.align.auto.alignment import COMPOSITE, SAME
+from twinprobe.align.auto.cells import WIDEST, ValueCells
+from twinprobe.align.auto.guess import guess_by_values
 from twinprobe.align.auto.layers import Facts
-from twinprobe.align.auto.prints import NONE, same_values
+from twinprobe.align.auto.one_to_one import pair_by_cells, pair_by_table
+from twinprobe.align.auto.prints import NONE, Prints, row_values_agree, same_values
 from twinprobe.align.auto.scopes import Piece, pieces
-from twinprobe.align.auto.sequence import pair_by_table
+from twinprobe.align.auto.sequence import Score, is_large
 from twinprobe.align.auto.sketch import Link, Sketch
 
 RULE, WHOLE = "equal results", "one call does it all"
@@ -35,15 +39,17 @@ def _link_piece(sketch: Sketch, piece: Piece) -> None:
     target, golden = sketch.target, sketch.golden
     rows = [target.output_row(node) for node in piece.target]
     others = [golden.output_row(node) for node in piece.golden]
-    agree = same_values(target.prints, rows, golden.prints, others)
-    if not agree.any():
-        return
-    shapes = [target.prints.shape_text[row] for row in rows], [golden.prints.shape_text[row] for row in others]
-    same = np.array([[one == other for other in shapes[1]] for one in shapes[0]])
-    scores = np.where(agree, _EQUAL + _SAME_SHAPE * same, _OTHER)
+    sizes = len(rows), len(others)
+    scores = _Scores(target.prints, rows, golden.prints, others)
+    if is_large(*sizes):
+        guess = guess_by_values(target, piece.target, golden, piece.golden)
+        steps = pair_by_cells(sizes, scores.cells(), _EDGE, guess, WIDEST)
+    else:
+        table = scores.table()
+        steps = pair_by_table(table, _EDGE) if table.max() > 0 else []
     begin = (0, 0)
-    for step in pair_by_table(scores, _EDGE):
-        at, to = _last_equal(scores, step.target[0], step.golden[0])
+    for step in steps:
+        at, to = _last_equal(scores, sizes, step.target[0], step.golden[0])
         mine = tuple(node for node in piece.target[begin[0] : at + 1] if sketch.partner[node] == NONE)
         theirs = tuple(node for node in piece.golden[begin[1] : to + 1] if sketch.back[node] == NONE)
         begin = at + 1, to + 1
@@ -54,13 +60,43 @@ def _link_piece(sketch: Sketch, piece: Piece) -> None:
             sketch.link(Link(mine, theirs, RULE, "same place, equal output", _CONFIDENCE, kind))
 
 
-def _last_equal(scores: np.ndarray, at: int, to: int) -> tuple[int, int]:
+def _last_equal(scores: _Scores, sizes: tuple[int, int], at: int, to: int) -> tuple[int, int]:
     """Views repeat a result; the last call that has it, in the best shape, stands for the chain."""
-    while at + 1 < scores.shape[0] and scores[at + 1, to] >= scores[at, to] > 0:
+    while at + 1 < sizes[0] and scores.at(at + 1, to) >= scores.at(at, to) > 0:
         at += 1
-    while to + 1 < scores.shape[1] and scores[at, to + 1] >= scores[at, to] > 0:
+    while to + 1 < sizes[1] and scores.at(at, to + 1) >= scores.at(at, to) > 0:
         to += 1
     return at, to
+
+
+class _Scores:
+    """How well the outputs of two lists of calls fit: all at once, in the cells asked for, or one by one."""
+
+    def __init__(self, one: Prints, rows: list[int], other: Prints, others: list[int]) -> None:
+        self._one, self._rows, self._other, self._others = one, rows, other, others
+        numbers: dict[str | None, int] = {}
+        self._shapes = tuple(
+            np.array([numbers.setdefault(prints.shape_text[row], len(numbers)) for row in chosen])
+            for prints, chosen in ((one, rows), (other, others))
+        )
+
+    def table(self) -> NDArray[np.float64]:
+        agree = same_values(self._one, self._rows, self._other, self._others)
+        return self._scored(agree, self._shapes[0][:, None] == self._shapes[1])
+
+    def cells(self) -> Score:
+        agree = ValueCells(self._one, self._rows, self._other, self._others)
+        mine, theirs = self._shapes
+        return lambda rows, columns: self._scored(agree(rows, columns), mine[rows] == theirs[columns])
+
+    def at(self, row: int, column: int) -> float:
+        if not row_values_agree(self._one, self._rows[row], self._other, self._others[column]):
+            return _OTHER
+        return _EQUAL + _SAME_SHAPE * bool(self._shapes[0][row] == self._shapes[1][column])
+
+    @staticmethod
+    def _scored(agree: NDArray[np.bool_], same_shape: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.where(agree, _EQUAL + _SAME_SHAPE * same_shape, _OTHER)
 
 
 def _link_whole(sketch: Sketch, node: int, other: int, piece: Piece) -> None:

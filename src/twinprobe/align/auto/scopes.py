@@ -26,6 +26,11 @@ def pieces(sketch: Sketch, node: int, other: int, *, opened: bool = False) -> It
     """
     mine = list(_items(sketch.target, node, sketch.partner, opened=opened))
     theirs = list(_items(sketch.golden, other, sketch.back, opened=opened))
+    return cut(sketch, mine, theirs)
+
+
+def cut(sketch: Sketch, mine: list[int], theirs: list[int]) -> Iterator[Piece]:
+    """The free ones of two lists of calls, cut at those that are linked with one another."""
     places = {item: at for at, item in enumerate(theirs) if sketch.back[item] != NONE}
     cuts = []
     for at, item in enumerate(mine):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[Any]
 Ints = NDArray[np.int64]
+Score = Callable[[Ints, Ints], NDArray[Any]]
 
 LOWEST = -1e9
 _WHOLE = 300_000  # so many cells are looked at without a band
@@ -24,6 +24,7 @@ _WIDTH = 160
 _EXTEND = 0.02
 _LONGEST = 4  # members of one side in one pair, at most
 _BLOCK = 1_000_000
+_GAIN = 1.001  # a wider band that brings less than this has found nothing
 
 
 class Group(NamedTuple):
@@ -45,7 +46,7 @@ class Problem:
     """
 
     sizes: tuple[int, int]
-    score: Callable[[Ints, Ints], NDArray[Any]]
+    score: Score
     groups: Callable[[Ints, int], dict[int, list[Group]]]
     edges: tuple[Floats, Floats]
 
@@ -64,28 +65,29 @@ def no_groups(_starts: Ints, _width: int) -> dict[int, list[Group]]:
     return {}
 
 
-def pair_by_table(scores: NDArray[Any], edge: float) -> list[Step]:
-    """Pair two short sequences by a table of scores; equal tables, of which layer stacks make many, are solved once."""
-    return list(_paired_table(scores.shape[0], scores.shape[1], scores.astype(np.float64).tobytes(), edge))
+def is_large(rows: int, columns: int) -> bool:
+    """Whether only a band is looked at, so that a table of all scores would be made in vain."""
+    return (rows + 1) * (columns + 1) > _WHOLE
 
 
-@lru_cache(maxsize=4096)
-def _paired_table(rows: int, columns: int, table: bytes, edge: float) -> tuple[Step, ...]:
-    scores = np.frombuffer(table).reshape(rows, columns)
-    edges = np.full(rows + 1, edge), np.full(columns + 1, edge)
-    return tuple(pair_in_order(Problem((rows, columns), lambda at, to: scores[at, to], no_groups, edges)))
+def pair_in_order(problem: Problem, guess: Sequence[tuple[int, int]] = (), widest: int | None = None) -> list[Step]:
+    """The best pairs that do not cross. ``guess`` holds likely pairs, in order: the band runs through them.
 
-
-def pair_in_order(problem: Problem, guess: Sequence[tuple[int, int]] = ()) -> list[Step]:
-    """The best pairs that do not cross. ``guess`` holds likely pairs, in order: the band runs through them."""
+    The band grows no wider than ``widest``, where that is given, and not at all once growing has brought nothing.
+    """
     rows, columns = problem.sizes
     if not rows or not columns:
         return []
-    width = columns + 1 if (rows + 1) * (columns + 1) <= _WHOLE else min(columns + 1, _WIDTH)
+    # Where one side is much longer, each row must reach over many columns, or no path leads through the band.
+    width = min(columns + 1, max(_WIDTH, 2 * (columns // rows + 1))) if is_large(rows, columns) else columns + 1
+    limit = 400 * _WHOLE // rows if widest is None else widest - 1
+    earned = 0.0
     while True:
         band = _band(problem, _starts(rows, columns, width, guess), width)
         steps, leans = _best(band)
-        if not leans or width == columns + 1 or width * rows > 400 * _WHOLE:
+        before, earned = earned, sum(score for *_, score in steps)
+        in_vain = widest is not None and earned <= before * _GAIN
+        if not leans or width == columns + 1 or width > limit or in_vain:
             return _judged(band, steps)
         width = min(columns + 1, 2 * width)
 
@@ -97,7 +99,17 @@ def _starts(rows: int, columns: int, width: int, guess: Sequence[tuple[int, int]
     middle = np.interp(np.arange(rows + 1), [at for at, _ in known], [to for _, to in known])
     starts = np.clip(np.rint(middle).astype(np.int64) - width // 2, 0, columns + 1 - width)
     starts[0], starts[-1] = 0, columns + 1 - width
-    return np.maximum.accumulate(starts)
+    starts = np.maximum.accumulate(starts)
+    return starts if np.diff(starts).max() < width else _connected(starts, width // 2)
+
+
+def _connected(starts: Ints, step: int) -> Ints:
+    """The same band with its jumps spread over the rows around them, so that each row overlaps the next."""
+    end = starts[-1]
+    rise = np.arange(len(starts)) * step
+    late = np.minimum.accumulate(starts - rise) + rise
+    early = np.maximum.accumulate((starts - rise)[::-1])[::-1] + rise
+    return np.asarray(np.clip((late + early) // 2, np.maximum(0, end - rise[::-1]), np.minimum(end, rise)))
 
 
 @dataclass(frozen=True)
@@ -174,7 +186,8 @@ class _Sweep:
             closed = combine(self.pair, self._gap - band.edges[0][row])
         price = self._golden[start : start + width]
         self.begun = closed - price
-        self.other = np.full(width, LOWEST)
+        self.other = np.empty(width)
+        self.other[0] = LOWEST
         self.other[1:] = combine.accumulate(self.begun + self._rising)[:-1] - self._rising[1:] + _EXTEND
         self.closed = closed
         self.clean.append(combine(closed, self.other - price))
@@ -201,7 +214,7 @@ class _Sweep:
                 self.pair[place] = self._combine(self.pair[place], value)
 
 
-_IS_OTHER, _IS_GAP, _GAP_GOES_ON, _OTHER_GOES_ON = 1, 2, 4, 8
+_IS_OTHER, _IS_GAP, _GAP_GOES_ON, _OTHER_GOES_ON = np.array([1, 2, 4, 8], dtype=np.uint8)
 _Found = tuple[int, int, int, int, float]  # row end, column end, rows taken, columns taken, score
 
 
@@ -214,12 +227,12 @@ def _best(band: _Band) -> tuple[list[_Found], bool]:
     for row in range(rows + 1):
         sweep.row(row)
         mark = marks[row]
-        mark[sweep.clean[row] > sweep.closed] = _IS_OTHER
+        mark[:] = _IS_OTHER * (sweep.clean[row] > sweep.closed)
         if row:
-            mark[sweep.closed > sweep.pair] |= _IS_GAP
-            mark[sweep.gap > sweep.opened] |= _GAP_GOES_ON
+            mark |= _IS_GAP * (sweep.closed > sweep.pair)
+            mark |= _GAP_GOES_ON * (sweep.gap > sweep.opened)
             chosen.update({(row, place): group for place, group in sweep.by_group.items()})
-        mark[1:][sweep.other[1:] > sweep.begun[:-1] + _EXTEND / 8] |= _OTHER_GOES_ON
+        mark[1:] |= _OTHER_GOES_ON * (sweep.other[1:] > sweep.begun[:-1] + _EXTEND / 8)
     return _trace(band, marks, chosen)
 
 
@@ -283,9 +296,13 @@ def _shifted(values: Floats, shift: int, width: int) -> Floats:
     """values[k + shift] for each k, the lowest where that is outside."""
     if shift == 0:
         return values
-    out = np.full(width, LOWEST, dtype=values.dtype)
-    if 0 < shift < width:
+    if not -width < shift < width:
+        return np.full(width, LOWEST, dtype=values.dtype)
+    out = np.empty(width, dtype=values.dtype)
+    if shift > 0:
         out[: width - shift] = values[shift:]
-    elif -width < shift < 0:
+        out[width - shift :] = LOWEST
+    else:
         out[-shift:] = values[:shift]
+        out[:-shift] = LOWEST
     return out
