@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import psutil
 
-from twinprobe.compare.merge import merge_results
+from twinprobe.compare.merge.job import merge_results
 from twinprobe.report.tables import write_csv, write_parquet
 from twinprobe.report.xlsx import write_xlsx
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from twinprobe.align import torch_signatures
-from twinprobe.align.api_names import built_in_apis, family, signature, torch_name
-from twinprobe.align.arguments import SignatureMap
+from twinprobe.align.mapping import torch_signatures
+from twinprobe.align.mapping.api_names import built_in_apis, family, signature, torch_name
+from twinprobe.align.mapping.arguments import SignatureMap
 from twinprobe.align.side import Head
 
 # Overloads whose documentation does not spell out the arguments.

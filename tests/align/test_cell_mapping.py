@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
-from twinprobe.align.cell_names import CellNames
-from twinprobe.align.yaml_files import Line
+from twinprobe.align.mapping.cell_names import CellNames
+from twinprobe.align.mapping.yaml_files import Line
 from twinprobe.runs.run import Run
 
 

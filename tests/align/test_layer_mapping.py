@@ -10,7 +10,7 @@ import pytest
 from pairing import MAPPING, calls, is_identity, match, matched, named, small_run, yaml_file
 
 from support import forward, tensor
-from twinprobe.align.stack_scope import framework_function
+from twinprobe.align.mapping.stack_scope import framework_function
 from twinprobe.runs.run import Run
 
 TORCH = "File env/site-packages/torch/nn/functional.py, line 1, in multi_head_attention_forward"

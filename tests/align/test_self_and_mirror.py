@@ -12,8 +12,8 @@ from pairing import DATA, MAPPING, backward, calls, is_identity, match, named, s
 
 from support import forward, tensor
 from twinprobe.align.exact import match_names
+from twinprobe.align.mapping.suggest import Names
 from twinprobe.align.side import split
-from twinprobe.align.suggest import Names
 from twinprobe.runs.names import parse_op
 from twinprobe.runs.run import Run, open_run
 

@@ -10,7 +10,7 @@ import pytest
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import score
 from twinprobe.align.auto import align_runs, read_alignment
-from twinprobe.align.layer_file import read_layer_file
+from twinprobe.align.mapping.layer_file import read_layer_file
 from twinprobe.align.matcher import MappingOptions, build_matcher
 from twinprobe.report.alignment_files import write_alignment
 from twinprobe.runs.run import Run, open_run

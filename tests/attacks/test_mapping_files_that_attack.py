@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from attack_tools import ALLOWED_MEMORY, cost
 
-from twinprobe.align.api_file import read_api_file
 from twinprobe.align.auto.file import read_alignment
-from twinprobe.align.cell_mapping import read_cell_file
-from twinprobe.align.data_mapping import read_data_file
-from twinprobe.align.layer_file import read_layer_file
-from twinprobe.align.op_table import read_table
-from twinprobe.compare.merge_config import read_merge_config
+from twinprobe.align.mapping.api_file import read_api_file
+from twinprobe.align.mapping.cell_mapping import read_cell_file
+from twinprobe.align.mapping.data_mapping import read_data_file
+from twinprobe.align.mapping.layer_file import read_layer_file
+from twinprobe.align.ops.table import read_table
+from twinprobe.compare.merge.config import read_merge_config
 from twinprobe.errors import BadInput
 from twinprobe.graph.compare_json import read_compare_json
 from twinprobe.graph.layout import layouts_of

@@ -12,7 +12,7 @@ from attack_tools import BAD, GOOD, compared, files_under, name_file, row_of, wi
 
 from twinprobe.cli import main
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.llm_tensor import open_llm_tensor
+from twinprobe.runs.llm.tensor import open_llm_tensor
 
 SECRET = b"the secret of another user"
 NAMES = {

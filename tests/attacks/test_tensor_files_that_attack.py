@@ -17,7 +17,7 @@ from attack_tools import ALLOWED_MEMORY, BAD, GOOD, compared, cost, row_of, with
 
 from runs.hostile_tensor_files import HEADERS, PICKLES, TENSORS, ZIPS, calls
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.llm_tensor import open_llm_tensor
+from twinprobe.runs.llm.tensor import open_llm_tensor
 
 THROUGH_THE_COMMAND = {
     **{f"pickle: {name}": (make, ".pt") for name, (make, _) in PICKLES.items()},

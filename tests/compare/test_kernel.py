@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from twinprobe.cli import main
 from twinprobe.compare.job import Request
-from twinprobe.compare.kernel import (
+from twinprobe.compare.kernel.job import run_kernel_request
+from twinprobe.compare.kernel.pairs import (
     compare_kernel_pair,
     compare_kernels,
     is_kernel_folder,
     kernel_stem,
     pair_kernels,
 )
-from twinprobe.compare.kernel_job import run_kernel_request
 from twinprobe.errors import BadInput, NothingToCompare
 from twinprobe.report.write import write_reports
-from twinprobe.runs.kernel_names import parse_kernel_name
+from twinprobe.runs.kernel.names import parse_kernel_name
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 BASE = [

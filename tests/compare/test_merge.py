@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe.compare.job import Request, run_request
-from twinprobe.compare.merge import MergeOutcome, merge_results
-from twinprobe.compare.merge_config import METRICS, STATISTICS, TENSORS
-from twinprobe.compare.merge_groups import group_ranks
-from twinprobe.compare.merge_read import natural_order
+from twinprobe.compare.merge.config import METRICS, STATISTICS, TENSORS
+from twinprobe.compare.merge.groups import group_ranks
+from twinprobe.compare.merge.job import MergeOutcome, merge_results
+from twinprobe.compare.merge.read import natural_order
 from twinprobe.errors import BadInput, NothingToCompare
 from twinprobe.report.tables import write_csv, write_parquet
 from twinprobe.report.xlsx import write_xlsx
@@ -460,7 +460,7 @@ def test_foreign_texts_reach_the_sheet_as_text(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from twinprobe.compare.merge import merge_results
+from twinprobe.compare.merge.job import merge_results
 merge_results(*map(Path, sys.argv[1:]), workers=1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

@@ -40,9 +40,9 @@ def _forget_index(path: Path) -> None:
 
 def read_result(path: Path) -> None:
     """Read a result as merge_result does."""
-    from twinprobe.compare.merge_config import METRICS
-    from twinprobe.compare.merge_files import RankFiles
-    from twinprobe.compare.merge_read import ReadJob, kind_of, read_rank
+    from twinprobe.compare.merge.config import METRICS
+    from twinprobe.compare.merge.files import RankFiles
+    from twinprobe.compare.merge.read import ReadJob, kind_of, read_rank
 
     spill = path.parent / "spill"
     spill.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ def _tensor(path: Path) -> None:
 
 
 def _atb(path: Path) -> None:
-    from twinprobe.runs.llm_tensor import open_llm_tensor
+    from twinprobe.runs.llm.tensor import open_llm_tensor
 
     open_llm_tensor(path.parent, path.name).data.tobytes()
 
@@ -102,19 +102,19 @@ def _compare_json(path: Path) -> None:
 
 
 def _topology(path: Path) -> None:
-    from twinprobe.runs.llm_tree import read_topology
+    from twinprobe.runs.llm.tree import read_topology
 
     assert [node.folder for node in read_topology(path).tree.walk()]
 
 
 def _model_tree(path: Path) -> None:
-    from twinprobe.runs.llm_tree import read_model_tree
+    from twinprobe.runs.llm.tree import read_model_tree
 
     assert list(read_model_tree(path).finished())
 
 
 def _kernel_statistics(path: Path) -> None:
-    from twinprobe.runs.kernel_statistics import read_statistics
+    from twinprobe.runs.kernel.statistics import read_statistics
 
     for name, leaf in read_statistics(path.parent, []):
         assert name.shown is not None
@@ -122,7 +122,7 @@ def _kernel_statistics(path: Path) -> None:
 
 
 def _name_list(path: Path) -> None:
-    from twinprobe.runs.kernel_names import parse_kernel_name, read_name_list
+    from twinprobe.runs.kernel.names import parse_kernel_name, read_name_list
 
     for name in read_name_list(path.parent)[0].values():
         parse_kernel_name(name)
@@ -144,18 +144,18 @@ READERS: dict[str, Reader] = {
     "page_of_vis": Reader("compare_1.vis", seeds.vis_files, change.change_json, commands.ask_page),
     "page_of_vis_db": Reader("compare_1.vis.db", seeds.vis_databases, change.change_sqlite, commands.ask_page),
     "api_mapping": Reader("am.yaml", partial(seeds.mappings, "am"), change.change_text,
-                          _mapping("twinprobe.align.api_file", "read_api_file")),
+                          _mapping("twinprobe.align.mapping.api_file", "read_api_file")),
     "cell_mapping": Reader("cm.yaml", partial(seeds.mappings, "cm"), change.change_text,
-                           _mapping("twinprobe.align.cell_mapping", "read_cell_file")),
+                           _mapping("twinprobe.align.mapping.cell_mapping", "read_cell_file")),
     "data_mapping": Reader("dm.yaml", partial(seeds.mappings, "dm"), change.change_text,
-                           _mapping("twinprobe.align.data_mapping", "read_data_file")),
+                           _mapping("twinprobe.align.mapping.data_mapping", "read_data_file")),
     "layer_mapping": Reader("lm.yaml", partial(seeds.mappings, "lm"), change.change_text,
-                            _mapping("twinprobe.align.layer_file", "read_layer_file")),
+                            _mapping("twinprobe.align.mapping.layer_file", "read_layer_file")),
     "merge_config": Reader("config.yaml", seeds.merge_configs, change.change_text,
-                           _mapping("twinprobe.compare.merge_config", "read_merge_config")),
+                           _mapping("twinprobe.compare.merge.config", "read_merge_config")),
     "compare_json": Reader("compare.json", seeds.compare_files, change.change_json, _compare_json),
     "op_mapping": Reader("op_mapping_file.json", seeds.operator_tables, change.change_json,
-                         _mapping("twinprobe.align.op_table", "read_table")),
+                         _mapping("twinprobe.align.ops.table", "read_table")),
     "alignment": Reader("alignment.json", seeds.alignments, change.change_json,
                         _mapping("twinprobe.align.auto.file", "read_alignment")),
     "model_tree": Reader("model_tree.json", seeds.model_trees, change.change_json, _model_tree),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.compare.llm_job import LlmRequest, compare_dumps
+from twinprobe.compare.llm.job import LlmRequest, compare_dumps
 
 EXACT = (
     "golden_op_type", "golden_dtype", "golden_shape", "golden_max_value", "golden_min_value", "my_op_type", "my_dtype",

@@ -14,8 +14,8 @@ from llm_dumps import CODES, atb_bytes, write_atb
 
 from twinprobe.errors import DamagedTensor
 from twinprobe.measure.decode import FLOAT64, numbers
-from twinprobe.runs.atb_file import read_atb, read_header
-from twinprobe.runs.llm_tensor import open_llm_tensor
+from twinprobe.runs.llm.atb_file import read_atb, read_header
+from twinprobe.runs.llm.tensor import open_llm_tensor
 
 
 def values_of(data: bytes) -> list[float]:

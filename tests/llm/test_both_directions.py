@@ -23,7 +23,7 @@ from llm_dumps import (
     write_torch,
 )
 
-from twinprobe.compare.llm_job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 Run = Callable[..., Said]
 SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=12)

@@ -12,11 +12,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from twinprobe.compare.llm_job import LlmRequest, compare_dumps  # noqa: E402
+from twinprobe.compare.llm.job import LlmRequest, compare_dumps  # noqa: E402
 from twinprobe.errors import BadInput  # noqa: E402
 from twinprobe.llm import DumpConfig, register_hook  # noqa: E402
 from twinprobe.record.llm.folders import device_folder  # noqa: E402
-from twinprobe.runs.llm_dump import open_llm_dump  # noqa: E402
+from twinprobe.runs.llm.dump import open_llm_dump  # noqa: E402
 from twinprobe.runs.tensor_files import open_tensor  # noqa: E402
 
 nn = torch.nn
@@ -294,8 +294,8 @@ def test_importing_the_facade_or_comparing_imports_no_framework() -> None:
     import sys
 
     code = (
-        "import sys, twinprobe.llm, twinprobe.compare.llm_job\n"
-        "import twinprobe.compare.llm_stats, twinprobe.compare.llm_modes, twinprobe.cli.llm\n"
+        "import sys, twinprobe.llm, twinprobe.compare.llm.job\n"
+        "import twinprobe.compare.llm.stats, twinprobe.compare.llm.modes, twinprobe.cli.llm\n"
         "print(*[name for name in ('torch', 'polars', 'numba', 'mindspore') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,8 +12,8 @@ import pytest
 from llm_command import Said
 from llm_dumps import Sizes, Values, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
 
-from twinprobe.runs.atb_dtypes import dtype_text
-from twinprobe.runs.atb_file import read_atb
+from twinprobe.runs.llm.atb_dtypes import dtype_text
+from twinprobe.runs.llm.atb_file import read_atb
 
 Run = Callable[..., Said]
 COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")

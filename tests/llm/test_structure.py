@@ -20,7 +20,7 @@ from llm_dumps import (
     write_torch,
 )
 
-from twinprobe.compare.llm_job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 
 def made(tmp_path: Path, sizes: Sizes, layer: Op, values: Values | None = None) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ from many_ranks import compare, ranks_at, tables, tensors_at
 
 from support import forward, tensor, write_dump
 from twinprobe.cli import main
-from twinprobe.compare.merge import merge_results
+from twinprobe.compare.merge.job import merge_results
 from twinprobe.report.dataset import find_dataset, places, scan_dataset
 
 MANY = 18

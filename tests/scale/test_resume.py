@@ -222,7 +222,7 @@ def test_a_tensor_that_disappears_during_the_run_costs_only_its_row(tmp_path: Pa
 
 
 def test_a_rank_that_is_still_written_is_said_to_be(dumps: Path) -> None:
-    from twinprobe.compare.arrange import unchanged
+    from twinprobe.compare.ranks.arrange import unchanged
     from twinprobe.errors import BadInput
 
     path = dumps / "t/rank0/dump.json"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from twinprobe.align.arguments import ArgumentMap
-from twinprobe.align.in_order import in_order
+from twinprobe.align.mapping.arguments import ArgumentMap
+from twinprobe.align.mapping.in_order import in_order
 from twinprobe.align.side import Head, Side
 from twinprobe.runs.names import BACKWARD, FORWARD
 from twinprobe.runs.run import Run

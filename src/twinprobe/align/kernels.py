@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
 from twinprobe.align.pairs import NONE, Pairs, from_partners
-from twinprobe.runs.kernel_dump import KernelRow
+from twinprobe.runs.kernel.dump import KernelRow
 
 Key = Callable[[KernelRow], Hashable]
 

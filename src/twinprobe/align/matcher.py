@@ -24,7 +24,7 @@ class NamesMatcher:
         """Pair two runs."""
         if self.options.align == "names" or not needs_help(target, golden):
             return match_names(target, golden)
-        from twinprobe.align.mapped import read_mappings
+        from twinprobe.align.mapping.mapped import read_mappings
 
         return read_mappings(self.options)(target, golden)
 
@@ -36,6 +36,6 @@ def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
     """
     if not options.any:
         return NamesMatcher(options)
-    from twinprobe.align.mapped import read_mappings
+    from twinprobe.align.mapping.mapped import read_mappings
 
     return read_mappings(options)

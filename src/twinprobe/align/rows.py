@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from twinprobe.align.api_names import COMPOSITE
-from twinprobe.align.arguments import ArgumentMap, IndexMap, signature_map
 from twinprobe.align.board import NONE, Board
+from twinprobe.align.mapping.api_names import COMPOSITE
+from twinprobe.align.mapping.arguments import ArgumentMap, IndexMap, signature_map
+from twinprobe.align.mapping.parameters import pair_parameters
 from twinprobe.align.pairs import Pairs, from_partners
-from twinprobe.align.parameters import pair_parameters
 from twinprobe.align.side import Side
 from twinprobe.runs.names import BACKWARD, FORWARD
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER

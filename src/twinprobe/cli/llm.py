@@ -11,7 +11,7 @@ from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import FORMATS, formats, local_path, path
 
 if TYPE_CHECKING:
-    from twinprobe.compare.llm_job import LlmRequest
+    from twinprobe.compare.llm.job import LlmRequest
     from twinprobe.judge.summary import Summary
 
 LEVELS = ("layer", "module", "api", "logits", "token")
@@ -70,12 +70,12 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from twinprobe.compare.llm_manual import compare_manual
-    from twinprobe.compare.llm_modes import compare_files, compare_weights, is_pair_of_files
-    from twinprobe.compare.llm_report import REPORT, STATISTICS, write_llm_reports
-    from twinprobe.compare.llm_stats import compare_statistics
+    from twinprobe.compare.llm.manual import compare_manual
+    from twinprobe.compare.llm.modes import compare_files, compare_weights, is_pair_of_files
+    from twinprobe.compare.llm.report import REPORT, STATISTICS, write_llm_reports
+    from twinprobe.compare.llm.stats import compare_statistics
     from twinprobe.errors import BadInput
-    from twinprobe.runs.llm_manual import find_manual
+    from twinprobe.runs.llm.manual import find_manual
 
     if args.rank is not None:
         raise BadInput("--rank belongs to the comparison of GE graphs, which is not part of TwinProbe")
@@ -84,7 +84,7 @@ def _compare(args: argparse.Namespace) -> int:
     if by_hand is None and is_pair_of_files(request):
         return _show_pair(compare_files(request), as_json=args.json)
     from twinprobe.cli.show import Progress
-    from twinprobe.compare.llm_job import compare_dumps
+    from twinprobe.compare.llm.job import compare_dumps
 
     with Progress(enabled=not (args.quiet or args.json)) as progress:
         if args.weight:
@@ -104,7 +104,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> LlmRequest:
-    from twinprobe.compare.llm_job import LlmRequest
+    from twinprobe.compare.llm.job import LlmRequest
     from twinprobe.judge.thresholds import Thresholds
 
     return LlmRequest(

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge, and say what was found."""
     from twinprobe.cli.show import Progress, warn
-    from twinprobe.compare.merge import merge_results
+    from twinprobe.compare.merge.job import merge_results
     from twinprobe.report.text import visible
 
     with Progress(enabled=not args.quiet) as progress:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from twinprobe.align.folders import FolderPair, pair_folders
 from twinprobe.align.matcher import build_matcher
-from twinprobe.compare.arrange import arranged, finish, is_large, job_mark, job_name, once, unchanged
-from twinprobe.compare.kernel import is_kernel_folder, refuse_mapping
-from twinprobe.compare.many import Gathered, run_all
+from twinprobe.compare.kernel.pairs import is_kernel_folder, refuse_mapping
 from twinprobe.compare.one import Comparison, Measurer, Options, compare_paths, silent
-from twinprobe.compare.over_ranks import conclude, flat, rank_facts
+from twinprobe.compare.ranks.arrange import arranged, finish, is_large, job_mark, job_name, once, unchanged
+from twinprobe.compare.ranks.many import Gathered, run_all
+from twinprobe.compare.ranks.over_ranks import conclude, flat, rank_facts
+from twinprobe.compare.ranks.slices import Cut, TooLarge, cutting, gathering
 from twinprobe.compare.request import Job, Outcome, RankOutcome, Request
-from twinprobe.compare.slices import Cut, TooLarge, cutting, gathering
 from twinprobe.errors import BadInput
 from twinprobe.judge.summary import Summary
 from twinprobe.report.atomic import prepare_folder
@@ -31,7 +31,7 @@ __all__ = ["Job", "Outcome", "Request", "compare_job", "plan", "run_all", "run_j
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request; ``advance(what, done, total)`` is told of progress."""
     if is_kernel_folder(request.target) and is_kernel_folder(request.golden):
-        from twinprobe.compare.kernel_job import run_kernel_request
+        from twinprobe.compare.kernel.job import run_kernel_request
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)

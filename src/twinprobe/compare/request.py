@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from twinprobe.align.matcher import MappingOptions
-from twinprobe.compare.slices import Cut
+from twinprobe.compare.ranks.slices import Cut
 from twinprobe.judge.culprit import RankFacts
 from twinprobe.judge.summary import Summary
 from twinprobe.judge.thresholds import Thresholds

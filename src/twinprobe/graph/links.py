@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe.align import equal_names, exact
+from twinprobe.align import exact
+from twinprobe.align.mapping import equal_names
 from twinprobe.align.pairs import Pairs, from_partners
 from twinprobe.graph.tree import COLLECTION, Tree
 from twinprobe.runs.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe.align.auto.aligner import align_sides
-from twinprobe.align.parameters import pair_parameters
+from twinprobe.align.mapping.parameters import pair_parameters
 from twinprobe.align.side import Side
 from twinprobe.errors import BadInput
 from twinprobe.live.comparing import PHASES, Story, add_findings, alone_notes, finish

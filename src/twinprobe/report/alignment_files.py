@@ -7,7 +7,7 @@ from pathlib import Path
 from twinprobe.align.auto.alignment import Alignment
 from twinprobe.align.auto.file import to_document
 from twinprobe.align.auto.layer_rules import LayerRules, layer_rules
-from twinprobe.align.layer_file import TOP
+from twinprobe.align.mapping.layer_file import TOP
 from twinprobe.report.alignment_page import fill_page
 from twinprobe.report.atomic import Staging, prepare_folder
 from twinprobe.report.text import json_bytes, visible

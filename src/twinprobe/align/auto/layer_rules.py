@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from twinprobe.align.auto.alignment import Alignment, Relation
-from twinprobe.align.layer_file import TOP
+from twinprobe.align.mapping.layer_file import TOP
 from twinprobe.runs.names import FORWARD, OpName, parse_op
 
 

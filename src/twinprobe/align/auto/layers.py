@@ -12,7 +12,7 @@ from twinprobe.align.auto.kinds import CONV, LAYER_CALLS, LINEAR, class_kind, co
 from twinprobe.align.auto.prints import NONE, Prints
 from twinprobe.align.auto.tree import ROOT, CallTree
 from twinprobe.align.auto.words import above, meaning, surroundings
-from twinprobe.align.parameters import spelled
+from twinprobe.align.mapping.parameters import spelled
 from twinprobe.align.shapes import Shape
 from twinprobe.runs.table import INPUT
 

@@ -19,7 +19,7 @@ from twinprobe.align.auto.row_links import (
     part_residual,
 )  # fmt: skip
 from twinprobe.align.board import NONE, Board
-from twinprobe.align.equal_names import RULE as NAME
+from twinprobe.align.mapping.equal_names import RULE as NAME
 from twinprobe.align.pairs import Pairs
 from twinprobe.align.rows import pairs_of
 from twinprobe.align.side import Head
@@ -136,7 +136,7 @@ def _check_names(board: Board, alignment: Alignment, where: object) -> None:
         count += len(names)
         missing = [name for name in names if name not in taken.number_of and name not in inner]
         if missing:
-            from twinprobe.align.suggest import Names
+            from twinprobe.align.mapping.suggest import Names
 
             strange += [f"{missing[0]!r} is no call of the {side} run{Names(taken.number_of).hint(missing[0])}"]
             strange += missing[1:]

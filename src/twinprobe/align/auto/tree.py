@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from twinprobe.align.api_names import family, torch_name
-from twinprobe.align.layer_tree import MAX_DEPTH
+from twinprobe.align.mapping.api_names import family, torch_name
+from twinprobe.align.mapping.layer_tree import MAX_DEPTH
 from twinprobe.align.side import Side, split
 from twinprobe.runs.names import CONTAINERS, FORWARD
 

@@ -1,0 +1,1 @@
+"""Mapping files and the rules that they stand for."""

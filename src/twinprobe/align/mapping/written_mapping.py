@@ -1,0 +1,43 @@
+"""The data mapping that a layer mapping leaves behind, to be read, corrected and given back with -dm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from twinprobe.align.mapping.data_mapping import NO_PARTNER
+from twinprobe.align.pairs import Pairs
+from twinprobe.runs.places import remote
+from twinprobe.runs.run import Run
+
+_PLAIN = r"^[A-Za-z_][A-Za-z0-9_./-]*$"
+
+
+def write_data_mapping(path: Path, target: Run, golden: Run, pairs: Pairs) -> None:
+    """Write every target row and its partner, N/A where it has none."""
+    names, others = _quoted(target), _quoted(golden)
+    others.append(NO_PARTNER)  # what the row number -1 finds
+    partners = pairs.golden[: len(names)].tolist()
+    lines = dict(zip(reversed(names), (others[at] for at in reversed(partners)), strict=True))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + f".{os.getpid()}.part")
+    try:
+        text = "\n".join([f"{name}: {lines.pop(name)}" for name in names if name in lines])
+        unfinished.write_text(text + "\n", encoding="utf-8")
+        if remote(path) is None:
+            with unfinished.open("rb+") as written:
+                os.fsync(written.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _quoted(run: Run) -> list[str]:
+    """The rows' names as YAML scalars."""
+    column = run.table["name"]
+    names: list[str] = column.to_list()
+    if column.str.contains(_PLAIN).all():
+        return names
+    return [name if re.match(_PLAIN, name) and "\n" not in name else json.dumps(name) for name in names]

@@ -1,0 +1,1 @@
+"""Operators of inference engines and layers of torch models."""

@@ -1,0 +1,273 @@
+"""From matched operators to linked tensors: projections and their parts, containers, what feeds a matched operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from twinprobe.align.ops.regions import ShapesOf, Unit, units
+from twinprobe.align.ops.sequence import Match, Scores, align, align_rest
+from twinprobe.align.ops.table import Entry, Named, OperatorTable
+from twinprobe.runs.llm.files import INPUT, OUTPUT
+from twinprobe.runs.llm.tree import OpNode
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One tensor of an operator: its place among the recorded inputs or outputs."""
+
+    node: OpNode
+    io: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Tensors that hold the same: one each, or a list whose concatenation is the other side's."""
+
+    my: tuple[Spot, ...]
+    golden: tuple[Spot, ...]
+    rule: str
+
+
+# Operators whose result goes to the next one in line.
+_PASSED_ON = frozenset({"elementwise", "attention"})
+
+
+class Region:
+    """The links of one region or layer."""
+
+    def __init__(self, shapes: tuple[ShapesOf, ShapesOf], scores: Scores, table: OperatorTable) -> None:
+        self._shapes = shapes
+        self._scores = scores
+        self._table = table
+        self._links: list[Link] = []
+        self._linked: set[tuple[int, int, str, int]] = set()  # side, node, io, place
+
+    def match(self, my: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> list[Link]:
+        sides = units(my, self._shapes[0]), units(golden, self._shapes[1])
+        matches = align(*sides, self._scores)
+        matches += align_rest(*sides, matches, self._scores)
+        for match in matches:
+            self._outputs(match, sides)
+        pairs = self._containers(matches, sides, (my, golden), whole)
+        self._splits(matches, sides)
+        for container, other in pairs:
+            self._whole(container, other)
+        for side, tops in enumerate((my, golden)):
+            self.chains([*([whole[side]] if whole else []), *(node for top in tops for node in top.walk())], side)
+        self._named(my, golden, whole)
+        self._ends(pairs)
+        self._feeding(matches, sides)
+        self._rotary(sides)
+        for match in matches:
+            self._inputs(match, sides)
+        return self._links
+
+    # -- single rules -------------------------------------------------------------------------------------------------
+
+    def _outputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
+        mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.my)
+        theirs = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
+        self._add(mine, theirs, match.rule)
+        if len(mine) == len(theirs) == 1:
+            more = zip(sides[0][match.my[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
+            for at, (shape, other) in enumerate(more):
+                if at and prod(shape) == prod(other):
+                    self._add((Spot(mine[0].node, OUTPUT, at),), (Spot(theirs[0].node, OUTPUT, at),), match.rule)
+
+    def _rotary(self, sides: tuple[list[Unit], list[Unit]]) -> None:
+        """An engine's rotary operator takes the cosines and sines that a rotary module gives."""
+        operators, modules = ([unit for unit in own if unit.kind == "rotary"] for own in sides)
+        for side, takers, givers in ((0, operators, modules), (1, modules, operators)):
+            for taker, giver in zip(takers, givers, strict=False):
+                for at, shape in enumerate(giver.outputs[:2]):
+                    place = at + 2  # after the queries and the keys
+                    if place < len(taker.inputs) and prod(taker.inputs[place]) == prod(shape):
+                        spots = Spot(taker.node, INPUT, place), Spot(giver.node, OUTPUT, at)
+                        self._add_on(side, spots[0], spots[1], "cosines and sines")
+
+    def _inputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
+        my, golden = sides[0][match.my[0]], sides[1][match.golden[0]]
+        if my.inputs and golden.inputs and prod(my.inputs[0]) == prod(golden.inputs[0]):
+            self._add((Spot(my.node, INPUT, 0),), (Spot(golden.node, INPUT, 0),), match.rule)
+
+    def _containers(
+        self,
+        matches: list[Match],
+        sides: tuple[list[Unit], list[Unit]],
+        tops: tuple[list[OpNode], list[OpNode]],
+        whole: tuple[OpNode, OpNode] | None,
+    ) -> list[tuple[OpNode, OpNode]]:
+        """Composite operators whose matched parts are all the matched parts of a composite on the other side."""
+        partner: dict[int, set[int]] = {}
+        for match in matches:
+            theirs = {id(sides[1][at].node) for at in match.golden}
+            for at in match.my:
+                partner.setdefault(id(sides[0][at].node), set()).update(theirs)
+        covered = set().union(*partner.values()) if partner else set()
+        others = [(node, _leaf_ids(node) & covered) for top in tops[1] for node in top.walk() if node.children]
+        pairs = [whole] if whole else []
+        for top in tops[0]:
+            for node in top.walk():
+                if not node.children:
+                    continue
+                wanted = set().union(*(partner.get(leaf, set()) for leaf in _leaf_ids(node)))
+                fitting = [other for other, leaves in others if wanted and leaves == wanted]
+                if fitting:
+                    pairs.append((node, fitting[0]))
+        return pairs
+
+    def _whole(self, my: OpNode, golden: OpNode) -> None:
+        """Link the inputs and outputs of two composite operators as far as their sizes agree."""
+        for io, which in ((OUTPUT, 1), (INPUT, 0)):
+            mine, theirs = self._shapes[0](my)[which], self._shapes[1](golden)[which]
+            for at, (shape, other) in enumerate(zip(mine, theirs, strict=False)):
+                if prod(shape) == prod(other):
+                    self._add((Spot(my, io, at),), (Spot(golden, io, at),), "structure")
+
+    def _splits(self, matches: list[Match], sides: tuple[list[Unit], list[Unit]]) -> None:
+        """The outputs of an operator that cuts a fused projection are the projections of the other side."""
+        for match in matches:
+            for side, fused, parts in ((0, match.my, match.golden), (1, match.golden, match.my)):
+                if len(fused) == 1 and len(parts) > 1:
+                    self._split(side, fused[0], [sides[1 - side][at] for at in parts], sides[side])
+
+    def _split(self, side: int, fused: int, parts: list[Unit], own: list[Unit]) -> None:
+        cutting = next((unit for unit in own[fused + 1 :] if unit.kind == "split"), None)
+        if cutting is None or len(cutting.outputs) != len(parts):
+            return
+        for at, (shape, part) in enumerate(zip(cutting.outputs, parts, strict=True)):
+            if prod(shape) == prod(part.outputs[0]):
+                self._add_on(
+                    side, Spot(cutting.node, OUTPUT, at), Spot(part.node, OUTPUT, 0), "cut of a fused projection"
+                )
+
+    def chains(self, nodes: list[OpNode], side: int) -> None:
+        """What the last part of a composite operator gives is what the composite gives."""
+        for node in reversed(nodes):
+            if not node.children or self._is_linked(side, node, OUTPUT, 0):
+                continue
+            last = next((child for child in reversed(node.children) if self._shapes[side](child)[1]), None)
+            if last is None or self._output_sizes(side, node) != self._output_sizes(side, last):
+                continue
+            for link in [link for link in self._links if self._gives(link, side, last)]:
+                spot = link.my[0] if side == 0 else link.golden[0]
+                other = link.golden if side == 0 else link.my
+                if len(other) == 1:
+                    self._add_on(side, Spot(node, OUTPUT, spot.at), other[0], link.rule)
+
+    def _output_sizes(self, side: int, node: OpNode) -> list[int]:
+        return [prod(shape) for shape in self._shapes[side](node)[1]]
+
+    @staticmethod
+    def _gives(link: Link, side: int, node: OpNode) -> bool:
+        spots = link.my if side == 0 else link.golden
+        return len(spots) == 1 and spots[0].node is node and spots[0].io == OUTPUT
+
+    def _ends(self, pairs: list[tuple[OpNode, OpNode]]) -> None:
+        """The last operator inside a composite gives what the composite's counterpart gives."""
+        for my, golden in pairs:
+            for side, node, other in ((0, my, golden), (1, golden, my)):
+                last = node
+                while last.children:
+                    inner = [child for child in last.children if self._shapes[side](child)[1]]
+                    if not inner:
+                        break
+                    last = inner[-1]
+                if last is node or self._is_linked(side, last, OUTPUT, 0):
+                    continue
+                shapes, others = self._shapes[side](last)[1], self._shapes[1 - side](other)[1]
+                if shapes and others and len(shapes) == 1 and prod(shapes[0]) == prod(others[0]):
+                    self._add_on(side, Spot(last, OUTPUT, 0), Spot(other, OUTPUT, 0), "end of a layer")
+
+    def _feeding(self, matches: list[Match], sides: tuple[list[Unit], list[Unit]]) -> None:
+        """An operator without counterpart that feeds a matched one gives what the counterpart takes."""
+        taker: tuple[dict[int, Unit], dict[int, Unit]] = ({}, {})
+        for match in matches:
+            for at in match.my:
+                taker[0].setdefault(at, sides[1][match.golden[0]])
+            for at in match.golden:
+                taker[1].setdefault(at, sides[0][match.my[0]])
+        for side in (0, 1):
+            for at, unit in enumerate(sides[side]):
+                if len(unit.outputs) != 1 or self._is_linked(side, unit.node, OUTPUT, 0):
+                    continue
+                next_at = _consumer(sides[side], at)
+                fed = taker[side].get(next_at) if next_at is not None else None
+                if fed is not None and fed.inputs and prod(fed.inputs[0]) == prod(unit.outputs[0]):
+                    self._add_on(side, Spot(unit.node, OUTPUT, 0), Spot(fed.node, INPUT, 0), "feeds a matched operator")
+
+    def _named(self, my: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
+        """Composite operators that the table names, in order, where both sides have equally many."""
+        mine = [node for top in ([whole[0]] if whole else my) for node in top.walk()]
+        theirs = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
+        for entry in self._table.entries:
+            for left, right, side in ((mine, theirs, 0), (theirs, mine, 1)):
+                operators = _typed(left, [entry.operator], entry)
+                modules = _typed(right, entry.modules, entry)
+                if not operators or len(operators) != len(modules):
+                    continue
+                for (operator, own), (module, other) in zip(operators, modules, strict=True):
+                    self._entry(side, operator, own.tensor, module, other.tensor)
+
+    def _entry(self, side: int, node: OpNode, tensor: str | None, other: OpNode, other_tensor: str | None) -> None:
+        spot = self._spot(side, node, tensor)
+        counterpart = self._spot(1 - side, other, other_tensor)
+        if spot is None or counterpart is None or self._is_linked(side, spot.node, spot.io, spot.at):
+            return
+        self._add_on(side, spot, counterpart, "operator table")
+
+    def _spot(self, side: int, node: OpNode, tensor: str | None) -> Spot | None:
+        inputs, outputs = self._shapes[side](node)
+        if tensor is None:
+            return Spot(node, OUTPUT, 0) if outputs else None
+        io = INPUT if tensor.startswith("in") else OUTPUT
+        digits = "".join(letter for letter in tensor if letter.isdecimal())
+        at = int(digits[:4] or 0)
+        return Spot(node, io, at) if at < len(inputs if io == INPUT else outputs) else None
+
+    # -- bookkeeping --------------------------------------------------------------------------------------------------
+
+    def _is_linked(self, side: int, node: OpNode, io: str, at: int) -> bool:
+        return (side, id(node), io, at) in self._linked
+
+    def _add_on(self, side: int, spot: Spot, other: Spot, rule: str) -> None:
+        self._add((spot,), (other,), rule) if side == 0 else self._add((other,), (spot,), rule)
+
+    def _add(self, my: tuple[Spot, ...], golden: tuple[Spot, ...], rule: str) -> None:
+        if any(link.my == my and link.golden == golden for link in self._links):
+            return
+        self._links.append(Link(my, golden, rule))
+        for side, spots in ((0, my), (1, golden)):
+            self._linked.update((side, id(spot.node), spot.io, spot.at) for spot in spots)
+
+
+def _leaf_ids(node: OpNode) -> set[int]:
+    return {id(leaf) for leaf in node.leaves()}
+
+
+def _typed(nodes: Iterable[OpNode], names: Iterable[Named], entry: Entry) -> list[tuple[OpNode, Named]]:
+    found = []
+    for node in nodes:
+        for name in names:
+            if name.type == node.op_type or (entry.by_user and name.type in node.op_type):
+                found.append((node, name))
+                break
+    return found
+
+
+def _consumer(own: list[Unit], at: int) -> int | None:
+    """The unit that takes what this one gives: by the names of the tensors where they tell, else the next one.
+
+    Modules have no such names, and the next module need not be fed by this one.
+    """
+    unit = own[at]
+    names = unit.node.outputs
+    told = names and names[0] not in unit.node.inputs and sum(names[0] in other.node.outputs for other in own) == 1
+    if told:
+        return next((to for to in range(at + 1, len(own)) if names[0] in own[to].node.inputs), None)
+    is_operator = unit.node.folder[:1].isdecimal()
+    follows = is_operator and unit.kind in _PASSED_ON and at + 1 < len(own)
+    return at + 1 if follows else None

@@ -1,0 +1,1 @@
+"""Kernel dumps of static graphs compared."""

@@ -1,0 +1,1 @@
+"""Inference dumps compared: ait, msit and ATB."""

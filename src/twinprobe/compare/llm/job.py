@@ -1,0 +1,200 @@
+"""Two inference dumps in, a report and a summary out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twinprobe.align.ops.table import OperatorTable, read_table
+from twinprobe.compare.llm.custom import Algorithms
+from twinprobe.compare.llm.plan import Plan, make_plan
+from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, compare_token
+from twinprobe.compare.llm.tokens import DevicePair, pair_devices, pair_tokens
+from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
+from twinprobe.judge.summary import Divergence, Side, Summary
+from twinprobe.judge.thresholds import Thresholds
+from twinprobe.runs.llm.dump import LlmDump, Token, open_llm_dump
+from twinprobe.scale.engine import AUTO, EngineOptions, cores, spread
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
+_MANY_ROWS = 6000
+_MANY_BYTES = 256 << 20
+# What numpy's calls for a row cost on top, in bytes that it could have measured instead.
+_BYTES_OF_A_ROW = 48 << 10
+
+
+@dataclass(frozen=True)
+class LlmRequest:
+    """What the user asked for."""
+
+    my: Path
+    golden: Path
+    level: str | None = None
+    mapping: Path | None = None
+    algorithms: tuple[str, ...] = ()
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    workers: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    timeout: float = 60.0
+
+
+@dataclass
+class LlmComparison:
+    """The report's table and the summary."""
+
+    table: pl.DataFrame
+    summary: Summary
+
+
+def compare_dumps(request: LlmRequest, advance: Callable[[str, int, int], None] | None = None) -> LlmComparison:
+    """Compare two dumps: all tokens that both have, or the ones that the paths name."""
+    table = read_table(request.mapping)
+    _try_algorithms(request)
+    my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
+    jobs, notes = _jobs(request, my, golden, table)
+    results = _run(jobs, request, advance or _silent)
+    failures = [
+        f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
+    ]
+    done = [one for one in results if isinstance(one, TokenResult)]
+    if not done:
+        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
+    matched, misshapen = (sum(getattr(one, name) for one in done) for name in ("matched", "misshapen"))
+    if matched == misshapen:
+        raise NothingToCompare(
+            f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
+            hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
+        )  # fmt: skip
+    if 2 * misshapen > matched:
+        notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
+    sides = _side(my, request.my), _side(golden, request.golden)
+    return joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *failures])
+
+
+def _try_algorithms(request: LlmRequest) -> None:
+    if not request.algorithms:
+        return
+    algorithms = Algorithms(request.algorithms, timeout=request.timeout)
+    try:
+        algorithms.start()
+    finally:
+        algorithms.close()
+
+
+def _jobs(request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable) -> tuple[list[TokenJob], list[str]]:
+    plans: dict[tuple[int, int], Plan] = {}
+    notes: list[str] = []
+    jobs = []
+    pairs, told = pair_devices(my.layout, golden.layout)
+    notes += told
+    for pair in pairs:
+        tokens, told = pair_tokens(my, golden, pair)
+        notes += [note for note in told if note not in notes]
+        for mine, theirs in tokens:
+            key = mine.model, theirs.model
+            if key not in plans:
+                plans[key] = make_plan(my, golden, (mine, theirs), table)
+                notes += [note for note in plans[key].notes if note not in notes]
+            jobs.append(_job(request, my, golden, pair, (mine, theirs), plans[key]))
+    return jobs, notes
+
+
+def _job(
+    request: LlmRequest, my: LlmDump, golden: LlmDump, pair: DevicePair, tokens: tuple[Token, Token], plan: Plan
+) -> TokenJob:
+    mine, theirs = tokens
+    return TokenJob(
+        token=mine.label,
+        device=pair.label,
+        my=Where(my.kind, my.root, mine.folder, _cards(mine, pair.my.folder, pair.my_cards)),
+        golden=Where(golden.kind, golden.root, theirs.folder, _cards(theirs, pair.golden.folder, pair.golden_cards)),
+        plan=plan,
+        level=request.level,
+        limits=request.thresholds,
+        algorithms=request.algorithms,
+        timeout=request.timeout,
+    )
+
+
+def _cards(token: Token, device: str, cards: Sequence[str]) -> tuple[str, ...]:
+    return tuple(card + token.folder[len(device) :] for card in cards)
+
+
+def _run(
+    jobs: list[TokenJob], request: LlmRequest, advance: Callable[[str, int, int], None]
+) -> list[TokenResult | TwinProbeError]:
+    rows = sum(len(job.plan.links) + 2 * len(job.plan.same_names) for job in jobs)
+    size = _bytes(jobs[0])
+    pays = rows >= _MANY_ROWS or size * len(jobs) >= _MANY_BYTES
+    asked = request.engine.workers or request.workers
+    workers = asked or (cores() if pays else 1)
+    # Few large tokens gain more from threads than from processes.
+    threads = workers if len(jobs) < workers and not request.engine.wanted else 1
+    workers = 1 if threads > 1 else workers
+    ahead = (2 * size * len(jobs) + rows * _BYTES_OF_A_ROW) // workers
+    jobs = [replace(job, threads=threads, bytes_ahead=ahead) for job in jobs]
+    results: dict[int, TokenResult | TwinProbeError] = {}
+    options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
+    for at, result in spread(compare_token, jobs, options=options, name=lambda job: f"token {job.token}"):
+        results[at] = result
+        advance("tokens", len(results), len(jobs))
+    return [results[at] for at in range(len(jobs))]
+
+
+def _bytes(job: TokenJob) -> int:
+    """About how much one token holds on my side."""
+    total = 0
+    for files in job.my.store().files.values():
+        for file in files:
+            try:
+                total += (job.my.root / file.file).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str]) -> LlmComparison:
+    """One table and one summary of all tokens; the sides are told how many rows they have."""
+    from twinprobe.compare.llm.table import numbered
+
+    table = numbered([result.table for result in results])
+    matched, my_only, golden_only = (
+        sum(getattr(result, name) for result in results) for name in ("matched", "my_only", "golden_only")
+    )
+    summary = Summary(
+        mode="llm",
+        target=replace(sides[0], rows=matched + my_only),
+        golden=replace(sides[1], rows=matched + golden_only),
+        rows=table.height,
+        matched=matched,
+        target_only=my_only,
+        golden_only=golden_only,
+        verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
+        first=_first(results),
+        notes=notes,
+    )
+    return LlmComparison(table, summary)
+
+
+def _first(results: list[TokenResult]) -> Divergence | None:
+    """The first divergence of the first token that has one, with its row in the whole table."""
+    before = 0
+    for result in results:
+        if result.first is not None:
+            return replace(result.first, order=before + result.first.order)
+        before += result.table.height
+    return None
+
+
+def _side(dump: LlmDump, path: Path) -> Side:
+    operators = sum(1 for model in dump.models for _ in model.walk())
+    return Side(str(path), dump.kind, "tensor", "", operators, 0)
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """No progress is shown."""

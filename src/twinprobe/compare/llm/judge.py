@@ -1,0 +1,137 @@
+"""Verdicts on the rows of one token: the rules of every comparison, on what inference reports measure.
+
+Engines differ in dtype and in axes of length one by design, so neither counts against a row here: sizes do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twinprobe.align.dtypes import epsilon
+from twinprobe.compare.llm.plan import Plan
+from twinprobe.compare.llm.rows import Row
+from twinprobe.judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
+from twinprobe.judge.thresholds import Thresholds
+from twinprobe.judge.verdicts import Evidence, Judged, judge
+from twinprobe.measure.llm_metrics import EMPTY, SHAPE, LlmMetrics
+from twinprobe.runs.leaf import TENSOR
+from twinprobe.runs.run import TENSORS, Run
+from twinprobe.runs.table import INPUT, OUTPUT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import polars as pl
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A row after measuring: its metrics, or the fault that kept it from being measured."""
+
+    metrics: LlmMetrics | None = None
+    fault: str = ""
+    dtypes: tuple[str, str] = ("", "")
+    shapes: tuple[str, str] = ("", "")
+    remark: str = ""
+    custom: tuple[tuple[str, str], ...] = ()
+
+
+def judge_rows(path: Path, plan: Plan, rows: list[Row], measured: list[Measured], limits: Thresholds) -> Judged:
+    """The verdict of every row, and where the difference begins."""
+    pairs = _pairs(rows, measured)
+    metrics = _metrics(measured)
+    state = np.array([UNKNOWN if row.my and row.golden else UNMATCHED for row in rows], dtype=np.uint8)
+    nothing = np.full(len(rows), np.nan)
+    recorded = Deviation(state, nothing, np.zeros(len(rows), dtype=bool))
+    deviation = of_tensors(pairs, metrics, recorded, limits.rounding)
+    # The share of elements within one thousandth says nothing where rounding explains the whole difference.
+    small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
+    metrics = metrics.with_columns(metrics["one_thousandth"].set(_flags(small), 1.0))
+    run = Run(path, TENSORS, "", "", [_judged_name(call.name, call.collective) for call in plan.calls], pairs, [])
+    return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
+
+
+def _flags(values: np.ndarray) -> pl.Series:
+    import polars as pl
+
+    return pl.Series(values.tolist(), dtype=pl.Boolean)
+
+
+def _judged_name(name: str, collective: bool) -> str:
+    """The rules know collectives by the recorders' prefix."""
+    return f"Distributed.{name}.0.forward" if collective else name
+
+
+def _pairs(rows: list[Row], measured: list[Measured]) -> pl.DataFrame:
+    import polars as pl
+
+    count = len(rows)
+    dtypes = pl.Series(
+        [_coarser(one.dtypes) if row.my and row.golden else None for row, one in zip(rows, measured, strict=True)],
+        dtype=pl.String,
+    )
+    sizes = [_sizes(one) for one in measured]
+    mine = [at if row.my else None for at, row in enumerate(rows)]
+    theirs = [at if row.golden else None for at, row in enumerate(rows)]
+    texts = pl.Series([None] * count, dtype=pl.String)
+    flags = pl.Series([None] * count, dtype=pl.Boolean)
+    return pl.DataFrame(
+        {
+            "t_row": pl.Series(mine, dtype=pl.Int32),
+            "g_row": pl.Series(theirs, dtype=pl.Int32),
+            "t_kind": pl.Series([TENSOR if row.my else None for row in rows], dtype=pl.UInt8),
+            "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
+            "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
+            "t_role": pl.Series([_role(row) if row.my else None for row in rows], dtype=pl.UInt8),
+            "t_dtype": dtypes,
+            "g_dtype": dtypes,
+            "t_shape": pl.Series([size[0] for size in sizes], dtype=pl.String),
+            "g_shape": pl.Series([size[1] for size in sizes], dtype=pl.String),
+            "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
+            "t_max_text": texts,
+            "g_max_text": texts,
+            "t_requires_grad": flags,
+            "g_requires_grad": flags,
+        }
+    )
+
+
+def _role(row: Row) -> int:
+    return INPUT if row.is_input else OUTPUT
+
+
+def _coarser(dtypes: tuple[str, str]) -> str:
+    names = [name for text in dtypes for name in text.split(";") if name]
+    return max(names, key=epsilon) if names else ""
+
+
+def _sizes(one: Measured) -> tuple[str | None, str | None]:
+    if one.metrics is not None and one.metrics.reason == SHAPE:
+        return one.shapes
+    return None, None
+
+
+def _metrics(measured: list[Measured]) -> pl.DataFrame:
+    import polars as pl
+
+    found = [one.metrics for one in measured]
+    status = ["unsupported" if one is None else _status(one) for one in found]
+    columns: dict[str, pl.Series] = {
+        "status": pl.Series(status, dtype=pl.String),
+        "fault": pl.Series([one.fault or None for one in measured], dtype=pl.String),
+    }
+    for name, field in (("cosine", "true_cosine"), ("one_thousandth", ""), ("relative_norm", "")):
+        values = [None if one is None else getattr(one, field or name) for one in found]
+        columns[name] = pl.Series([np.nan if value is None else value for value in values], dtype=pl.Float64)
+    columns["identical"] = pl.Series([one is not None and one.identical for one in found], dtype=pl.Boolean)
+    columns["nonfinite"] = pl.Series([one is not None and one.nonfinite for one in found], dtype=pl.Boolean)
+    return pl.DataFrame(columns)
+
+
+def _status(metrics: LlmMetrics) -> str:
+    if metrics.reason == SHAPE:
+        return "shape unmatched"
+    return "ok" if metrics.reason != EMPTY or metrics.identical else "unsupported"

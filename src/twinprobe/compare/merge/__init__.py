@@ -1,0 +1,1 @@
+"""Results of many ranks side by side: merge_result."""

@@ -1,0 +1,159 @@
+"""Many ranks' results in one workbook: the work of ``merge_result``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twinprobe.compare.merge.config import MergeConfig, read_merge_config
+from twinprobe.compare.merge.files import RankFiles, find_results
+from twinprobe.compare.merge.groups import GroupCheck, check_groups
+from twinprobe.compare.merge.read import RankRows, ReadJob, kind_of, natural_order, read_rank
+from twinprobe.compare.merge.write import MOST_ROWS, RankColumn, write_merged
+from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
+from twinprobe.report.atomic import prepare_folder
+from twinprobe.report.claims import own_timestamp
+from twinprobe.report.names import timestamp_now
+from twinprobe.scale.engine import INLINE, EngineOptions, spread
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# Below this many bytes of input, starting worker processes costs more than they save.
+_SMALL_WORK = 64 << 20
+_MOST_TOLD = 10
+
+
+@dataclass
+class MergeOutcome:
+    """The workbook, what is in it, and what its reader should know."""
+
+    path: Path
+    ranks: list[int]
+    sheets: list[str]
+    rows: int
+    notes: list[str] = field(default_factory=list)
+    checks: list[GroupCheck] = field(default_factory=list)
+
+    @property
+    def disagreements(self) -> list[GroupCheck]:
+        """The outputs that differ between ranks of one group although they must not."""
+        return [check for check in self.checks if not check.agrees]
+
+
+def _silent(_done: int, _total: int) -> None:
+    """No progress is shown."""
+
+
+def merge_results(
+    input_dir: Path,
+    output_dir: Path,
+    config: Path,
+    *,
+    timestamp: str = "",
+    workers: int | None = None,
+    engine: EngineOptions | None = None,
+    progress: Callable[[int, int], None] = _silent,
+) -> MergeOutcome:
+    """Gather the wanted calls of all ranks in ``multi_ranks_compare_merge_<timestamp>.xlsx``, a sheet per metric."""
+    wanted = read_merge_config(config)
+    files, notes = find_results(input_dir)
+    kinds = {one.rank: kind_of(one.paths[0]) for one in files}
+    notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
+    metrics = wanted.choose(kinds.values())
+    prepare_folder(output_dir)
+    with (
+        own_timestamp(output_dir, timestamp or timestamp_now()) as stamp,
+        tempfile.TemporaryDirectory(prefix="twinprobe-merge-") as spill,
+    ):
+        path = output_dir / f"multi_ranks_compare_merge_{stamp}.xlsx"
+        jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), Path(spill)) for one in files]
+        found = _read_all(jobs, engine or EngineOptions(workers=workers), progress)
+        notes += _unmatched(wanted, found)
+        names, columns = _line_up(jobs)
+        if not len(names):
+            raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
+        if len(names) > MOST_ROWS:
+            raise BadInput(f'"api" names {len(names)} rows, more than a sheet holds', where=config)
+        ranks = [one.rank for one in files]
+        checks = _check_all(jobs, found, ranks)
+        sheets = write_merged(path, names, metrics, columns, checks)
+    notes += _told(checks)
+    return MergeOutcome(path, ranks, sheets, len(names), notes, checks)
+
+
+def _read_all(jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None]) -> list[RankRows]:
+    paths = [path for job in jobs for path in job.files.paths]
+    size = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
+    found: dict[int, RankRows] = {}
+    if size < _SMALL_WORK and engine == EngineOptions():
+        engine = EngineOptions(INLINE)
+    for at, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
+        if isinstance(result, TwinProbeError):
+            raise result
+        found[at] = result
+        progress(len(found), len(jobs))
+    return [found[at] for at in sorted(found)]
+
+
+def _line_up(jobs: list[ReadJob]) -> tuple[pl.Series, list[RankColumn]]:
+    """All names of all ranks in natural order, and each rank's rows in terms of them."""
+    import polars as pl
+
+    names = pl.Series("name", [], dtype=pl.String)
+    for job in jobs:
+        names = pl.concat([names, pl.read_ipc(job.cells_file, columns=["name"])["name"]]).unique()
+    names = names[natural_order(names.to_list())]
+    at = pl.Series(np.arange(len(names), dtype=np.uint32))
+    columns = []
+    for job in jobs:
+        own = pl.read_ipc(job.cells_file, columns=["name"])["name"]
+        rows = own.replace_strict(names, at, return_dtype=pl.UInt32)
+        columns.append(RankColumn(job.files.rank, rows.to_numpy(), job.cells_file))
+    return names, columns
+
+
+def _check_all(jobs: list[ReadJob], found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
+    """Check the groups of every rank, one kind of collective in memory at a time."""
+    import polars as pl
+
+    files = [job.check_file for job, rows in zip(jobs, found, strict=True) if rows.checks]
+    if not files:
+        return []
+    checks: list[GroupCheck] = []
+    kinds = [pl.read_ipc(file, columns=["api"])["api"].unique(maintain_order=True) for file in files]
+    for api in pl.concat(kinds).unique(maintain_order=True):
+        outputs = pl.concat([pl.scan_ipc(file).filter(pl.col("api") == api).collect() for file in files])
+        checks += check_groups(outputs, ranks)
+    return checks
+
+
+def _mixed(files: list[RankFiles], kinds: dict[int, str]) -> list[str]:
+    if len(set(kinds.values())) < 2:
+        return []
+    told = []
+    for kind in sorted(set(kinds.values())):
+        names = [path.name for one in files if kinds[one.rank] == kind for path in one.paths]
+        told.append(f"{kind}: {', '.join(names)}")
+    return [f"results of two kinds lie in one folder, so sheets have blank columns; {'; '.join(told)}"]
+
+
+def _unmatched(wanted: MergeConfig, found: list[RankRows]) -> list[str]:
+    matched = frozenset[str]().union(*(rows.matched for rows in found))
+    return [f'{wanted.path}: "api" entry {entry!r} is in no result' for entry in wanted.api if entry not in matched]
+
+
+def _told(checks: list[GroupCheck]) -> list[str]:
+    odd = [check for check in checks if not check.agrees]
+    notes = [
+        f"{check.name}: within the group {check.group} the output must be the same, but it differs on "
+        + ", ".join(f"rank {rank}" for rank in check.disagree)
+        for check in odd[:_MOST_TOLD]
+    ]
+    rest = len(odd) - len(notes)
+    return [*notes, f"{rest} more outputs differ within their groups: see the last sheet"] if rest else notes

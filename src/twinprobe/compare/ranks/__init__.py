@@ -1,0 +1,1 @@
+"""Many ranks: spread over an engine, resumed, looked at as a whole."""

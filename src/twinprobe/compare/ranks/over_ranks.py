@@ -1,0 +1,139 @@
+"""What can only be said of all ranks together: where the difference began, and the map of verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe.compare.ranks.many import Gathered
+from twinprobe.compare.request import Job, Outcome, RankOutcome, Request
+from twinprobe.judge.culprit import Culprit, RankFacts, find_culprits
+from twinprobe.judge.deviation import DIFFERS
+from twinprobe.judge.exchanges import Exchanges
+from twinprobe.judge.messages import Meeting, meetings
+from twinprobe.report.dataset import MEETINGS, Place
+from twinprobe.report.overview import Cell, Overview, write_overview
+from twinprobe.runs.remote.local_copy import local_copies
+
+if TYPE_CHECKING:
+    from twinprobe.compare.one import Comparison
+
+_MOST_FINDINGS = 20
+
+
+def rank_facts(comparison: Comparison, rank: int) -> RankFacts:
+    """What the search over ranks needs to know of one."""
+    run, calls = comparison.target, comparison.judged.calls
+    received = calls.outputs_differ & calls.collective & ~calls.inputs_differ
+    return RankFacts(
+        rank=rank,
+        meetings=tuple(meetings(run, rank)),
+        first_injected=_first(run.ops, calls.injected),
+        first_received=_first(run.ops, received),
+        differs=bool((comparison.evidence.deviation.state == DIFFERS).any()),
+    )
+
+
+def flat(found: Sequence[Meeting]) -> list[tuple[int, str]]:
+    """Exchanges as rows of a dataset."""
+    return [(meeting.order, key) for meeting in found for key in meeting.keys]
+
+
+def dataset_exchanges(dataset: Path, places: Sequence[Place]) -> Exchanges:
+    """The exchanges of these ranks, of which a dataset holds the texts and memory only numbers."""
+    import polars as pl
+
+    files = [file for place in places if (file := dataset / place.folder / MEETINGS).is_file()]
+    if not files:
+        return Exchanges.of([])
+    with local_copies(dataset, files) as here:
+        table = (
+            pl.scan_parquet(here, hive_partitioning=True)
+            .select(pl.col("rank").cast(pl.Int32), "order", pl.col("key").hash().reinterpret(signed=True))
+            .collect(engine="streaming")
+        )
+    return Exchanges(table["rank"].to_numpy(), table["order"].to_numpy(), table["key"].to_numpy())
+
+
+def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
+    """Where a difference began, in a sentence."""
+    others = sorted(fact.rank for fact in facts if fact.differs and fact.rank != culprit.rank)
+    where = f"rank {culprit.rank}: " if len(facts) > 1 else ""
+    if culprit.exchanged:
+        return f"{where}{culprit.op} is the first to differ, though every rank gave equal data to it"
+    text = f"{where}the difference begins at {culprit.op}"
+    if others and len(facts) > 1:
+        text += f"; rank {', '.join(map(str, others[:8]))}{' ...' if len(others) > 8 else ''} differ as well"
+    return text
+
+
+def conclude(request: Request, jobs: Sequence[Job], gathered: Gathered, notes: list[str]) -> Outcome:
+    """Everything that was found; with a dataset also the summary over all ranks and steps."""
+    results: list[RankOutcome] = gathered.in_order()
+    outcome = Outcome([result.summary for result in results], gathered.told(), notes)
+    dataset = jobs[0].dataset
+    if dataset is None:
+        return outcome
+    outcome.findings = _first_step(dataset, jobs, gathered.results)
+    outcome.overview = write_overview(
+        Overview(
+            target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
+            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=notes,
+            finished=gathered.finished,
+        ),
+        request.output,
+    )  # fmt: skip
+    return outcome
+
+
+def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutcome]) -> list[str]:
+    """Where the difference began in the first step that has one."""
+    by_step: dict[tuple[str, int], dict[Place, RankFacts]] = {}
+    for at in sorted(results):
+        known, place = results[at].facts, jobs[at].place
+        if known is not None:
+            by_step.setdefault((place.mode, place.step), {})[place] = known
+    for (mode, step), facts_of in sorted(by_step.items()):
+        facts = list(facts_of.values())
+        if not any(fact.first_injected or fact.first_received for fact in facts):
+            continue
+        culprits = find_culprits(facts, dataset_exchanges(dataset, list(facts_of)))
+        where = ", ".join(part for part in (mode, f"step {step}" if len(by_step) > 1 else "") if part)
+        found = [(f"{where}, " if where else "") + text for text in _grouped(culprits, facts)]
+        more = len(found) - _MOST_FINDINGS
+        return [*found[:_MOST_FINDINGS], f"{more} more calls differ by themselves"] if more > 0 else found
+    return ["no call differs: the runs agree"]
+
+
+def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[str]:
+    """The beginnings in words, the same call of several ranks as one; most ranks first."""
+    by_call: dict[tuple[str, bool], list[Culprit]] = {}
+    for culprit in culprits:
+        by_call.setdefault((culprit.op, culprit.exchanged), []).append(culprit)
+    told = []
+    for (op, exchanged), same in sorted(by_call.items(), key=lambda entry: -len(entry[1])):
+        if len(same) == 1:
+            told.append(words(same[0], facts))
+            continue
+        ranks = ", ".join(str(one.rank) for one in same[:8]) + (" ..." if len(same) > 8 else "")
+        what = "is the first to differ, though every rank gave equal data to it" if exchanged else "differs by itself"
+        told.append(f"{op} {what} on {len(same)} ranks: {ranks}")
+    return told
+
+
+def _cells(jobs: Sequence[Job], gathered: Gathered) -> list[Cell]:
+    cells = []
+    for at, job in enumerate(jobs):
+        if at in gathered.results:
+            cells.append(Cell(job.place, job.name, gathered.results[at].summary))
+        elif at in gathered.failures:
+            cells.append(Cell(job.place, job.name, None, gathered.failures[at]))
+    return sorted(cells, key=lambda cell: cell.place)
+
+
+def _first(ops: list[str], mask: np.ndarray[Any, Any]) -> tuple[int, str] | None:
+    found = np.flatnonzero(mask)
+    return (int(found[0]), ops[int(found[0])]) if len(found) else None

@@ -1,0 +1,1 @@
+"""Inference dumps on disk: ait, msit and ATB."""
