@@ -330,6 +330,31 @@ def test_a_damaged_file_gives_a_message_and_another_file_still_opens(
     page.complaints[:] = [text for text in page.complaints if "422" not in text]
 
 
+def test_a_late_answer_about_the_file_before_changes_nothing(
+    page: Any, serve: Callable[..., str], results: Path
+) -> None:
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if "cmp_lm2" in route.request.url:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/api/unfold*", hold)
+    before = next((results / "cmp_lm2").glob("*.vis.db")).name
+    page.goto(serve(results) + f"#file=cmp_lm2%2F{before}&node=Module.decoder.Enc.forward.0&side=golden")
+    becomes(page, lambda: len(held), lambda count: count > 0)
+    now = next((results / "cmp_stat").glob("*.vis.db")).name
+    page.get_by_label("File").first.select_option(f"cmp_stat/{now}")
+    stands_on(page, GELU, "target", "golden")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector(".details .table")
+    assert settles(page, lambda: (current(page), names(page, "golden"))) == (GELU, names(page, "golden"))
+    assert "Module.decoder.Enc.forward.0" not in names(page, "golden")
+
+
 def test_two_tabs_do_not_disturb_each_other(page: Any, serve: Callable[..., str], results: Path) -> None:
     url = serve(results / "cmp_stat")
     show(page, url, node="DefaultModel")

@@ -164,20 +164,22 @@ export class App {
     this.details.tooltips = opened.tooltips;
     this.details.empty();
     this.walk.show(opened);
+    this.state.node = wanted.node; // an answer about the graph before may have moved it meanwhile
     this.#show();
-    await this.#place(wanted, opened);
+    await this.#place(wanted, opened, turn);
     if (turn !== this.turn) return;
     this.#remember();
     await this.#after(turn);
   }
 
-  /** Unfold what a link names, or go to where the runs part. @param {State} wanted @param {Opened} opened */
-  async #place(wanted, opened) {
+  /** Unfold what a link names, or go to where the runs part. @param {State} wanted @param {Opened} opened @param {number} turn */
+  async #place(wanted, opened, turn) {
     if (wanted.openTarget.length || wanted.openGolden.length) {
       await this.walk.restore(wanted.openTarget, wanted.openGolden);
     }
     if (wanted.node) await this.walk.goTo(wanted.side, { name: wanted.node }).catch(() => undefined);
     else if (opened.first && this.state.color === "levels") await this.walk.goTo("target", { name: opened.first.name });
+    if (turn !== this.turn) return;
     if (opened.first) this.first = opened.first;
     requestAnimationFrame(() => {
       const [tx, ty, gx, gy] = wanted.scroll;

@@ -48,6 +48,18 @@ export class Navigator {
     }
   }
 
+  /**
+   * Ask about the graph that is shown; nothing comes back if another one has taken its place meanwhile.
+   * @param {string} question
+   * @param {Arguments} asked
+   * @returns {Promise<any>}
+   */
+  async #ask(question, asked) {
+    const shown = this.trees.target;
+    const reply = await this.api.ask(question, { ...this.context(), ...asked });
+    return shown === this.trees.target ? reply : null;
+  }
+
   /** @param {Side} side @param {Page[]} pages */
   #add(side, pages) {
     pages.forEach((one) => this.trees[side]?.add(one));
@@ -77,11 +89,12 @@ export class Navigator {
   /** @param {Side} side @param {Item} item */
   async #open(side, item) {
     if (!item.node.kids) return;
-    if (!item.kids.length)
-      this.#add(side, [
-        await this.api.ask("children", { ...this.context(), side, parent: item.node.name, limit: page }),
-      ]);
-    else this.trees[side]?.setOpen(item, true);
+    if (item.kids.length) {
+      this.trees[side]?.setOpen(item, true);
+      return;
+    }
+    const found = await this.#ask("children", { side, parent: item.node.name, limit: page });
+    if (found) this.#add(side, [found]);
   }
 
   /** @param {Side} side @param {string | undefined} name */
@@ -93,10 +106,8 @@ export class Navigator {
       for (let above = known.parent; above; above = above.parent) tree.setOpen(above, true);
       await this.#open(side, known);
     } else {
-      const found = /** @type {Unfolded} */ (
-        await this.api.ask("unfold", { ...this.context(), side, name, inside: true })
-      );
-      this.#add(side, found[side]);
+      const found = /** @type {Unfolded | null} */ (await this.#ask("unfold", { side, name, inside: true }));
+      if (found) this.#add(side, found[side]);
     }
   }
 
@@ -106,7 +117,8 @@ export class Navigator {
    * @param {{name?: string, order?: number}} which
    */
   async goTo(side, which) {
-    const found = /** @type {Unfolded} */ (await this.api.ask("unfold", { ...this.context(), side, ...which }));
+    const found = /** @type {Unfolded | null} */ (await this.#ask("unfold", { side, ...which }));
+    if (!found) return;
     this.#add("target", found.target);
     this.#add("golden", found.golden);
     const item = this.trees[side]?.get(found.node.name);
@@ -148,15 +160,8 @@ export class Navigator {
     const offset = Math.floor(index / page) * page;
     if (parent.asked.has(offset)) return;
     parent.asked.add(offset);
-    const tree = this.trees[side];
-    const found = await this.api.ask("children", {
-      ...this.context(),
-      side,
-      parent: parent.node.name,
-      offset,
-      limit: page,
-    });
-    if (tree === this.trees[side]) {
+    const found = await this.#ask("children", { side, parent: parent.node.name, offset, limit: page });
+    if (found) {
       parent.edges = null;
       this.#add(side, [found]);
     }
@@ -166,15 +171,10 @@ export class Navigator {
   async needEdges(side, parent) {
     parent.edges = [];
     const start = parent.kids.length <= 1000 ? 0 : Math.max(0, parent.kids.findIndex(Boolean));
-    const { edges } = await this.api.ask("edges", {
-      ...this.context(),
-      side,
-      parent: parent.node.name,
-      offset: start,
-      limit: 1000,
-    });
+    const found = await this.#ask("edges", { side, parent: parent.node.name, offset: start, limit: 1000 });
+    if (!found) return;
     const places = new Map(parent.kids.flatMap((kid, at) => (kid ? [[kid.node.order, at]] : [])));
-    parent.edges = edges
+    parent.edges = found.edges
       .map((/** @type {number[]} */ [from, to]) => [places.get(from), places.get(to)])
       .filter((/** @type {(number | undefined)[]} */ edge) => edge.every((place) => place !== undefined));
     this.panes[side].draw();
@@ -182,11 +182,8 @@ export class Navigator {
 
   /** Open what was open when a link was made. @param {number[]} target @param {number[]} golden */
   async restore(target, golden) {
-    const found = await this.api.ask("restore", {
-      ...this.context(),
-      target: target.join(","),
-      golden: golden.join(","),
-    });
+    const found = await this.#ask("restore", { target: target.join(","), golden: golden.join(",") });
+    if (!found) return;
     this.#add("target", found.target);
     this.#add("golden", found.golden);
   }
