@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from twinprobe import __version__
-from twinprobe.cli.ending import Terminated, tidy_on_sigterm
+from twinprobe.cli.ending import Terminated, tidy_on_signals
 from twinprobe.errors import TwinProbeError
 
 BAD_INPUT = 2
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe") -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words, prog)
-        with tidy_on_sigterm(_without_framework(words, prog)[0]):
+        with tidy_on_signals(_without_framework(words, prog)[0]):
             return int(args.run(args))
     except TwinProbeError as error:
         _complain(prog, str(error))

@@ -269,7 +269,7 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
                 if info.file_size > LARGEST_MEMBER:
                     raise _damaged(path, f"claims {info.file_size >> 30} GiB for {info.filename!r}")
             yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeError) as error:
         raise _damaged(path, f"is no sound xlsx file: {error}") from None
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=path) from None

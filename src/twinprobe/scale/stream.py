@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from twinprobe.errors import TwinProbeError
+from twinprobe.scale.interrupts import check
 
 MOST_TRIES = 3
 # How many threads libraries may start, read when they are first loaded: workers share the cores of a machine.
@@ -88,6 +89,7 @@ class Stream:
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Yield (ticket, result); the result of a piece that failed is a TwinProbeError."""
         while self._waiting or self._running:
+            check()
             while self._waiting and self._running < max(self._engine.slots, 1):
                 ticket = self._waiting.popleft()
                 piece = self._pieces[ticket]
@@ -102,6 +104,7 @@ class Stream:
                     continue
                 del self._pieces[ticket]
                 yield ticket, outcome.value if isinstance(outcome, Good) else _told(outcome, piece)
+        check()
 
 
 def carry_out(function: Callable[[Any], Any], item: Any) -> Outcome:
