@@ -1,9 +1,8 @@
-"""merge_result: many ranks' results in one workbook, and the collectives that must agree."""
+"""merge_result: many ranks' results in one workbook."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,86 +12,12 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from merge_tools import DATA, WRITERS, call, config, merge, row, sheet, write, write_all
 
 from twinprobe.compare.job import Request, run_request
-from twinprobe.compare.merge.config import METRICS, STATISTICS, TENSORS
-from twinprobe.compare.merge.groups import group_ranks
-from twinprobe.compare.merge.job import MergeOutcome, merge_results
+from twinprobe.compare.merge.config import METRICS, TENSORS
 from twinprobe.compare.merge.read import natural_order
-from twinprobe.errors import BadInput, NothingToCompare
-from twinprobe.report.tables import write_csv, write_parquet
-from twinprobe.report.xlsx import write_xlsx
-
-DATA = Path(__file__).resolve().parents[1] / "data" / "rank_results"
-RED = "FFFFC7CE"
-WRITERS = {"csv": write_csv, "parquet": write_parquet, "xlsx": write_xlsx}
-Rows = list[dict[str, str]]
-Sheet = dict[str, dict[str, object]]
-
-
-def config(folder: Path, text: str) -> Path:
-    path = folder / "config.yaml"
-    path.write_text(text)
-    return path
-
-
-def merge(folder: Path, text: str, results: Path | None = None, **options: object) -> MergeOutcome:
-    return merge_results(results or folder, folder / "out", config(folder, text), **options)
-
-
-def sheet(outcome: MergeOutcome, name: str) -> Sheet:
-    """A sheet as {row name: {rank: cell}}, in its order; blank cells are left out."""
-    rows = openpyxl.load_workbook(outcome.path)[name].iter_rows(values_only=True)
-    titles = next(rows)
-    return {row[0]: {t: c for t, c in zip(titles[1:], row[1:], strict=True) if c is not None} for row in rows}
-
-
-def marked(outcome: MergeOutcome, name: str) -> set[tuple[str, str]]:
-    """The (row name, rank) of every cell that has the error fill."""
-    table = openpyxl.load_workbook(outcome.path)[name]
-    titles = [cell.value for cell in table[1]]
-    return {
-        (row[0].value, title)
-        for row in table.iter_rows(min_row=2)
-        for title, cell in zip(titles, row, strict=True)
-        if cell.fill.fgColor.rgb == RED
-    }
-
-
-def row(name: str, number: float = 1.0, *, group: str | None = None, **cells: str) -> dict[str, str]:
-    """A row of a statistics result: a tensor, or with ``group`` a process group."""
-    value = group if group is not None else str(number)
-    basic = {
-        "NPU Name": name, "Bench Name": name,
-        "NPU Dtype": "torch.ProcessGroup" if group is not None else "torch.float32", "NPU Tensor Shape": "[2, 3]",
-        "NPU Requires_grad": "False", "Requires_grad Consistent": "True", "Result": "pass",
-    }  # fmt: skip
-    metrics = {m: "0" for kind in METRICS for m in METRICS[kind][:-1]}
-    stats = {f"{side} {stat}": value for side in ("NPU", "Bench") for stat in ("max", "min", "mean", "l2norm")}
-    return basic | metrics | stats | {key.replace("_", " "): text for key, text in cells.items()}
-
-
-def call(name: str, number: float, group: str | None = None) -> Rows:
-    """A collective with its input, its group if it has one, and its output."""
-    inputs = [row(f"{name}.forward.input.0", number)]
-    inputs += [row(f"{name}.forward.input.group", group=group)] if group else []
-    return [*inputs, row(f"{name}.forward.output.0", number)]
-
-
-def write(folder: Path, rank: int, rows: Rows, *, kind: str = STATISTICS, form: str = "csv", time: int = 1) -> Path:
-    """One rank's result in one format."""
-    table = pl.DataFrame(rows)
-    table = table.drop([m for k, ms in METRICS.items() for m in ms[:-1] if k != kind and m not in METRICS[kind]])
-    folder.mkdir(exist_ok=True)
-    path = folder / f"compare_result_rank{rank}_{20260101000000 + time}.{form}"
-    WRITERS[form](table, path)
-    return path
-
-
-def write_all(folder: Path, ranks: list[Rows], **options: object) -> Path:
-    for rank, rows in enumerate(ranks):
-        write(folder, rank, rows, **options)
-    return folder
+from twinprobe.report.tables import write_csv
 
 
 def test_real_results_merge_as_before_but_groups_show_their_ranks(tmp_path: Path, reference: Path) -> None:
@@ -115,20 +40,6 @@ def test_real_results_merge_as_before_but_groups_show_their_ranks(tmp_path: Path
                 continue
             for mine, theirs in zip(found[call_name].values(), cells, strict=True):
                 assert str(mine) == str(theirs) or mine == pytest.approx(theirs, rel=1e-12)
-
-
-def test_real_collectives_agree_and_the_gathered_input_is_not_held_against_them(tmp_path: Path) -> None:
-    outcome = merge(tmp_path, "api: [Distributed]", DATA)
-    assert [check.name for check in outcome.checks] == [
-        "Distributed.all_reduce.0.forward.output.0",
-        "Distributed.all_reduce.1.forward.output.0",
-        "Distributed.all_gather.0.forward.output.0.0",
-        "Distributed.all_gather.0.forward.output.0.1",
-        "Distributed.broadcast.0.forward.output.0",
-    ]
-    assert outcome.disagreements == []
-    assert outcome.ranks == [0, 1]
-    assert outcome.sheets[:-1] == list(METRICS[STATISTICS])
 
 
 def test_every_format_of_ours_gives_the_same_workbook(tmp_path: Path) -> None:
@@ -213,102 +124,6 @@ def test_entries_are_prefixes_on_the_borders_of_names(tmp_path: Path, entry: str
     assert all(name.startswith(entry) for name in sheet(outcome, "Max diff"))
 
 
-@pytest.mark.parametrize("text", ["tp-0-1-2-3", "[0, 1, 2, 3]"])
-def test_groups_show_their_text_on_every_sheet_but_the_flags(tmp_path: Path, text: str) -> None:
-    rows = call("Distributed.all_reduce.0", 1.0, text)
-    outcome = merge(write_all(tmp_path, [rows] * 4), "api: [Distributed]")
-    name = "Distributed.all_reduce.0.forward.input.group"
-    for metric in METRICS[STATISTICS][:-1]:
-        assert set(sheet(outcome, metric)[name].values()) == {text}
-    assert set(sheet(outcome, "Requires_grad Consistent")[name].values()) == {"True"}
-
-
-@pytest.mark.parametrize("text", [("tp-0-1-2-3", "tp-4-5-6-7"), ("[0, 1, 2, 3]", "[4, 5, 6, 7]"), ("", "")])
-def test_the_rank_that_disagrees_within_its_group_is_marked(tmp_path: Path, text: tuple[str, str]) -> None:
-    ranks = [call("Distributed.all_reduce.0", 1.0 if rank != 6 else 1.001, text[rank // 4]) for rank in range(8)]
-    outcome = merge(write_all(tmp_path, ranks), "api: [Distributed.all_reduce]")
-    (found,) = outcome.disagreements
-    assert found.disagree == (6,)
-    name = "Distributed.all_reduce.0.forward.output.0"
-    for metric in METRICS[STATISTICS]:
-        assert marked(outcome, metric) == {(name, "rank6")}
-    titles, first, *rest = openpyxl.load_workbook(outcome.path)["Group check"].iter_rows(values_only=True)
-    found_row = dict(zip(titles, first, strict=True))
-    assert (found_row["NPU Name"], found_row["Result"], found_row["Ranks That Disagree"]) == (name, "error", "rank6")
-    assert "max 1.001" in found_row["Detail"]
-    assert [line[2] for line in rest] == ["pass"] * (len(outcome.checks) - 1)
-    assert any("rank 6" in note and name in note for note in outcome.notes)
-
-
-def test_outputs_of_different_groups_need_not_agree(tmp_path: Path) -> None:
-    ranks = [
-        call("Distributed.all_reduce.0", float(rank // 2), f"[{rank // 2 * 2}, {rank // 2 * 2 + 1}]")
-        for rank in range(4)
-    ]
-    outcome = merge(write_all(tmp_path, ranks), "api: [Distributed]")
-    assert len(outcome.checks) == 2
-    assert outcome.disagreements == []
-
-
-@pytest.mark.parametrize(
-    "op", ["reduce_scatter_tensor", "reduce_scatter", "isend", "irecv", "all_to_all_single", "send"]
-)
-def test_collectives_whose_outputs_may_differ_are_not_checked(tmp_path: Path, op: str) -> None:
-    outcome = merge(
-        write_all(tmp_path, [call(f"Distributed.{op}.0", float(n), "[0, 1]") for n in range(2)]), "api: [Distributed]"
-    )
-    assert outcome.checks == []
-    assert "Group check" not in outcome.sheets
-
-
-@pytest.mark.parametrize("op", ["all_gather", "all_gather_into_tensor", "all_reduce", "broadcast"])
-def test_collectives_whose_outputs_must_agree_are_checked(tmp_path: Path, op: str) -> None:
-    outcome = merge(
-        write_all(tmp_path, [call(f"Distributed.{op}.0", float(n), "[0, 1]") for n in range(2)]), "api: [Distributed]"
-    )
-    assert [check.disagree for check in outcome.checks] == [(0, 1)]
-
-
-def test_keyword_arguments_do_not_hide_which_output_is_the_result(tmp_path: Path) -> None:
-    name = "Distributed.all_gather.0.forward"
-    ranks = [
-        [
-            row(f"{name}.input.tensor", float(rank)), row(f"{name}.input.tensor_list.0", 9.0),
-            row(f"{name}.output.0", float(rank)), row(f"{name}.output.1.0", 9.0),
-        ]
-        for rank in range(2)
-    ]  # fmt: skip
-    outcome = merge(write_all(tmp_path, ranks), "api: [Distributed]")
-    assert [(check.name, check.agrees) for check in outcome.checks] == [(f"{name}.output.1.0", True)]
-
-
-def test_ranks_that_number_their_calls_differently_are_linked_by_order_within_the_group(tmp_path: Path) -> None:
-    one = call("Distributed.all_reduce.0", 1.0, "[0]") + call("Distributed.all_reduce.1", 2.0, "[0, 1]")
-    other = call("Distributed.all_reduce.0", 3.0, "[0, 1]")
-    outcome = merge(write_all(tmp_path, [one, other]), "api: [Distributed.all_reduce.1]")
-    (found,) = outcome.disagreements
-    assert found.places == (
-        (0, "Distributed.all_reduce.1.forward.output.0"), (1, "Distributed.all_reduce.0.forward.output.0"),
-    )  # fmt: skip
-    assert marked(outcome, "Max diff") == {("Distributed.all_reduce.1.forward.output.0", "rank0")}
-
-
-def test_rounding_of_the_statistics_is_no_disagreement_and_nan_agrees_with_nan(tmp_path: Path) -> None:
-    ranks = [call("Distributed.all_reduce.0", 1.0), call("Distributed.all_reduce.0", 1.0)]
-    ranks[1][1] |= {"NPU mean": "1.00000005", "NPU l2norm": "0.99999995"}
-    ranks = [rows + call("Distributed.all_reduce.1", float("nan")) for rows in ranks]
-    assert merge(write_all(tmp_path, ranks), "api: [Distributed]").disagreements == []
-
-
-def test_a_rank_without_the_call_is_named(tmp_path: Path) -> None:
-    ranks = [call("Distributed.all_reduce.0", 1.0, "[0, 1, 2]") for _ in range(2)] + [
-        call("Distributed.broadcast.0", 1.0)
-    ]
-    outcome = merge(write_all(tmp_path, ranks), "api: [Distributed]")
-    assert outcome.checks[0].missing == (2,)
-    assert sheet(outcome, "Group check")["Distributed.all_reduce.0.forward.output.0"]["Ranks Without It"] == "rank2"
-
-
 def test_two_kinds_of_results_are_merged_with_a_warning_that_names_the_files(tmp_path: Path) -> None:
     rows = call("Distributed.all_reduce.0", 1.0)
     statistics, tensors = write(tmp_path, 0, rows), write(tmp_path, 1, rows, kind=TENSORS)
@@ -348,96 +163,6 @@ def test_parts_of_a_long_result_are_read_together(tmp_path: Path) -> None:
     for rank in range(2):
         write_csv(pl.DataFrame(rows), tmp_path / f"compare_result_rank{rank}_20260101000000.csv", rows_per_file=2)
     assert merge(tmp_path, "api: [Distributed]").rows == 5
-
-
-def bad_config(tmp_path: Path, text: str) -> BadInput:
-    with pytest.raises(BadInput) as caught:
-        merge(tmp_path, text, DATA)
-    assert "config.yaml" in str(caught.value)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("compare_index: [Max diff]", 'has no "api"'),
-        ("api:", '"api" is empty'),
-        ("api: []", '"api" is empty'),
-        ('api: [""]', "empty"),
-        ("api: [{a: b}]", "name was expected"),
-        ("", "empty"),
-        ("- Distributed", "a mapping was expected"),
-        ("api: [Distributed]\napi: [Torch]", "'api' stands here and in line 1"),
-        ("api: [Distributed", "is not YAML"),
-        ("api: [Distributed]\ncompare_index: [Max dif]", "Max diff"),
-        ("api: [Distributed]\ncompare_index: [Cosine]", "only results of real data have it"),
-    ],
-)
-def test_a_config_that_cannot_be_used_is_refused_with_its_place(tmp_path: Path, text: str, what: str) -> None:
-    assert what in str(bad_config(tmp_path, text))
-
-
-def test_an_unknown_metric_is_answered_with_those_that_exist(tmp_path: Path) -> None:
-    message = str(bad_config(tmp_path, "api: [Distributed]\ncompare_index: [Speed]"))
-    assert all(metric in message for metric in METRICS[STATISTICS])
-
-
-def test_an_exploding_config_is_refused(tmp_path: Path) -> None:
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    bad_config(tmp_path, "\n".join([*lines, "api: *a8"]))
-
-
-def test_calls_that_are_nowhere_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NothingToCompare, match=r"config\.yaml"):
-        merge(tmp_path, "api: [Distributed.all_red, istributed]", DATA)
-
-
-def test_an_unknown_key_is_noted(tmp_path: Path) -> None:
-    outcome = merge(tmp_path, "api: Distributed\ncolour: red", DATA)
-    assert any("'colour'" in note for note in outcome.notes)
-
-
-def test_results_that_cannot_be_merged_are_refused_by_name(tmp_path: Path) -> None:
-    rows = call("Distributed.all_reduce.0", 1.0)
-    sound = write(tmp_path, 0, rows)
-    bad = tmp_path / "compare_result_rank1_20260101000001.csv"
-    md5 = pl.DataFrame({"NPU Name": ["a"], "NPU Requires_grad": ["False"], "NPU MD5": ["1"], "BENCH MD5": ["1"]})
-    kernels = pl.DataFrame(
-        {"NPU Name": ["a"], "NPU max": ["1"], "Bench max": ["1"], "Accuracy Reached or Not": ["Yes"]}
-    )
-    other = pl.DataFrame({"a": ["1"]})
-    for table, what in ((md5, "md5"), (kernels, "kernels of a static graph"), (other, "no result of compare")):
-        table.write_csv(bad)
-        with pytest.raises(BadInput, match=f"{bad.name}.*{what}"):
-            merge(tmp_path, "api: [Distributed]")
-    bad.write_bytes(b"PAR1 no parquet")
-    bad.rename(bad.with_suffix(".parquet"))
-    with pytest.raises(BadInput, match=r"rank1_.*parquet: cannot be read"):
-        merge(tmp_path, "api: [Distributed]")
-    bad.with_suffix(".parquet").unlink()
-    shutil.copy(sound, tmp_path / "compare_result_0_0_20260101000001.csv")
-    with pytest.raises(BadInput, match=r"compare_result_0_0_.*kernels"):
-        merge(tmp_path, "api: [Distributed]")
-
-
-def test_fewer_than_two_ranks_are_refused_with_what_was_found(tmp_path: Path) -> None:
-    write(tmp_path, 3, call("Distributed.all_reduce.0", 1.0))
-    with pytest.raises(BadInput, match="at least two ranks are needed, found: rank 3"):
-        merge(tmp_path, "api: [Distributed]")
-    above = tmp_path / "above"
-    above.mkdir()
-    write_all(above / "step0", [call("Distributed.all_reduce.0", 1.0)] * 2)
-    with pytest.raises(BadInput, match="one level below, in step0"):
-        merge(tmp_path, "api: [Distributed]", above)
-    with pytest.raises(BadInput, match="does not exist"):
-        merge(tmp_path, "api: [Distributed]", tmp_path / "missing")
-
-
-def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(NothingToCompare):
-        merge(tmp_path, "api: [Nothing]", DATA)
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_worker_processes_give_the_same_result(tmp_path: Path) -> None:
@@ -494,14 +219,6 @@ def test_memory_does_not_grow_with_the_rows_that_nobody_asked_for(tmp_path: Path
 def test_natural_order_is_the_order_of_the_numbers(numbers: list[list[int]]) -> None:
     names = [".".join(["a", *map(str, parts)]) for parts in numbers]
     assert [numbers[at] for at in natural_order(names)] == sorted(numbers)
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 9999), min_size=1, max_size=20), st.text("abcp_", min_size=1, max_size=5))
-def test_both_spellings_of_a_group_name_its_ranks(ranks: list[int], label: str) -> None:
-    assert group_ranks(str(ranks)) == ranks
-    assert group_ranks("-".join([label, *map(str, ranks)])) == ranks
-    assert group_ranks(label) == []
 
 
 @pytest.mark.parametrize("form", ["csv", "xlsx", "parquet"])

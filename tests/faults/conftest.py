@@ -15,7 +15,6 @@ from fault_tools import NOBODY, Victims
 
 @pytest.fixture(scope="module")
 def victims() -> Iterator[Victims]:
-    pytest.importorskip("torch")
     victims = Victims()
     yield victims
     victims.close()

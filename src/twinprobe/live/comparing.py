@@ -23,10 +23,10 @@ from twinprobe.live.options import BACKWARD, FORWARD, Options
 from twinprobe.live.random_ops import Masks
 from twinprobe.live.result import Result
 from twinprobe.live.running import Model, Pass, run_model
-from twinprobe.live.tolerance import compare
 from twinprobe.live.trees import model_tree
 from twinprobe.live.weight_check import compare_parameters
 from twinprobe.live.weight_pairs import copy_all_weights
+from twinprobe.measure.tolerance import compare
 
 PHASES = {
     FORWARD: frozenset({FORWARD_PHASE}),

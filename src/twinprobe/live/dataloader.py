@@ -14,7 +14,7 @@ from twinprobe.live.causes import INJECTED, First
 from twinprobe.live.findings import Finding
 from twinprobe.live.options import read_tolerance
 from twinprobe.live.result import Result
-from twinprobe.live.tolerance import Gap, Tolerance, compare
+from twinprobe.measure.tolerance import Gap, Tolerance, compare
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 PHASE = "data"

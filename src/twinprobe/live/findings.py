@@ -9,7 +9,7 @@ from typing import Any
 from twinprobe.errors import DamagedTensor
 from twinprobe.live.live_run import IN_OUT, Values, short_dtype
 from twinprobe.live.matching import Matches
-from twinprobe.live.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe.measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe.errors import BadInput
-from twinprobe.live.tolerance import MODES, STRICT, Tolerance
+from twinprobe.measure.tolerance import MODES, STRICT, Tolerance
 
 BOTH, FORWARD, BACKWARD = "both", "forward", "backward"
 PHASES = (BOTH, FORWARD, BACKWARD)

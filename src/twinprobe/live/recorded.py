@@ -21,7 +21,7 @@ from twinprobe.live.options import Options
 from twinprobe.live.random_ops import recorded_masks
 from twinprobe.live.result import Result
 from twinprobe.live.running import Model, run_model
-from twinprobe.live.tolerance import transposed
+from twinprobe.measure.tolerance import transposed
 from twinprobe.runs.folders import run_folders
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.names import FORWARD, parse_op

@@ -18,7 +18,7 @@ from twinprobe.live.matching import Matches, match_runs
 from twinprobe.live.options import FORWARD, Options
 from twinprobe.live.random_ops import Masks
 from twinprobe.live.running import Model, Pass, run_model
-from twinprobe.live.tolerance import Tolerance, compare
+from twinprobe.measure.tolerance import Tolerance, compare
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.names import parse_op
 

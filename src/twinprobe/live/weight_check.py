@@ -8,7 +8,7 @@ from twinprobe.live.findings import WEIGHT_PHASE, Finding
 from twinprobe.live.live_run import Values
 from twinprobe.live.matching import Matches
 from twinprobe.live.running import Model
-from twinprobe.live.tolerance import Tolerance, compare, transposed
+from twinprobe.measure.tolerance import Tolerance, compare, transposed
 from twinprobe.runs.names import parse_op
 from twinprobe.runs.table import PARAMETER
 

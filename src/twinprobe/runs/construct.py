@@ -1,4 +1,4 @@
-"""construct.json: which module call encloses a call."""
+"""construct.json: which module call encloses a call, and in which round of a step it ran."""
 
 from __future__ import annotations
 
@@ -27,6 +27,20 @@ def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
         return {}, None
     except (OSError, msgspec.DecodeError, RecursionError, ValueError) as error:
         return {}, f"{path}: no hierarchy is known, the file cannot be used: {error}"
+
+
+def read_micro_steps(path: Path) -> dict[str, int]:
+    """The numbers that Megatron dumps give to calls, as [parent, number]; nothing where the file has none."""
+    try:
+        blob = whole_file(path)
+        document = msgspec.json.decode(blob) if _MICRO_STEPS.encode() in blob else {}
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    numbers = {}
+    for name, value in document.items() if isinstance(document, dict) else ():
+        if isinstance(value, list) and len(value) == 2 and isinstance(value[1], int) and 0 <= value[1] < 1 << 31:
+            numbers[name] = value[1]
+    return numbers
 
 
 def _parent(value: Any) -> str | None:

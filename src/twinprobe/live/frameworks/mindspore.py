@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import mindspore as ms
@@ -14,16 +13,15 @@ from mindspore import nn, ops
 from mindspore.common.api import _pynative_executor as executor
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.record.config import RecordConfig
-from twinprobe.record.eager.calls import ModuleInfo
 from twinprobe.record.eager.flatten import tensors_in
 from twinprobe.record.mindspore.adapter import make_recorder
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 
-class MindSporeAdapter:
+class MindSporeAdapter(Modes):
     """The verbs, for MindSpore. Gradients are no part of its parameters, so the last ones are kept here."""
 
     name = "mindspore"
@@ -46,24 +44,9 @@ class MindSporeAdapter:
     def is_transposed(self, _module: Any, _name: str) -> bool:
         return False
 
-    @contextmanager
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        modes = frozenset({"all"} if backward else {"forward"})
-        config = RecordConfig(
-            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
-        )
-        recorder = make_recorder(config, MemoryEngine)
-        engine = recorder.engine
-        assert isinstance(engine, MemoryEngine)
-        recorder.modules.infos[id(model)] = ModuleInfo(model, f"Cell.{type(model).__name__}.")
-        recorder.start(model)
-        for info in recorder.modules.infos.values():
-            # What MindSpore's own cells call inside says nothing that their output does not.
-            info.closed = not info.module._cells and type(info.module).__module__.startswith("mindspore.")
-        try:
-            yield engine
-        finally:
-            recorder.stop()
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
+        recorder = make_recorder(memory_config(backward=backward, apis=apis), MemoryEngine)
+        return recorded_in_memory(recorder, model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         if not backward:
@@ -99,7 +82,7 @@ class MindSporeAdapter:
 
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
-            return HostTensor(value.dtype.name, value.shape, np.ascontiguousarray(value).reshape(-1))
+            return array_on_host(value)
         name = str(value.dtype).lower()
         array = np.ascontiguousarray(value.asnumpy())
         flat = array.reshape(-1)
@@ -128,12 +111,6 @@ class MindSporeAdapter:
             ms.set_seed(state[1])
         ms.set_rng_state(state[0])
 
-    def training(self, module: Any) -> bool:
-        return bool(module.training)
-
-    def set_training(self, module: Any, training: bool) -> None:
-        module.training = training
-
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:
         def masked(x: Any, p: float) -> Any:
@@ -159,24 +136,8 @@ class MindSporeAdapter:
             for place, name, original in before:
                 setattr(place, name, original)
 
-    @contextmanager
-    def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
-        original = nn.Cell.__call__
-        inside = {id(module) for _, module in self.modules(model)}
-
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in inside:
-                return original(module, *args, **kwargs)
-            args, kwargs = before(module, args, kwargs) or (args, kwargs)
-            output = original(module, *args, **kwargs)
-            other = after(module, output)
-            return output if other is None else other
-
-        nn.Cell.__call__ = call
-        try:
-            yield
-        finally:
-            nn.Cell.__call__ = original
+    def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
+        return calls_around(nn.Cell, self.modules(model), before, after)
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
@@ -203,6 +164,10 @@ def _takes_one(function: Any) -> bool:
         return len(inspect.signature(function).parameters) == 1
     except (TypeError, ValueError):
         return False
+
+
+def _is_whole(module: Any) -> bool:
+    return not module._cells and type(module).__module__.startswith("mindspore.")
 
 
 def _float_mean(tensor: Any) -> Any:

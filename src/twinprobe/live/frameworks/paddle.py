@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import paddle
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.record.config import RecordConfig
-from twinprobe.record.eager.calls import ModuleInfo
 from twinprobe.record.eager.flatten import tensors_in
 from twinprobe.record.paddle.adapter import make_recorder
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
@@ -23,7 +21,7 @@ _functional: Any = paddle.nn.functional
 _assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
 
 
-class PaddleAdapter:
+class PaddleAdapter(Modes):
     """The verbs, for Paddle."""
 
     name = "paddle"
@@ -43,24 +41,9 @@ class PaddleAdapter:
     def is_transposed(self, module: Any, name: str) -> bool:
         return name == "weight" and isinstance(module, paddle.nn.Linear)
 
-    @contextmanager
-    def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        modes = frozenset({"all"} if backward else {"forward"})
-        config = RecordConfig(
-            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
-        )
-        recorder = make_recorder(config, MemoryEngine)
-        engine = recorder.engine
-        assert isinstance(engine, MemoryEngine)
-        recorder.modules.infos[id(model)] = ModuleInfo(model, f"Module.{type(model).__name__}.")
-        recorder.start(model)
-        for info in recorder.modules.infos.values():
-            # What Paddle's own layers call inside says nothing that their output does not.
-            info.closed = not info.module._sub_layers and type(info.module).__module__.startswith("paddle.")
-        try:
-            yield engine
-        finally:
-            recorder.stop()
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
+        recorder = make_recorder(memory_config(backward=backward, apis=apis), MemoryEngine)
+        return recorded_in_memory(recorder, model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         output = model(*call.args, **call.kwargs)
@@ -83,8 +66,7 @@ class PaddleAdapter:
 
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
-            name = value.dtype.name
-            return HostTensor(name, value.shape, np.ascontiguousarray(value).reshape(-1))
+            return array_on_host(value)
         name = str(value.dtype).rpartition(".")[2]
         array = value.detach().numpy()
         flat = np.ascontiguousarray(array).reshape(-1)
@@ -112,12 +94,6 @@ class PaddleAdapter:
     def set_random_state(self, state: Any) -> None:
         paddle.set_rng_state(state)
 
-    def training(self, module: Any) -> bool:
-        return bool(module.training)
-
-    def set_training(self, module: Any, training: bool) -> None:
-        module.training = training
-
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:
         original = _functional.dropout
@@ -139,24 +115,8 @@ class PaddleAdapter:
             for place in places:
                 place.dropout = original
 
-    @contextmanager
-    def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
-        original = paddle.nn.Layer.__call__
-        inside = {id(module) for _, module in self.modules(model)}
-
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in inside:
-                return original(module, *args, **kwargs)
-            args, kwargs = before(module, args, kwargs) or (args, kwargs)
-            output = original(module, *args, **kwargs)
-            other = after(module, output)
-            return output if other is None else other
-
-        paddle.nn.Layer.__call__ = call
-        try:
-            yield
-        finally:
-            paddle.nn.Layer.__call__ = original
+    def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
+        return calls_around(paddle.nn.Layer, self.modules(model), before, after)
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         made = self.tensor(value).astype(tensor.dtype)
@@ -178,6 +138,10 @@ class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is n
         if other is not None:
             gradient = ctx.owner.tensor(other).astype(gradient.dtype)
         return gradient
+
+
+def _is_whole(module: Any) -> bool:
+    return not module._sub_layers and type(module).__module__.startswith("paddle.")
 
 
 def _float_mean(tensor: Any) -> Any:

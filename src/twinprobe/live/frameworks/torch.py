@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
+from twinprobe.live.frameworks.common import Modes, array_on_host, memory_config
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.record.config import RecordConfig
 from twinprobe.record.torch.flatten import tensors_in
 from twinprobe.record.torch.host import dtype_name
 from twinprobe.record.torch.recorder import TorchRecorder
@@ -23,7 +22,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _functional: Any = torch.nn.functional
 
 
-class TorchAdapter:
+class TorchAdapter(Modes):
     """The verbs, for PyTorch."""
 
     name = "pytorch"
@@ -45,11 +44,7 @@ class TorchAdapter:
 
     @contextmanager
     def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        modes = frozenset({"all"} if backward else {"forward"})
-        config = RecordConfig(
-            Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none"
-        )
-        recorder = TorchRecorder(config, MemoryEngine)
+        recorder = TorchRecorder(memory_config(backward=backward, apis=apis), MemoryEngine)
         engine = recorder.engine
         assert isinstance(engine, MemoryEngine)
         recorder.modules.watch(model, f"Module.{type(model).__name__}.")
@@ -82,7 +77,7 @@ class TorchAdapter:
 
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
-            return HostTensor(value.dtype.name, value.shape, np.ascontiguousarray(value).reshape(-1))
+            return array_on_host(value)
         data = value.detach()
         if data.is_sparse or data.is_quantized:
             data = data.dequantize() if data.is_quantized else data.to_dense()
@@ -117,12 +112,6 @@ class TorchAdapter:
         torch.set_rng_state(state[0])
         if state[1] is not None:
             torch.cuda.set_rng_state_all(state[1])
-
-    def training(self, module: Any) -> bool:
-        return bool(module.training)
-
-    def set_training(self, module: Any, training: bool) -> None:
-        module.training = training
 
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:

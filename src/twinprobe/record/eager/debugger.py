@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ class _Verb:
         return call
 
 
-class EagerDebugger:
+class EagerDebugger(ABC):
     """Records what a program computes, between start() and stop(), step by step.
 
     Configured by ``config.json``, by keyword arguments, or both (the arguments win). One per process: creating it again
@@ -62,9 +63,9 @@ class EagerDebugger:
         self._points = SinglePoints(self.recorder)
 
     @staticmethod
+    @abstractmethod
     def make_recorder(config: Any) -> EagerRecorder:
         """The framework's own recorder."""
-        raise NotImplementedError
 
     @classmethod
     def current(cls) -> Any:

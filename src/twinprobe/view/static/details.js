@@ -134,7 +134,7 @@ export class Details {
       if (!node) return null;
       const copy = iconButton("copy", t("copy"), () => void copyText(node.stack.join("\n")));
       const frames = node.stack.map((frame) =>
-        h("li", { class: frame.includes("site-packages") ? "library" : "" }, frame.replace(/\s*\n\s*/g, "  →  ")),
+        h("li", { class: frame.includes("site-packages") ? "foreign" : "" }, frame.replace(/\s*\n\s*/g, "  →  ")),
       );
       return h(
         "figure",
