@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +31,7 @@ __all__ = ["FLOATS", "Statistics", "crc32", "statistics", "statistics_at", "xor6
 FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # with the bytes of an element
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
+class Statistics(NamedTuple):
     """Full values for every dtype; None for an empty tensor, NaN if any element is NaN."""
 
     max: float | int | bool | None

@@ -2,105 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from twinprobe.errors import BadInput
-from twinprobe.record.config import load_config
 from twinprobe.record.torch.recorder import TorchRecorder
-from twinprobe.record.torch.single_points import SinglePoints
+from twinprobe.record.torch.single_points import TorchPoints
+from twinprobe.record.verbs.debugger import Debugger
 
 
-class _Verb:
-    """A method that also works on the class: there it acts on the one debugger of this process."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.__doc__ = function.__doc__
-
-    def __get__(self, instance: PrecisionDebugger | None, owner: type[PrecisionDebugger]) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            debugger = instance or owner._current
-            if debugger is None:
-                raise BadInput("there is no PrecisionDebugger in this process yet", hint="create one first")
-            return self._function(debugger, *args, **kwargs)
-
-        call.__doc__ = self.__doc__
-        return call
-
-
-class PrecisionDebugger:
+class PrecisionDebugger(Debugger):
     """Records what a PyTorch program computes, between start() and stop(), step by step.
 
     Configured by ``config.json``, by keyword arguments, or both (the arguments win). One per process: creating it again
     returns the same one.
     """
 
-    _current: PrecisionDebugger | None = None
+    recorder: TorchRecorder
 
-    def __new__(cls, *_: Any, **__: Any) -> PrecisionDebugger:
-        if cls._current is None:
-            cls._current = super().__new__(cls)
-        return cls._current
+    @staticmethod
+    def make_recorder(config: Any) -> TorchRecorder:
+        return TorchRecorder(config)
 
-    def __init__(
-        self,
-        config_path: str | Path | None = None,
-        task: str | None = None,
-        dump_path: str | Path | None = None,
-        level: str | None = None,
-        step: list[int | str] | None = None,
-        rank: list[int | str] | None = None,
-        **more: Any,
-    ) -> None:
-        if getattr(self, "recorder", None) is not None:
-            return
-        try:
-            config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step, rank=rank, **more)
-            self.recorder = TorchRecorder(config)
-        except BaseException:
-            type(self)._current = None
-            raise
-        self._points = SinglePoints(self.recorder)
+    @staticmethod
+    def make_points(recorder: Any) -> TorchPoints:
+        return TorchPoints(recorder)
 
-    def _start(self, model: Any = None, token_range: Any = None) -> None:
-        """Record from here on. ``model`` is a module or a list of them; levels L0 and mix need it."""
-        self.recorder.start(model, token_range)
-
-    def _stop(self) -> None:
-        """Stop recording. A later start() before step() goes on with the same step."""
-        self.recorder.stop()
-
-    def _step(self) -> None:
-        """The training step is over: later records go to the next step's folder."""
-        self.recorder.next_step()
-        self._points.next_step()
-
-    def _save(self, variable: Any, name: str, save_backward: bool = True) -> None:
-        """Save one value, level ``debug``: nested lists and dicts are walked, gradients saved as ``<name>_grad``."""
-        self._points.save(variable, name, save_backward)
-
-    def flush(self) -> None:
-        """Wait until everything recorded so far is on disk."""
-        self.recorder.engine.flush()
-
-    def close(self) -> None:
-        """End the recording; a new PrecisionDebugger may be created afterwards. Happens at exit by itself."""
-        if self.recorder.mode.attached or self.recorder.modules.attached:
-            self.recorder.stop()
-        self.recorder.engine.close()
-        if type(self)._current is self:
-            type(self)._current = None
-
-    start = _Verb(_start)
-    stop = _Verb(_stop)
-    step = _Verb(_step)
-    save = _Verb(_save)
-
-
-def current_recorder() -> TorchRecorder:
-    """The recorder of this process's debugger."""
-    debugger = PrecisionDebugger._current
-    if debugger is None:
-        raise BadInput("there is no PrecisionDebugger in this process yet", hint="create one first")
-    return debugger.recorder
+    def watching(self) -> bool:
+        """Whether anything is being watched now."""
+        return self.recorder.mode.attached or self.recorder.modules.attached

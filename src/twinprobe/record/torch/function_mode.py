@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from twinprobe.record.torch.backward import sequence_number
 from twinprobe.record.torch.call_site import arguments_as_written, caller_of
 from twinprobe.record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe.record.torch.compiled import in_compiled_code
 from twinprobe.record.torch.flatten import differentiable, tensors_in
+from twinprobe.record.torch.graph_index import sequence_number
 from twinprobe.record.torch.names import LOW, MINOR, Api, ApiTable
 from twinprobe.record.torch.operators import Spelling
 from twinprobe.record.torch.quiet import Quiet

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from twinprobe.record.stacks import Stack
-from twinprobe.record.torch.backward import Edge, sequence_number
 from twinprobe.record.torch.compiled import CompiledBoundary, watched_modules
 from twinprobe.record.torch.fast_path import FastPaths, has_fast_path
 from twinprobe.record.torch.flatten import differentiable, tensors_in
+from twinprobe.record.torch.graph_index import Edge, sequence_number
 from twinprobe.record.torch.quiet import Quiet
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Any
@@ -34,7 +33,9 @@ _NATIVE = frozenset(
     }
 )
 _names: dict[torch.dtype, str] = {}
-_widths = {getattr(torch, name): width for name, width in FLOATS.items()}
+_short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
+_KERNELS_AFTER = 256
+_measured = 0
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -80,7 +81,7 @@ def repeated(values: Statistics, repeats: int) -> Statistics:
         return values
     root = isqrt(repeats)
     factor = root if root * root == repeats else sqrt(repeats)
-    return replace(values, norm=values.norm * factor, nan=values.nan * repeats, inf=values.inf * repeats)
+    return values._replace(norm=values.norm * factor, nan=values.nan * repeats, inf=values.inf * repeats)
 
 
 def host_tensor(tensor: torch.Tensor) -> HostTensor | None:
@@ -96,16 +97,33 @@ def host_tensor(tensor: torch.Tensor) -> HostTensor | None:
 
 
 def host_statistics(tensor: torch.Tensor) -> Statistics | None:
-    """Statistics of a detached host tensor of any layout of strides."""
-    _count_towards_kernels()
-    dense, repeats = packed(tensor)
-    width, size = _widths.get(tensor.dtype, 0), dense.numel()
-    if width and size <= BLOCK and not (address := dense.data_ptr()) % width:
-        values = statistics_at(dtype_name(tensor.dtype), address, size)
-        if values is not None:
-            return repeated(values, repeats)
-    host = host_tensor(dense)
-    return None if host is None else repeated(statistics(host), repeats)
+    """Statistics of a host tensor of any layout of strides."""
+    global _measured  # noqa: PLW0603
+    if _measured < _KERNELS_AFTER:
+        _measured += 1
+        if _measured == _KERNELS_AFTER:
+            _load_kernels_beside()
+    values = _of_few(tensor)
+    if values is not None:
+        return values
+    dense, repeats = packed(tensor.detach())
+    values = None if tensor.is_contiguous() else _of_few(dense)
+    if values is None:
+        host = host_tensor(dense)
+        if host is None:
+            return None
+        values = statistics(host)
+    return repeated(values, repeats)
+
+
+def _of_few(tensor: torch.Tensor) -> Statistics | None:
+    """The short way for what recorders meet most: few floats, one after the other."""
+    known = _short.get(tensor.dtype)
+    if known is None or not tensor.is_contiguous():
+        return None
+    size, address = tensor.numel(), tensor.data_ptr()
+    name, width = known
+    return statistics_at(name, address, size) if size <= BLOCK and not address % width else None
 
 
 def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
@@ -116,16 +134,9 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
     return crc32(host) if mode == "md5" else xor64(host)
 
 
-_KERNELS_AFTER = 256
-_measured = 0
-
-
-def _count_towards_kernels() -> None:
+def _load_kernels_beside() -> None:
     """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
-    global _measured  # noqa: PLW0603
-    _measured += 1
-    if _measured == _KERNELS_AFTER:
-        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+    threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
 
 
 def _load_kernels() -> None:

@@ -13,9 +13,10 @@ from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import Capturer
 from twinprobe.record.rows import Entry
-from twinprobe.record.torch.backward import Crossing, Graph
+from twinprobe.record.torch.backward import Graph
 from twinprobe.record.torch.collectives import Collectives
 from twinprobe.record.torch.compiled import CompiledFunctions
+from twinprobe.record.torch.crossing import Crossing, OneNode
 from twinprobe.record.torch.function_mode import ApiMode
 from twinprobe.record.torch.hooks import ModuleHooks
 from twinprobe.record.torch.host import host_digest
@@ -216,7 +217,7 @@ class TorchRecorder:
         entry = Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts})
         self.engine.emit(entry)
 
-    def backward_ended(self, crossing: Crossing) -> None:
+    def backward_ended(self, crossing: Crossing | OneNode) -> None:
         """All gradients of a call that will come have come."""
         name = crossing.name
         if not self.paused and self.wants(name, () if self.takes_all else self.ancestors(name)):

@@ -20,6 +20,7 @@ _tensor_type = torch.Tensor
 _parameter_type = torch.nn.Parameter
 _strided = torch.strided
 _functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_ON_HOST = "cpu"
 Key = tuple[Any, ...]
 
 
@@ -100,13 +101,16 @@ class TensorBook:
     def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
         if not tensor.numel() or not (self._values or self._digest):
             return
+        if tensor.is_cpu and not self._digest and version is not None and _ON_HOST not in DEVICE_TYPES:
+            row.values = host_statistics(tensor)
+            return
         data = tensor.detach()
         if version is None and (data.is_conj() or data.is_neg()):
             data = data.resolve_conj().resolve_neg()
         if data.is_cuda or data.device.type in DEVICE_TYPES:
             self._on_device(data, row, version)
             return
-        if data.device.type != "cpu":
+        if data.device.type != _ON_HOST:
             data = data.to("cpu")
         if self._values:
             row.values = host_statistics(data)

@@ -1,0 +1,105 @@
+"""The autograd graph as one call needs it: where gradients of its inputs go, and which node feeds which edge.
+
+Every node is walked once: what feeds which edge is kept while the outermost call runs, so that an enclosing module
+finds what its children found. A node belongs to a call when it was created during it, by its sequence number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+import torch
+
+Node = Any
+Edge = tuple[Node, int]
+_WALK_LIMIT = 100_000
+_LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
+
+CUSTOM = torch.autograd.function.BackwardCFunction
+_sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
+
+
+def sequence_number() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return int(_sequence_number()) if _sequence_number is not None else 0
+
+
+class LeafEdges:
+    """Gradient edges of leaves: asking for one creates a view, so each is asked once per stretch of recording."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, Node]] = {}
+
+    def edge(self, tensor: torch.Tensor) -> Edge:
+        """Where gradients of this tensor go."""
+        node = tensor.grad_fn
+        if node is not None:
+            return node, tensor.output_nr
+        known = self._known.get(id(tensor))
+        if known is None:
+            with torch.enable_grad():
+                view = tensor.view_as(tensor)
+            assert view.grad_fn is not None
+            known = self._known[id(tensor)] = (tensor, view.grad_fn.next_functions[0][0])
+        return known[1], 0
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+class GraphIndex:
+    """Which node feeds which edge, for the nodes walked since the outermost call began.
+
+    A walk stops at nodes older than its call; they wait at the border until an enclosing call, which began earlier,
+    goes on from there.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Node] = set()
+        self.feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
+        self._border: list[tuple[int, int, Node]] = []
+        self.custom: list[Node] = []  # nodes of autograd functions written in Python, met since last asked
+
+    def walk(self, roots: Iterable[Node], since: int) -> None:
+        """Index all nodes created at or after ``since`` that the roots reach."""
+        seen, border, feeds = self._seen, self._border, self.feeds
+        todo = [node for node in roots if node not in seen]
+        while border and -border[0][0] >= since:
+            todo.append(heappop(border)[2])
+        budget = _WALK_LIMIT
+        while todo and budget:
+            node = todo.pop()
+            if node in seen:
+                continue
+            budget -= 1
+            seen.add(node)
+            if isinstance(node, CUSTOM):
+                self.custom.append(node)
+            number = node._sequence_nr()
+            for slot, edge in enumerate(node.next_functions):
+                target = edge[0]
+                if target is None:
+                    continue
+                fed = feeds.get(edge)
+                if fed is None:
+                    feeds[edge] = [(node, slot, number)]
+                else:
+                    fed.append((node, slot, number))
+                if target not in seen:
+                    age = target._sequence_nr()
+                    if since <= age < _LEAF_NUMBER:
+                        todo.append(target)
+                    elif age < since:
+                        heappush(border, (-age, id(target), target))
+
+    def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
+        """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""
+        return [(node, slot) for node, slot, number in self.feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
+
+    def clear(self) -> None:
+        self._seen.clear()
+        self.feeds.clear()
+        self._border.clear()
+        self.custom.clear()
