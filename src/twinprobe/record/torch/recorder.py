@@ -49,7 +49,9 @@ class TorchRecorder:
         self.engine = make_engine(config, self)
         self.book = TensorBook(values=config.measures, digest=digest)
         self.values = TorchValues(self.book, digest)
-        self.capture = Capturer(self.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), self.values.tensor))
+        keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
+        note = self.values.tensor if keeps_tensors else self.book.note
+        self.capture = Capturer(self.values, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure

@@ -20,7 +20,7 @@ _tensor_type = torch.Tensor
 _parameter_type = torch.nn.Parameter
 _strided = torch.strided
 _functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
-_ON_HOST = "cpu"
+_HOST = torch.device("cpu")
 Key = tuple[Any, ...]
 
 
@@ -101,21 +101,15 @@ class TensorBook:
     def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
         if not tensor.numel() or not (self._values or self._digest):
             return
-        if tensor.is_cpu and not self._digest and version is not None and _ON_HOST not in DEVICE_TYPES:
-            row.values = host_statistics(tensor)
+        if tensor.is_cuda or tensor.device.type in DEVICE_TYPES:
+            self._on_device(_resolved(tensor) if version is None else tensor.detach(), row, version)
             return
-        data = tensor.detach()
-        if version is None and (data.is_conj() or data.is_neg()):
-            data = data.resolve_conj().resolve_neg()
-        if data.is_cuda or data.device.type in DEVICE_TYPES:
-            self._on_device(data, row, version)
-            return
-        if data.device.type != _ON_HOST:
-            data = data.to("cpu")
+        if version is None or not tensor.is_cpu:
+            tensor = _resolved(tensor).to(_HOST)
         if self._values:
-            row.values = host_statistics(data)
+            row.values = host_statistics(tensor)
         if self._digest:
-            row.digest = host_digest(data, self._digest)
+            row.digest = host_digest(tensor.detach(), self._digest)
 
     def _on_device(self, data: torch.Tensor, row: Row, version: int | None) -> None:
         with self._lock:
@@ -170,6 +164,11 @@ class TensorBook:
     def _purge(self) -> None:
         standing = self._numbers.purge()
         self._notes = {key: note for key, note in self._notes.items() if key[0] in standing}
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as the program sees them; memory may hold their negatives or conjugates."""
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _ragged(tensor: torch.Tensor) -> bool:
