@@ -81,6 +81,7 @@ class Engine:
         self._renderer = Renderer(summary_mode=config.summary_mode, precision=config.precision)
         self._structure = config.task == "structure"
         self._trees = config.level in {"L0", "mix"}
+        self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
         self._total = [0, 0]
         self._closed = 0
         atexit.register(self.close)
@@ -185,7 +186,7 @@ class Engine:
             self.bench.look(entry)
         step.pending.append(entry)
         size = 0
-        for note, _ in notes_of(entry) if self.config.task == "tensor" or self.config.tensor_names else ():
+        for note, _ in notes_of(entry) if self._keeps_tensors else ():
             size += size_of(note.row.payload) if note.save and note.row is not None else 0
         if self.config.async_dump:
             return
@@ -202,7 +203,8 @@ class Engine:
 
     def _write(self, step: Step, batch: list[Entry]) -> None:
         for entry in batch:
-            self._save_tensors(step, entry)
+            if self._keeps_tensors:
+                self._save_tensors(step, entry)
             step.folder.add(entry.name, self._renderer.entry(entry))
         step.folder.flush()
 
@@ -279,12 +281,11 @@ class Engine:
         if self.bench is not None:
             self.bench.open_step(self.step_number, own)
         path = base / f"step{self.step_number}" / own
-        keeps_tensors = self.config.task == "tensor" or bool(self.config.tensor_names)
         header = {
             "task": self.config.task,
             "level": self.config.level,
             "framework": self.framework.name,
-            "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if keeps_tensors else None,
+            "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if self._keeps_tensors else None,
         }
         index = "debug" if self.config.level == "debug" else "dump"
         folder = DumpFolder(path, header, index=index)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from math import copysign, inf, isfinite, prod
+from struct import Struct
 from typing import Any
-
-import numpy as np
 
 from twinprobe.measure.statistics import Statistics
 
 Four = tuple[Any, Any, Any, Any, dict[str, Any]]
 _NOTHING: Four = (None, None, None, None, {})
 _NARROW = frozenset({"float32", "float16", "bfloat16"})
-_FLOAT32_MAX = float(np.finfo(np.float32).max)
+_FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 _SQUARES_OVERFLOW = _FLOAT32_MAX**0.5
+_half, _single, _bits = Struct("e"), Struct("f"), Struct("I")  # numpy's scalars are slow to make
 
 
 def legacy_statistics(  # noqa: PLR0911  one return per kind of number
@@ -83,12 +83,13 @@ def _norm(norm: float | None, kind: str) -> float | None:
 
 def round_to(kind: str, value: float) -> float:
     """The nearest number of that dtype, as Python's float."""
-    with np.errstate(over="ignore"):
+    try:
         if kind == "float16":
-            return float(np.float16(value))
-        single = np.float32(value)
-    if kind != "bfloat16" or not np.isfinite(single):
-        return float(single)
-    bits = int(single.view(np.uint32))
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return float(np.uint32(bits).view(np.float32))
+            return float(_half.unpack(_half.pack(value))[0])
+        packed = _single.pack(value)
+    except OverflowError:
+        return copysign(inf, value)
+    if kind != "bfloat16" or not isfinite(value):
+        return float(_single.unpack(packed)[0])
+    (bits,) = _bits.unpack(packed)
+    return float(_single.unpack(_bits.pack((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000))[0])

@@ -7,12 +7,16 @@ again, and every microsecond here is taken from the training through the interpr
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
+from math import isfinite
 from typing import Any
 
 from twinprobe.record.legacy import legacy_statistics
 from twinprobe.record.rows import Entry, Leaf, Note, Row
 
 dumps = json.JSONEncoder(ensure_ascii=False, default=str).encode
+_quoted: Any = encode_basestring
+_number_text = float.__repr__  # the encoder's own
 
 
 class Renderer:
@@ -27,7 +31,7 @@ class Renderer:
         if entry.bare:
             return self._tree(entry.parts[""][1])
         before, after = ("[", "]") if entry.boxed else ("", "")
-        parts = [f"{dumps(key)}: {before}{self._tree(value)}{after}" for key, (_, value) in entry.parts.items()]
+        parts = [f"{_quoted(key)}: {before}{self._tree(value)}{after}" for key, (_, value) in entry.parts.items()]
         return "{" + ", ".join(parts) + "}"
 
     def _tree(self, value: Any) -> str:
@@ -39,10 +43,10 @@ class Renderer:
         if value is None:
             return "null"
         if kind is dict:
-            return "{" + ", ".join([f"{dumps(key)}: {self._tree(item)}" for key, item in value.items()]) + "}"
+            return "{" + ", ".join([f"{_quoted(key)}: {self._tree(item)}" for key, item in value.items()]) + "}"
         if kind is Leaf:
             return self._leaf(value)
-        return f'{{"type": "{kind.__name__}", "value": {dumps(value)}}}'
+        return f'{{"type": "{kind.__name__}", "value": {_plain(value)}}}'
 
     def _leaf(self, leaf: Leaf) -> str:
         fields = [
@@ -64,20 +68,32 @@ class Renderer:
     def _fields(self, note: Note, row: Row | None, file: str | None) -> str:
         text = f'{{"type": "{note.type}", "dtype": "{note.dtype}", "shape": {list(note.shape)}'
         grad = "" if note.requires_grad is None else f', "requires_grad": {"true" if note.requires_grad else "false"}'
-        digest = dumps(row.digest if row else None)
+        digest = _plain(row.digest if row else None)
         if self._summary == "xor":
             text += f', "md5": {digest}{grad}'
         else:
             four = legacy_statistics(note.dtype, note.shape, row.values if row else None, high=self._high)
             high, low, mean, norm, extra = four
-            text += f', "Max": {dumps(high)}, "Min": {dumps(low)}, "Mean": {dumps(mean)}, "Norm": {dumps(norm)}{grad}'
+            text += (
+                f', "Max": {_plain(high)}, "Min": {_plain(low)}, "Mean": {_plain(mean)}, "Norm": {_plain(norm)}{grad}'
+            )
             for key, value in extra.items():
-                text += f', "{key}": {dumps(value)}'
+                text += f', "{key}": {_plain(value)}'
         if note.extra:
             for key, value in note.extra.items():
                 text += f', "{key}": {dumps(value)}'
         if self._summary == "md5":
             text += f', "md5": {digest}'
         if file is not None:
-            text += f', "data_name": {dumps(file)}'
+            text += f', "data_name": {_quoted(file)}'
         return text + "}"
+
+
+def _plain(value: Any) -> str:
+    """As the encoder writes it; for the commonest types without its detours."""
+    kind = type(value)
+    if kind is float:
+        return _number_text(value) if isfinite(value) else dumps(value)
+    if kind is str:
+        return str(_quoted(value))
+    return repr(value) if kind is int else dumps(value)
