@@ -7,7 +7,7 @@ from typing import Any
 
 from twinprobe.record.torch.context import record
 from twinprobe.record.torch.debugger import PrecisionDebugger
-from twinprobe.record.torch.tools import module_dump, module_dump_end, register_custom_api, seed_all
+from twinprobe.record.torch.tools import module_dump, module_dump_end, register_custom_api, save, seed_all
 
 __all__ = [
     "PrecisionDebugger",
@@ -15,6 +15,7 @@ __all__ = [
     "module_dump_end",
     "record",
     "register_custom_api",
+    "save",
     "seed_all",
 ]
 

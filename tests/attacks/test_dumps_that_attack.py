@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,27 +79,61 @@ def test_a_key_that_stands_twice_counts_once(tmp_path: Path) -> None:
     assert run.table["norm"].to_list() == [7.0]  # as every reader of JSON in Python decides it
 
 
-MILLION_KEYS = """
-import resource, sys
-from pathlib import Path
-import polars
-from twinprobe.runs.run import open_run
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-rows = open_run(Path(sys.argv[1])).table.height
-print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
-"""
+def test_a_million_keys_in_one_call_are_refused_by_the_name_of_the_call(tmp_path: Path) -> None:
+    keys = ",".join(f'"k{at}":null' for at in range(1_000_000))
+    with pytest.raises(BadInput, match=rf"{GOOD}.*holds up to 1000\d\d\d values, more than any call has"):
+        read(tmp_path, document(f'"{GOOD}": {{"input_args": [], "input_kwargs": {{{keys}}}, "output": []}}'))
 
 
-def test_a_million_keys_in_one_call_are_a_million_rows(tmp_path: Path) -> None:
-    """The densest file there is: a value of 14 bytes becomes a row of all columns, some 500 bytes with its names."""
-    count = 1_000_000
-    keys = ",".join(f'"k{at}":null' for at in range(count))
-    path = statistics(tmp_path)
-    path.write_text(document(f'"{GOOD}": {{"input_args": [], "input_kwargs": {{{keys}}}, "output": []}}'))
-    done = subprocess.run([sys.executable, "-c", MILLION_KEYS, str(path)], capture_output=True, text=True, check=True)
-    rows, growth = map(int, done.stdout.split())
-    assert rows == count
-    assert growth < ALLOWED_MEMORY + 800 * count
+def test_a_call_with_ten_thousand_tensors_is_read(tmp_path: Path) -> None:
+    run = read(tmp_path, document(call(", ".join([leaf()] * 10_000))))
+    assert run.table.height == 10_000
+
+
+def test_values_packed_too_densely_are_refused_by_the_name_of_the_call(tmp_path: Path) -> None:
+    calls = ", ".join(call(",".join(["null"] * 1000), f"Torch.f.{at}.forward") for at in range(200))
+    with pytest.raises(BadInput, match=r"Torch\.f\.\d+\.forward.*one value too many"):
+        read(tmp_path, document(calls))
+
+
+def large(entries: int, **fields: Any) -> list[str]:
+    return [call(leaf(**fields), f"Torch.f.{at}.forward") for at in range(entries)]
+
+
+def test_a_large_dump_is_read_in_pieces_and_loses_nothing(tmp_path: Path) -> None:
+    calls = large(20_000)
+    # Keys that look like calls, inside of a call: a piece must not end there.
+    inner = ", ".join(f'"Torch.inner.{at}.forward": {leaf()}' for at in range(10_000))
+    calls[10_000] = f'"Torch.f.10000.forward": {{"input_args": [], "input_kwargs": {{{inner}}}, "output": []}}'
+    run = read(tmp_path, document(", ".join(calls)))
+    assert run.path.stat().st_size > 4_000_000
+    assert run.ops == [f"Torch.f.{at}.forward" for at in range(20_000)]
+    assert run.table.height == 19_999 + 10_000
+
+
+def test_a_key_that_stands_twice_in_a_large_dump_counts_once(tmp_path: Path) -> None:
+    again = call(leaf(norm=7.0), "Torch.f.5.forward")
+    run = read(tmp_path, document(", ".join([*large(20_000, norm=1.0), again])))
+    assert len(run.ops) == run.table.height == 20_000
+    assert run.table["norm"].to_list() == [1.0] * 5 + [7.0] + [1.0] * 19_994
+
+
+@pytest.mark.parametrize(("cut", "words"), [(100, "breaks off"), (None, "is damaged")])
+def test_a_large_dump_that_is_damaged_is_read_up_to_there(cut: int | None, words: str, tmp_path: Path) -> None:
+    calls = large(20_000)
+    text = document(", ".join(calls))
+    where = text.index('"Torch.f.15000.forward"')
+    text = text[:-cut] if cut else text[:where] + "?" + text[where:]
+    run = read(tmp_path, text)
+    assert len(run.ops) == (19_999 if cut else 15_000)
+    assert [note for note in run.notes if f"the file {words} after {len(run.ops)} whole entries" in note]
+
+
+def test_nan_in_a_large_dump_loses_nothing(tmp_path: Path) -> None:
+    calls = [entry.replace('"type"', '"x": NaN, "type"') for entry in large(20_000)]
+    run = read(tmp_path, document(", ".join(calls)))
+    assert run.table.height == 20_000
+    assert run.notes == []
 
 
 def test_numbers_beyond_all_measure_are_kept_or_unknown(tmp_path: Path) -> None:

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attack_tools import BAD, GOOD, compared, row_of
 
+from support import tensor_dump
 from twinprobe.errors import DamagedTensor
 from twinprobe.measure.pair import measure_pair
-from twinprobe.runs import local_contents
+from twinprobe.runs import contents as file_contents
+from twinprobe.runs import local_contents, strided
+from twinprobe.runs.file_elements import FileElements
 from twinprobe.runs.npy_file import read_npy
 from twinprobe.runs.tensor_files import contents, open_tensor
 
@@ -127,3 +131,123 @@ def test_a_buffer_for_a_larger_tensor_is_made_when_it_is_needed() -> None:
     assert not np.shares_memory(small, large)
     del small, large
     assert buffers.take(500).size == 500
+
+
+@pytest.fixture
+def strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file above 64 KiB counts as large: its elements are read strip by strip, as they are measured."""
+    monkeypatch.setattr(file_contents, "LARGEST_READ", 1 << 16)
+
+
+@pytest.mark.usefixtures("strips")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: os.truncate(path, 300_000), "became shorter"),
+        (lambda path: os.truncate(path, 0), "became shorter"),
+        (lambda path: os.truncate(path, 900_000), "changed while it was read"),
+        (lambda path: os.utime(path, ns=(1, 1)), "changed while it was read"),
+    ],
+    ids=["shortened", "emptied", "made longer", "overwritten"],
+)
+def test_a_large_file_that_changes_between_two_strips_is_damaged(change, words: str, path: Path) -> None:
+    tensor = open_tensor(path)
+    assert tensor.data[:1000].tolist() == list(range(1000))
+    change(path)
+    with pytest.raises(DamagedTensor, match=words):
+        tensor.data[150_000:]
+
+
+@pytest.mark.usefixtures("strips")
+def test_a_large_file_that_shrinks_costs_its_own_row(tmp_path: Path) -> None:
+    arrays = {GOOD: {"output.0": np.ones(200_000, np.float32)}, BAD: {"output.0": np.ones(300_000, np.float32)}}
+    target, golden = (tensor_dump(tmp_path / side, arrays) for side in ("target", "golden"))
+    bad = target.parent / "dump_tensor_data" / f"{BAD}.output.0.npy"
+    opened = FileElements.__getitem__
+
+    def and_then_shrink(self: FileElements, at: object) -> object:
+        if self.size == 300_000:
+            os.truncate(bad, 1000)
+        return opened(self, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileElements, "__getitem__", and_then_shrink)
+        rows = compared(target, golden, tmp_path / "out")
+    assert row_of(rows, GOOD)["Result"] == "pass"
+    assert "became shorter while it was read" in str(row_of(rows, BAD))
+
+
+@pytest.mark.usefixtures("strips")
+def test_elements_that_are_read_in_strips_are_an_array_to_whoever_asks(path: Path) -> None:
+    data, whole = open_tensor(path).data, np.arange(200_000, dtype=np.float32)
+    assert isinstance(data, FileElements)
+    assert (data.shape, len(data), data.nbytes, data.ndim) == ((200_000,), 200_000, 800_000, 1)
+    assert data[-1] == 199_999
+    assert data[np.int64(3)] == 3
+    assert data[::1000].tolist() == whole[::1000].tolist()
+    assert data[5:2].size == 0
+    assert np.array_equal(np.asarray(data), whole)
+    assert np.asarray(data, np.float64).dtype == np.float64
+    assert (data == whole).all()
+    assert data.reshape(2, -1).shape == (2, 100_000)
+    assert measure_pair(open_tensor(path), open_tensor(path)).identical
+    with pytest.raises(IndexError):
+        data[200_000]
+    with pytest.raises(ValueError, match="read-only"):
+        data[:10][0] = 1
+
+
+@pytest.mark.usefixtures("strips")
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_large_arrays_of_any_layout_are_read_as_numpy_reads_them(
+    order: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strided, "PIECE", 10_000)  # put in order a few columns at a time
+    array = np.random.default_rng(0).standard_normal((30, 1, 40, 50)).astype(f"{order}f8", order=layout)
+    np.save(tmp_path / "a.npy", array)
+    read = open_tensor(tmp_path / "a.npy")
+    assert np.array_equal(np.asarray(read.data), array.astype("f8").reshape(-1))
+
+
+SHRINKING_LARGE = """
+import os, sys, threading
+from pathlib import Path
+import numpy as np
+from twinprobe.errors import DamagedTensor
+from twinprobe.measure.pair import measure_pair
+from twinprobe.runs.tensor_files import open_tensor
+path, sound = Path(sys.argv[1]), Path(sys.argv[2])
+size = path.stat().st_size
+began, ended, outcomes = threading.Event(), threading.Event(), []
+def disturb():
+    began.wait()
+    while not ended.is_set():
+        os.truncate(path, 4096)
+        os.truncate(path, size)
+thread = threading.Thread(target=disturb)
+thread.start()
+for _ in range(6):
+    try:
+        tensor = open_tensor(path)
+        began.set()
+        outcomes.append(measure_pair(tensor, open_tensor(sound)).status)
+    except DamagedTensor as error:
+        outcomes.append("damaged")
+ended.set()
+thread.join()
+print("survived", *outcomes)
+"""
+
+
+def test_a_process_survives_a_file_above_256_mib_that_shrinks_while_it_is_measured(tmp_path: Path) -> None:
+    header = {"descr": "<f4", "fortran_order": False, "shape": (70_000_000,)}
+    for name in ("target.npy", "golden.npy"):
+        with (tmp_path / name).open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + 280_000_000)  # holes: no disk is needed for them
+    words = [sys.executable, "-c", SHRINKING_LARGE, str(tmp_path / "target.npy"), str(tmp_path / "golden.npy")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("survived")
+    assert "damaged" in done.stdout

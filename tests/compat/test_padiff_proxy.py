@@ -82,9 +82,58 @@ def test_auto_diff_takes_such_models_and_the_first_is_the_reference(pair: tuple[
     assert torch.equal(base.model.one.weight, before)
 
 
-def test_lists_of_layers_point_to_the_layer_map(pair: tuple[Any, Any]) -> None:
+def test_maps_of_layers_point_to_the_layer_map(pair: tuple[Any, Any]) -> None:
     with pytest.raises(Exception, match="LayerMap"):
-        pair[0].update_black_list([pair[0].model.one])
+        pair[0].set_layer_map([pair[0].model.one])
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.last = Net(), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.block(x))
+
+
+def recorded_layers(made: Any) -> set[str]:
+    from twinprobe.runs.folders import run_folders
+    from twinprobe.runs.names import parse_op
+    from twinprobe.runs.run import open_run
+
+    train(made, steps=1)
+    (folder,) = run_folders(Path(made.dump_path))
+    return {parse_op(name).body for name in open_run(folder.files()[0]).ops}
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"),
+    [
+        ("self", {"block.one", "block.two", "last"}),
+        ("sublayers", {"block", "last"}),
+        ("all", {"last"}),
+    ],
+)
+def test_a_black_list_takes_out_a_layer_what_is_inside_it_or_both(tmp_path: Path, mode: str, left: set[str]) -> None:
+    padiff.set_dump_root_path(tmp_path)
+    made = padiff.create_model(Nested())
+    made.update_black_list([made.model.block], mode=mode)
+    assert recorded_layers(made) == left
+
+
+def test_a_white_list_wins_over_a_black_one_and_may_name_classes(tmp_path: Path) -> None:
+    padiff.set_dump_root_path(tmp_path)
+    made = padiff.create_model(Nested())
+    made.update_black_list_with_class(nn.Linear)
+    made.update_white_list(made.model.block, mode="sublayers")
+    assert recorded_layers(made) == {"block.one", "block.two"}
+    by_class = padiff.create_model(Nested())
+    by_class.update_white_list_with_class(Net)
+    assert recorded_layers(by_class) == {"block"}
+    with pytest.raises(Exception, match="no layer of this model"):
+        made.update_white_list(nn.Linear(2, 2))
+    with pytest.raises(Exception, match="mode is 'some'"):
+        made.update_white_list(made.model.last, mode="some")
 
 
 def test_a_proxy_stays_itself_and_what_is_no_model_is_refused(pair: tuple[Any, Any]) -> None:

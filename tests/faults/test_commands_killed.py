@@ -65,10 +65,10 @@ def test_killed_at_random_points(
 
 
 @pytest.mark.slow
-def test_killed_at_fifty_random_points(
+def test_killed_at_a_hundred_random_points(
     victims: Victims, words: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _kill_points(victims, words, tmp_path, 50, caplog)
+    _kill_points(victims, words, tmp_path, 100, caplog)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

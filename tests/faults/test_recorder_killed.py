@@ -54,8 +54,8 @@ def test_killed_at_random_points(victims: Victims, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_fifty_random_points(victims: Victims, tmp_path: Path) -> None:
-    _kill_points(victims, tmp_path, 50)
+def test_killed_at_a_hundred_random_points(victims: Victims, tmp_path: Path) -> None:
+    _kill_points(victims, tmp_path, 100)
 
 
 def test_sigterm_ends_the_program_at_once_and_keeps_what_was_flushed(victims: Victims, tmp_path: Path) -> None:

@@ -40,6 +40,18 @@ def test_percentages_are_cut_to_six_places_unless_short_or_tiny() -> None:
 
 
 @settings(deadline=None)
+@given(st.lists(st.floats(0, 1e9) | st.integers(0, 10**9).map(lambda number: number / 1e8 + 5e-9), min_size=1))
+@example([0.123456785, 1e-6, 1.5e-6, 9.99999999e-7, 1e4 - 1e-9, 123456.789])
+def test_long_percentages_are_rounded_as_python_rounds(shares: list[float]) -> None:
+    expected = []
+    for share in shares:
+        text = repr(share * 100)
+        long = "e" not in text and len(text.partition(".")[2]) > 6
+        expected.append(f"{share * 100:.6f}%" if long else f"{text}%")
+    assert percents(pl.Series(shares)).to_list() == expected
+
+
+@settings(deadline=None)
 @given(TEXTS)
 @example(['a"b', "a\\b", "a\nb", "it's", "\x7f", "名"])
 def test_any_text_survives_between_quotes_but_for_its_single_quotes(texts: list[str]) -> None:

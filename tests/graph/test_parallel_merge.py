@@ -197,7 +197,7 @@ def test_virtual_stages_are_folded_in_the_order_of_the_model() -> None:
     for chunk in (0, 1):
         for _stage in (0, 1):
             name = f"Module.{chunk}.module.layers.0.Block.forward.0"
-            found.append(names.stage([name], {})[name])
+            found.append(names.stage([name])[name])
     assert found == [f"Module.0.module.layers.{at}.Block.forward.0" for at in range(4)]
 
 
@@ -205,7 +205,7 @@ def test_layers_that_are_numbered_through_already_keep_their_numbers() -> None:
     names = StageNames(chunks=False)
     for at in range(3):
         name = f"Module.layers.{at}.Block.forward.0"
-        assert names.stage([name], {})[name] == name
+        assert names.stage([name])[name] == name
 
 
 @pytest.mark.parametrize(("order", "expected"), [
@@ -215,7 +215,7 @@ def test_layers_that_are_numbered_through_already_keep_their_numbers() -> None:
 def test_ranks_stand_where_the_order_says(order: str, expected: list[tuple[int, int, int]]) -> None:
     layout = Layout(8, 2, 2, order=order)
     places = [layout.place(rank) for rank in range(8)]
-    assert [(place.dp, place.pp, place.shard) for place in places] == expected
+    assert [(place.dp, place.pp, place.tp) for place in places] == expected
 
 
 def test_layouts_come_from_compare_json_or_flags() -> None:

@@ -46,22 +46,32 @@ def test_local_paths_need_no_fsspec(golden: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(("url", "package"), [("gs://bucket/x", "gcsfs"), ("oss://bucket/x", "ossfs")])
-def test_the_package_of_a_kind_is_named(command, golden: Path, url: str, package: str) -> None:
+PACKAGES = [
+    ("gs://bucket/x", "gcsfs"), ("oss://bucket/x", "ossfs"), ("abfs://box/x", "adlfs"), ("hdfs://host:9/x", "pyarrow"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "package"), PACKAGES)
+@pytest.mark.parametrize("name", ["-tp", "-o"])
+def test_the_package_of_a_kind_is_named(
+    command, golden: Path, url: str, package: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("fsspec")
-    refused(command("compare", "-tp", url, "-gp", golden), url, f"pip install {package}")
+    for module in (package, f"{package}.fs"):
+        monkeypatch.setitem(sys.modules, module, None)  # not there, whether it is installed here or not
+    store_of.cache_clear()
+    words = {"-tp": golden, "-gp": golden, "-o": golden.parent / "out"} | {name: url}
+    refused(command("compare", *(word for pair in words.items() for word in pair)), url, f"pip install {package}")
 
 
-def test_hdfs_without_its_library_is_told(command, golden: Path) -> None:
-    if "pyarrow" in sys.modules or _installed("pyarrow"):
-        pytest.skip("pyarrow is installed here")
-    refused(command("compare", "-tp", "hdfs://host:9000/x", "-gp", golden), "hdfs://host:9000/x", "pyarrow")
-
-
-def _installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
+def test_without_s3fs_it_is_named(golden: Path) -> None:
+    code = BLOCKED.replace("fsspec", "s3fs")
+    words = ["merge_result", "-i", "s3://dumps/x", "-o", str(golden.parent), "-config", str(golden)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "s3://dumps/x" in done.stderr
+    assert "pip install s3fs" in done.stderr
 
 
 @pytest.mark.parametrize("url", ["foo://bucket/x", "zip://a.zip", "simplecache://x", "S4://bucket/x"])
@@ -171,3 +181,12 @@ def test_a_silent_endpoint_ends_a_command_of_its_own_process_in_time(golden: Pat
 def test_recording_stays_on_this_machine(command) -> None:
     said = command("llm", "dump", "--exec", "true", "-o", "memory://x")
     refused(said, "memory://x", "must be a path on this machine")
+
+
+def test_the_memory_of_one_process_is_not_given_to_others(command, tmp_path: Path) -> None:
+    for side in ("t", "g"):
+        for rank in (0, 1):
+            statistics_dump(tmp_path / side / f"rank{rank}")
+    words = ("compare", "-tp", tmp_path / "t", "-gp", tmp_path / "g", "-o", "memory://out", "--csv", "--quiet")
+    refused(command(*words, "--engine", "process"), "memory://out", "memory of one process", "--engine inline")
+    assert command(*words, "--engine", "inline").code == 0

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from cluster_work import dies_at_first, node_and_square, wrong
 from many_ranks import compare, leftovers, ranks_at, tables, tensors_at
+from two_nodes import HERE, two_nodes
 
 from twinprobe.cli import main
 from twinprobe.errors import BadInput
@@ -24,27 +25,12 @@ from twinprobe.scale.engine import EngineOptions, spread
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 MANY = 18
-HERE = str(Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes with a processor each; lost nodes are noticed soon."""
-    from ray.cluster_utils import Cluster
-
-    # The nodes find the functions of these tests as the tests themselves do.
-    known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = HERE
-    quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
-    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick, "object_store_memory": 80 << 20}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    made.add_node(num_cpus=1, object_store_memory=80 << 20)
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    os.environ.pop("PYTHONPATH")
-    if known is not None:
-        os.environ["PYTHONPATH"] = known
+    with two_nodes() as made:
+        yield made
 
 
 def options(cluster: Any) -> EngineOptions:

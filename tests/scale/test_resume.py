@@ -219,13 +219,3 @@ def test_a_tensor_that_disappears_during_the_run_costs_only_its_row(tmp_path: Pa
     (table,) = (tmp_path / "out").glob("compare_result_rank1_*.csv")
     told = [line for line in table.read_text().splitlines() if "could not be read" in line]
     assert [line.partition(",")[0] for line in told] == ["Torch.f.4.forward.output.0"]
-
-
-def test_a_rank_that_is_still_written_is_said_to_be(dumps: Path) -> None:
-    from twinprobe.compare.ranks.arrange import unchanged
-    from twinprobe.errors import BadInput
-
-    path = dumps / "t/rank0/dump.json"
-    with pytest.raises(BadInput, match="still being written") as told, unchanged(path), path.open("a") as file:
-        file.write(" ")
-    assert str(path) in str(told.value)

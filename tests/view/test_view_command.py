@@ -7,8 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from twinprobe.view.serve import Server, make
 
 PROGRAM = """
 import argparse, sys
@@ -43,6 +47,21 @@ def test_without_a_port_two_servers_find_a_free_one_each(results: Path) -> None:
         for server in servers:
             server.send_signal(signal.SIGINT)
             server.wait(20)
+
+
+def test_servers_that_look_for_a_port_at_the_same_moment_do_not_get_in_each_others_way(results: Path) -> None:
+    together = threading.Barrier(6)
+
+    def serve(_: int) -> Server:
+        together.wait()
+        return make(results, host="127.0.0.1", port=None)
+
+    for _ in range(5):
+        with ThreadPoolExecutor(6) as pool:
+            servers = list(pool.map(serve, range(6)))
+        assert len({server.url for server in servers}) == 6
+        for server in servers:
+            server.wsgi.server_close()
 
 
 def test_an_address_for_others_comes_with_a_token(results: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import twinprobe.live
+from padiff.layer_lists import LayerLists
 from twinprobe.errors import BadInput
 
 _root = [Path("padiff_dump")]
@@ -40,6 +41,7 @@ class ProxyModel:
         self._every = dump_freq
         self._step = 0
         self._recording = False
+        self._lists = LayerLists(model)
         # A class of its own for each model: the recorder allows one debugger per class and process.
         own = type("PrecisionDebugger", (_debugger_class(model),), {"_current": None})
         self._debugger = own(task="tensor", level="L0", dump_path=self.dump_path)
@@ -49,6 +51,7 @@ class ProxyModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._recording and self._step % self._every == 0:
+            self._lists.apply(self._debugger.recorder)
             self._debugger.start(self.model)
             self._recording = True
         return self.model(*args, **kwargs)
@@ -71,14 +74,27 @@ class ProxyModel:
     # One recording holds it all: what layers took and gave, parameters and their gradients.
     dump_report = dump_params = dump_weights = dump_grads = try_dump
 
+    def update_black_list(self, layers: Any, mode: str = "all") -> None:
+        """Record nothing of these layers, of what is inside them, or of both."""
+        self._lists.add(self._lists.black, layers, mode)
+
+    def update_white_list(self, layers: Any, mode: str = "self") -> None:
+        """Record these layers and no others; a black list does not count any more."""
+        self._lists.add(self._lists.white, layers, mode)
+
+    def update_black_list_with_class(self, layer_class: Any, mode: str = "all") -> None:
+        """The black list, for every layer of a class."""
+        self._lists.add_class(self._lists.black, layer_class, mode)
+
+    def update_white_list_with_class(self, layer_class: Any, mode: str = "self") -> None:
+        """The white list, for every layer of a class."""
+        self._lists.add_class(self._lists.white, layer_class, mode)
+
     def set_layer_map(self, *_: Any, **__: Any) -> None:
         """Not answered: a LayerMap does it for both models at once."""
-        raise BadInput(
-            "layers are mapped and left out with a LayerMap", hint="auto_diff(base, raw, inputs, layer_map=...)"
-        )
+        raise BadInput("layers are mapped with a LayerMap", hint="auto_diff(base, raw, inputs, layer_map=...)")
 
-    auto_layer_map = update_black_list = update_white_list = set_layer_map
-    update_black_list_with_class = update_white_list_with_class = update_unassigned_weights_list = set_layer_map
+    auto_layer_map = update_unassigned_weights_list = set_layer_map
 
 
 @functools.wraps(twinprobe.live.auto_diff)

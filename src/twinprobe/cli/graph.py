@@ -45,7 +45,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
         help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, resume=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,6 +101,7 @@ def build_request(
         thresholds=Thresholds(rounding=args.rounding),
         engine=engine_options(args),
         layouts=layouts,  # type: ignore[arg-type]
+        resume=args.resume,
     )
 
 

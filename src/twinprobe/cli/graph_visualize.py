@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for option, words in (
         ("rank_size", "number of ranks"), ("tp", "tensor parallel size"), ("pp", "pipeline parallel size"),
-        ("vpp", "virtual pipeline stages (default: 1)"),
+        ("vpp", "virtual pipeline stages (default: 1)"), ("cp", "context parallel size (default: 1)"),
+        ("ep", "expert parallel size (default: 1)"),
     ):  # fmt: skip
         merge.add_argument(f"--{option}", type=int, nargs="+", metavar="N", help=words)
     merge.add_argument("--order", nargs="+", metavar="ORDER", help="order of the dimensions (default: tp-cp-ep-dp-pp)")
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw what the flags name."""
     from twinprobe.graph.layout import layouts_of_flags
 
-    flags = {name: getattr(args, name) for name in ("rank_size", "tp", "pp", "vpp", "order")}
+    flags = {name: getattr(args, name) for name in ("rank_size", "tp", "pp", "vpp", "cp", "ep", "order")}
     request = build_request(
         args, args.target_path, args.golden_path, log_calls=args.is_print_compare_log, complete_stack=True,
         layouts=layouts_of_flags(flags, golden=args.golden_path is not None),

@@ -66,13 +66,13 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long an own metric may take for one pair (default: 60)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, resume=True)
 
 
 def _compare(args: argparse.Namespace) -> int:
     from twinprobe.compare.llm.manual import compare_manual
     from twinprobe.compare.llm.modes import compare_files, compare_weights, is_pair_of_files
-    from twinprobe.compare.llm.report import REPORT, STATISTICS, write_llm_reports
+    from twinprobe.compare.llm.report import REPORT, STATISTICS, utc_timestamp, write_llm_reports
     from twinprobe.compare.llm.stats import compare_statistics
     from twinprobe.errors import BadInput
     from twinprobe.runs.llm.manual import find_manual
@@ -85,8 +85,10 @@ def _compare(args: argparse.Namespace) -> int:
         return _show_pair(compare_files(request), as_json=args.json)
     from twinprobe.cli.show import Progress
     from twinprobe.compare.llm.job import compare_dumps
+    from twinprobe.compare.llm.kept import Notes
 
-    with Progress(enabled=not (args.quiet or args.json)) as progress:
+    notes = Notes(request, args.output, utc_timestamp(), resume=args.resume)
+    with notes, Progress(enabled=not (args.quiet or args.json)) as progress:
         if args.weight:
             result = compare_weights(request)
         elif args.stats:
@@ -94,9 +96,10 @@ def _compare(args: argparse.Namespace) -> int:
         elif by_hand is not None:
             result = compare_manual(request, by_hand, progress.advance)
         else:
-            result = compare_dumps(request, progress.advance)
-    stem = STATISTICS if args.stats and not args.weight else REPORT
-    summary = write_llm_reports(result, args.output, args.format, stem=stem)
+            result = compare_dumps(request, progress.advance, notes)
+        stem = STATISTICS if args.stats and not args.weight else REPORT
+        summary = write_llm_reports(result, args.output, args.format, stem=stem, timestamp=notes.timestamp)
+        notes.end()
     if not args.quiet:
         _show(summary, as_json=args.json)
     bad = {"error": ("error",), "warning": ("error", "warning")}.get(args.fail_on or "", ())

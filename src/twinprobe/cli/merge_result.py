@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-o", "--output_dir", type=path, required=True, metavar="DIR", help="folder for the merged table")
     add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
     add("--quiet", action="store_true", help="print nothing but errors")
-    add_engine_arguments(parser)
+    add_engine_arguments(parser, resume=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress(enabled=not args.quiet) as progress:
         outcome = merge_results(
-            args.input_dir, args.output_dir, args.config_path, engine=engine_options(args),
+            args.input_dir, args.output_dir, args.config_path, engine=engine_options(args), resume=args.resume,
             progress=lambda done, total: progress.advance("ranks", done, total),
         )  # fmt: skip
     if args.quiet:

@@ -12,9 +12,10 @@ import numpy as np
 from twinprobe.compare.job import Job, Request, compare_job, plan, run_all, work_size
 from twinprobe.compare.kernel.pairs import is_kernel_folder, refuse_option
 from twinprobe.compare.one import Comparison
-from twinprobe.compare.ranks.arrange import arranged, finish, job_mark, job_name, once
+from twinprobe.compare.ranks.arrange import arranged, finish, job_mark, job_name
 from twinprobe.compare.ranks.many import Gathered
 from twinprobe.compare.ranks.over_ranks import conclude, dataset_exchanges, flat, rank_facts, words
+from twinprobe.compare.ranks.resume import once
 from twinprobe.compare.ranks.slices import Cut, TooLarge
 from twinprobe.judge.culprit import RankFacts, find_culprits
 from twinprobe.judge.summary import Summary

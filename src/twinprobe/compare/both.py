@@ -14,12 +14,17 @@ _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
 def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
     """Read two runs; the order of errors is as if one were read after the other."""
-    if not (_is_large(target) and _is_large(golden) and can_fork()):
+    if not worth_two(target, golden):
         return open_run(target), open_run(golden)
     with Beside(lambda file: hand_over(open_run(golden), file)) as other:
         first = open_run(target)
         read = other.result()
         return first, take_over(read) if read else open_run(golden)
+
+
+def worth_two(target: Path, golden: Path) -> bool:
+    """Whether a second process for the second run pays, and may be started here."""
+    return _is_large(target) and _is_large(golden) and can_fork()
 
 
 def _is_large(path: Path) -> bool:

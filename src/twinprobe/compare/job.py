@@ -10,9 +10,10 @@ from twinprobe.align.folders import FolderPair, pair_folders
 from twinprobe.align.matcher import build_matcher
 from twinprobe.compare.kernel.pairs import is_kernel_folder, refuse_mapping
 from twinprobe.compare.one import Comparison, Measurer, Options, compare_paths, silent
-from twinprobe.compare.ranks.arrange import arranged, finish, is_large, job_mark, job_name, once, unchanged
+from twinprobe.compare.ranks.arrange import arranged, finish, is_large, job_mark, job_name, unchanged
 from twinprobe.compare.ranks.many import Gathered, run_all
 from twinprobe.compare.ranks.over_ranks import conclude, flat, rank_facts
+from twinprobe.compare.ranks.resume import once
 from twinprobe.compare.ranks.slices import Cut, TooLarge, cutting, gathering
 from twinprobe.compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe.errors import BadInput

@@ -42,5 +42,6 @@ def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[p
 
     index = pl.Series("row", rows, dtype=pl.Int32)
     index = index.set(index < 0, None)
-    picked = table.select(pl.all().gather(index)).rename(lambda name: prefix + name)
+    # The recorded type is shown, never compared.
+    picked = table.select(pl.exclude("type").gather(index)).rename(lambda name: prefix + name)
     return [index.alias(prefix + "row"), *picked.get_columns()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from twinprobe.graph.repairs import forward_twin, is_module, with_call
 from twinprobe.graph.tree import Tree
 from twinprobe.runs.run import Run
+from twinprobe.runs.stacks import Stacks
 
 
 class CallSites:
@@ -15,7 +16,7 @@ class CallSites:
         self.of_node: list[int] = [0] * len(tree)
         numbers: dict[tuple[str, ...], int] = {}
         known: dict[int, int] = {}
-        stacks = run.stacks
+        stacks = run.stacks if order else Stacks()
         for node in order:
             place = _place(tree.names[node], stacks.of_op)
             number = known.get(place)

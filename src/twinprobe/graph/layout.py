@@ -19,8 +19,14 @@ class Place:
 
     dp: int
     pp: int
-    shard: int
+    tp: int
+    cp: int
     ep: int
+
+    @property
+    def shard(self) -> tuple[int, int, int]:
+        """Where it stands among the ranks of its stage, the fastest-changing last."""
+        return self.ep, self.cp, self.tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,11 @@ class Layout:
         return int(getattr(self, name))
 
     def place(self, rank: int) -> Place:
-        """Where a rank stands. Tensor and context parallel ranks are shards of the same values."""
+        """Where a rank stands."""
         at = dict.fromkeys(_DIMENSIONS, 0)
         for name in self.order.split("-"):
             rank, at[name] = divmod(rank, self.size(name))
-        return Place(at["dp"], at["pp"], at["tp"] + self.tp * at["cp"], at["ep"])
+        return Place(at["dp"], at["pp"], at["tp"], at["cp"], at["ep"])
 
 
 Layouts = tuple[Layout | None, Layout | None]

@@ -15,7 +15,6 @@ from twinprobe.runs.run import Run
 from twinprobe.runs.table import FLOAT, GRADIENT, INT, OUTPUT, PARAMETER, STATS
 
 _TITLES = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_TENSOR_TYPES = {"mindspore": "mindspore.Tensor", "paddle": "paddle.Tensor"}
 
 
 def write_merged(run: Run, folder: Path) -> list[Path]:
@@ -44,7 +43,7 @@ def _entries(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield run.ops[current], _lists(entry)
             current, entry = row["op"], _empty(run.ops[row["op"]])
         path = row["name"].removeprefix(run.ops[current]).strip(".").split(".")
-        _put(entry, _section(row["role"], path, backward="input" in entry), _leaf(row, run.framework))
+        _put(entry, _section(row["role"], path, backward="input" in entry), _leaf(row))
     if current >= 0:
         yield run.ops[current], _lists(entry)
 
@@ -82,13 +81,12 @@ def _lists(value: Any) -> Any:
     return {key: _lists(item) if item or key == "input_kwargs" else [] for key, item in value.items()}
 
 
-def _leaf(row: dict[str, Any], framework: str) -> dict[str, Any] | None:
+def _leaf(row: dict[str, Any]) -> dict[str, Any] | None:
     if row["kind"] == NULL:
         return None
     if row["kind"] != TENSOR:
-        kind = str(row["dtype"]).removeprefix("<class '").removesuffix("'>")
-        return {"type": kind, "value": row["meaning"] if row["meaning"] is not None else _statistic(row, "max")}
-    leaf = {"type": _TENSOR_TYPES.get(framework, "torch.Tensor"), "dtype": row["dtype"]}
+        return {"type": row["type"], "value": row["meaning"] if row["meaning"] is not None else _statistic(row, "max")}
+    leaf = {"type": row["type"], "dtype": row["dtype"]}
     leaf["shape"] = literal_eval(row["shape"] or "[]")
     leaf |= {_TITLES[stat]: _statistic(row, stat) for stat in STATS}
     return leaf | ({"requires_grad": row["requires_grad"]} if row["requires_grad"] is not None else {})

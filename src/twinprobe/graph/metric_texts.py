@@ -34,7 +34,7 @@ NEEDED = (
     "g_row", "t_kind", "t_requires_grad", "g_requires_grad", "t_digest", "g_digest", "t_value_digest", "g_value_digest",
     *(f"t_{stat}_kind" for stat in STATS), *(f"g_{stat}" for stat in STATS),
 )  # fmt: skip
-_WORDS = [{NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf"}.get(case, NOT_APPLICABLE) for case in range(16)]
+_CASES = [{NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf"}.get(case, NOT_APPLICABLE) for case in range(16)]
 
 
 class MetricTexts:
@@ -77,7 +77,7 @@ class MetricTexts:
             parts += [pl.lit(f',"{title}":"'), pl.col(title), pl.lit('"')]
         compared = pl.col("g_row").is_not_null() & (pl.col("t_kind") != NULL)
         text = pl.when(compared).then(pl.concat_str(parts)).otherwise(pl.lit(""))
-        return pairs.lazy().with_columns(columns).select(text).collect().to_series()
+        return pairs.with_columns(columns).select(text).to_series()
 
     def _differences(self, pairs: pl.DataFrame, start: int, end: int) -> list[pl.Series]:
         """All four statistics in one long column, since many short ones cost more."""
@@ -91,35 +91,31 @@ class MetricTexts:
         )
         kind = np.concatenate([pairs[f"t_{stat}_kind"].to_numpy() for stat in STATS])
         golden = np.concatenate([pairs[f"g_{stat}"].to_numpy() for stat in STATS])
-        words = pl.Series(_WORDS).gather(pl.Series(case, dtype=pl.UInt32))
+        number = case == NUMBER
         same = (case == SAME) & ((kind == FLOAT) | (kind == INT))
-        texts = self._diff(words.clone(), case, diff, kind, same)
-        zero = golden == 0
-        shares = words.scatter(np.flatnonzero(same & ~zero), "0.0%")
-        known = np.flatnonzero((case == NUMBER) & ~zero)
-        shares = shares.scatter(known, percents(pl.Series(relative[known])))
+        shown = (number | same) & (golden != 0)
+        texts = self._diff(case, np.where(number, diff, 0.0), kind, number | same)
+        shares = percents(pl.Series(np.where(number & shown, relative, 0.0)))
+        shares = shares.scatter(np.flatnonzero(~shown), _words(case[~shown]))
         size = end - start
         columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_DIFFS)]
         return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_RELATIVES)]
 
     def _diff(
         self,
-        words: pl.Series,
         case: NDArray[np.uint8],
         diff: NDArray[np.float64],
         kind: NDArray[np.uint8],
-        same: NDArray[np.bool_],
+        known: NDArray[np.bool_],
     ) -> pl.Series:
         import polars as pl
 
-        texts = words.scatter(np.flatnonzero(same & (kind == FLOAT)), "0.0")
-        texts = texts.scatter(np.flatnonzero(same & (kind == INT)), "0")
-        number = case == NUMBER
-        other = np.flatnonzero(number & (kind == FLOAT))
-        texts = texts.scatter(other, self._style.number(pl.Series(diff[other])))
-        whole = np.flatnonzero(number & (kind != FLOAT))
-        spelled = [str(int(value)) if value == value // 1 else repr(value) for value in diff[whole].tolist()]
-        return texts.scatter(whole, spelled) if spelled else texts
+        texts = self._style.number(pl.Series(diff))
+        whole = np.flatnonzero(known & (kind != FLOAT))
+        if len(whole):
+            spelled = [str(int(value)) if value == value // 1 else repr(value) for value in diff[whole].tolist()]
+            texts = texts.scatter(whole, spelled)
+        return texts.scatter(np.flatnonzero(~known), _words(case[~known]))
 
     def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
         import polars as pl
@@ -132,6 +128,12 @@ class MetricTexts:
             chosen = pl.when(numbers.is_null()).then(words).otherwise(texts)
             found.append(pl.select(chosen).to_series().alias(title))
         return found
+
+
+def _words(case: NDArray[np.uint8]) -> pl.Series:
+    import polars as pl
+
+    return pl.Series(_CASES).gather(pl.Series(case, dtype=pl.UInt32))
 
 
 def _same_digest() -> pl.Expr:

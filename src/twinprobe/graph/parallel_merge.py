@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from twinprobe.errors import BadInput
 from twinprobe.graph.layout import Layout
-from twinprobe.graph.shards import PARTIAL, REPLICAS, SHARDS, UNKNOWN, WORDS, merged_rows, shown
-from twinprobe.graph.stage_names import StageNames, chunk_of, experts_in
+from twinprobe.graph.shards import AXES, PARTIAL, REPLICAS, SHARDS, UNKNOWN, WORDS, merged_rows, shown
+from twinprobe.graph.stage_names import StageNames, chunk_of, experts_in, in_expert
 from twinprobe.graph.stage_order import Part, in_order
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.run import STATISTICS, Run
@@ -23,6 +23,9 @@ _REDUCTIONS = r"^(Mint)?Distributed\.(all_reduce|_?reduce_scatter\w*|reduce)\."
 _EXTRA = ("relation", "ranks", "shapes", "sign", *(f"{stat}_all" for stat in STATS))
 
 
+Rank = tuple[tuple[int, int, int], Run]  # where it stands in its stage, and what it recorded
+
+
 @dataclass
 class Merged:
     """A run made of several, and what its rows were made of (aligned with the run's table)."""
@@ -34,48 +37,46 @@ class Merged:
 
 def merge_ranks(runs: dict[int, Run], layout: Layout) -> Merged:
     """Fold the ranks of one replica of the model, by number, into one run."""
-    stages: dict[int, list[tuple[int, int, Run]]] = defaultdict(list)
+    stages: dict[int, list[Rank]] = defaultdict(list)
     for rank, run in runs.items():
         if run.mode != STATISTICS:
             raise BadInput("only statistics can be merged", where=run.path, hint="record with task statistics")
         place = layout.place(rank)
-        stages[place.pp].append((place.ep, place.shard, run))
-    return _merge(stages, layout)
-
-
-def _merge(stages: dict[int, list[tuple[int, int, Run]]], layout: Layout) -> Merged:
+        stages[place.pp].append((place.shard, run))
     names = StageNames(chunks=layout.vpp > 1)
     parts: list[Part] = []
     for chunk in range(layout.vpp):
         for stage in range(layout.pp):
-            parts += _parts_of(sorted(stages[stage], key=lambda one: one[:2]), stage, chunk, names, layout)
-    return _assemble(parts, stages[0][0][2])
+            ranks = sorted(stages[stage], key=lambda one: one[0])
+            parts += _parts_of(ranks, stage, chunk, names, layout)
+    return _assemble(parts, stages[0][0][1])
 
 
-def _parts_of(
-    members: list[tuple[int, int, Run]], stage: int, chunk: int, names: StageNames, layout: Layout
-) -> list[Part]:
-    """The part of one stage (and chunk): the same names on all its shards; experts counted on from rank to rank."""
-    first = members[0][2]
-    chosen = _in_chunk(first, chunk) if layout.vpp > 1 else dict.fromkeys([*first.parents, *first.ops])
-    renamed = names.stage(chosen, {})
-    experts: dict[int, dict[str, int]] = {}
+def _parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
+    """The parts of one stage (and chunk): the calls of all its ranks, and the experts of some."""
+    first = ranks[0][1]
+    renamed = names.stage(_chosen(first, chunk, layout))
+    if layout.ep == 1:
+        return [Part(stage, chunk, ranks, renamed)]
+    shared = {old: new for old, new in renamed.items() if not in_expert(old, first.parents)}
+    parts = [Part(stage, chunk, ranks, shared, -1)]
     before: dict[str, int] = {}
-    for ep, _, run in members:
-        if ep not in experts:
-            experts[ep] = dict(before)
-            for name, count in experts_in(run.ops).items():
-                before[name] = before.get(name, 0) + count
-    parts = []
-    for ep in sorted(experts):
-        runs = [run for other, _, run in members if other == ep]
-        parts.append(Part(stage, chunk, runs, renamed if ep == 0 else _with_experts(renamed, experts[ep])))
+    for ep in range(layout.ep):
+        own = [(shard, run) for shard, run in ranks if shard[0] == ep]
+        run = own[0][1]
+        inside = [name for name in _chosen(run, chunk, layout) if in_expert(name, run.parents)]
+        numbers = experts_in(inside)
+        # Experts that are numbered through already keep their numbers.
+        shift = {name: before.get(name, 0) for name, used in numbers.items() if min(used) < before.get(name, 0)}
+        mine = {old: renamed[old] for old in inside} if ep == 0 else names.experts(inside, shift)
+        around = {above: new for old in mine if (above := run.parents.get(old)) and (new := shared.get(above))}
+        parts.append(Part(stage, chunk, own, mine, ep, around))
+        before |= {name: max(used) + shift.get(name, 0) + 1 for name, used in numbers.items()}
     return parts
 
 
-def _with_experts(renamed: dict[str, str], before: dict[str, int]) -> dict[str, str]:
-    shift = StageNames(chunks=False)
-    return {old: shift.stage([new], before)[new] if "experts." in new else new for old, new in renamed.items()}
+def _chosen(run: Run, chunk: int, layout: Layout) -> dict[str, None]:
+    return _in_chunk(run, chunk) if layout.vpp > 1 else dict.fromkeys([*run.parents, *run.ops])
 
 
 def _in_chunk(run: Run, chunk: int) -> dict[str, None]:
@@ -97,10 +98,10 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
 
     frames = []
     for at, part in enumerate(parts):
-        rows = pl.concat([_renamed_rows(run, part.names) for run in part.runs])
-        frames.append(merged_rows(rows, len(part.runs)).with_columns(part=pl.lit(at)))
+        rows = pl.concat([_renamed_rows(run, part.names, shard) for shard, run in part.ranks])
+        frames.append(merged_rows(rows, len(part.ranks)).with_columns(part=pl.lit(at)))
     rows = _after_reduction(_one_of_each(pl.concat(frames), parts))
-    ops = in_order(parts, [run.ops for part in parts for run in part.runs[:1]])
+    ops = in_order(parts, [part.first.ops for part in parts])
     ops = [name for name in ops if name in set(rows["op"].to_list())]
     place = {name: at for at, name in enumerate(ops)}
     rows = rows.with_columns(place=pl.col("op").replace_strict(place, return_dtype=pl.Int32))
@@ -115,7 +116,7 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
     return Merged(run, rows.select("op", "suffix", *_EXTRA), _info(rows))
 
 
-def _renamed_rows(run: Run, names: dict[str, str]) -> pl.DataFrame:
+def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, int, int]) -> pl.DataFrame:
     """A run's rows with their new op names and the rest of their own names; rows of other chunks are left out."""
     import polars as pl
 
@@ -126,7 +127,8 @@ def _renamed_rows(run: Run, names: dict[str, str]) -> pl.DataFrame:
     table = run.table.with_columns(per_op[run.table["op"].to_numpy()])
     table = table.filter(pl.col("renamed").is_not_null())
     suffix = pl.col("name").str.slice(pl.col("length"))
-    return table.with_columns(op=pl.col("renamed"), suffix=suffix).drop("renamed", "length", "name")
+    places = {axis: pl.lit(at) for axis, at in zip(AXES, shard, strict=True)}
+    return table.with_columns(op=pl.col("renamed"), suffix=suffix, **places).drop("renamed", "length", "name")
 
 
 def _one_of_each(rows: pl.DataFrame, parts: list[Part]) -> pl.DataFrame:
@@ -148,7 +150,8 @@ def _after_reduction(rows: pl.DataFrame) -> pl.DataFrame:
 
     reductions = rows.filter(pl.col("op").str.contains(_REDUCTIONS) & (pl.col("kind") == TENSOR))
     taken = reductions.filter((pl.col("role") == INPUT) & (pl.col("relation") == SHARDS)).unique("sign", keep="first")
-    given = reductions.filter((pl.col("role") == OUTPUT) & (pl.col("relation") == REPLICAS)).unique("op", keep="first")
+    whole = (pl.col("relation") == REPLICAS) | pl.col("folded")
+    given = shown(reductions.filter((pl.col("role") == OUTPUT) & whole)).unique("op", keep="first")
     sums = taken.select("sign", "op").join(given.select("op", *STATS), on="op", how="left").drop("op")
     joined = rows.with_row_index("at").join(sums.with_columns(reduced=True), on="sign", how="left", suffix="_sum")
     joined = joined.sort("at").drop("at")
@@ -164,17 +167,18 @@ def _after_reduction(rows: pl.DataFrame) -> pl.DataFrame:
 def _parents(parts: list[Part]) -> dict[str, str | None]:
     merged: dict[str, str | None] = {}
     for part in parts:
-        for name, above in part.runs[0].parents.items():
+        for name, above in part.first.parents.items():
             if name in part.names:
-                merged.setdefault(part.names[name], part.names.get(above, above) if above is not None else None)
-    order = in_order(parts, [list(part.runs[0].parents) for part in parts])
+                new = part.around.get(above, part.names.get(above, above)) if above is not None else None
+                merged.setdefault(part.names[name], new)
+    order = in_order(parts, [list(part.first.parents) for part in parts])
     return {name: merged[name] for name in order if name in merged}
 
 
 def _stacks(parts: list[Part]) -> Stacks:
     stacks = Stacks()
     for part in parts:
-        known = part.runs[0].stacks
+        known = part.first.stacks
         start = len(stacks.frames)
         stacks.frames.extend(known.frames)
         for name, at in known.of_op.items():

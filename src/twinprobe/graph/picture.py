@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
+from twinprobe.align.pairs import Pairs
 from twinprobe.compare.one import Comparison, Options, compare_runs
 from twinprobe.graph.call_sites import CallSites
 from twinprobe.graph.communication import Communication, read_communication
@@ -21,8 +24,28 @@ from twinprobe.graph.values import CallTexts, Style, ValueTexts
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.runs.run import Run
 
+if TYPE_CHECKING:
+    import polars as pl
+
 TARGET, GOLDEN = "NPU", "Bench"
 _CALLS_AT_A_TIME = 1024
+
+
+class Paths:
+    """The names from the root to a node, as the inside of a JSON array."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, node: int) -> str:
+        names, above = self._tree.names, self._tree.parents[node]
+        if above < 0:
+            return quoted(names[node])
+        prefix = self._known.get(above)
+        if prefix is None:
+            prefix = self._known[above] = ",".join(quoted(names[step]) for step in self._tree.path(above))
+        return f"{prefix},{quoted(names[node])}"
 
 
 @dataclass
@@ -38,23 +61,20 @@ class Side:
     link: list[int] = field(default_factory=list)
     overflow: list[str | None] = field(default_factory=list)
     merge_info: dict[int, list[str]] = field(default_factory=dict)
-    _paths: dict[int, str] = field(default_factory=dict)
 
-    def path_text(self, node: int) -> str:
-        """The names from the root to a node, as the inside of a JSON array."""
-        above = self.tree.parents[node]
-        name = quoted(self.tree.names[node])
-        if above < 0:
-            return name
-        prefix = self._paths.get(above)
-        if prefix is None:
-            prefix = self._paths[above] = ",".join(quoted(self.tree.names[step]) for step in self.tree.path(above))
-        return f"{prefix},{name}"
+    @cached_property
+    def paths(self) -> Paths:
+        """The way to each node, as text."""
+        return Paths(self.tree)
 
     def children_text(self, node: int) -> str:
         """The names of a node's children as a JSON array."""
         names = self.tree.names
         return f"[{','.join([quoted(names[child]) for child in self.tree.children[node]])}]"
+
+    def texts(self, style: Style, more: Callable[[int, int], pl.Series] | None = None) -> Iterator[CallTexts]:
+        """The inputs and outputs of the calls, a piece at a time; ``more`` adds to the text of some rows."""
+        return ValueTexts(self.run, style, more, self.communication.group_texts).pieces(_CALLS_AT_A_TIME)
 
 
 @dataclass
@@ -81,7 +101,17 @@ class Picture:
         more = None
         if side is self.target and self.comparison is not None:
             more = MetricTexts(self.comparison, style).rows
-        return ValueTexts(side.run, style, more, side.communication.group_texts).pieces(_CALLS_AT_A_TIME)
+        return side.texts(style, more)
+
+
+class Beside(Protocol):
+    """Another process that works on the trusted run's half."""
+
+    def side(self, run: Run) -> Side | None:
+        """The trusted run as a tree, or None if it has to be made here."""
+
+    def linked(self, target: Side, golden: Side) -> None:
+        """Told when the nodes of both sides are matched."""
 
 
 @dataclass(frozen=True)
@@ -97,23 +127,28 @@ class DrawOptions:
 
 def draw_one(run: Run | Merged, step: int, rank: int, options: DrawOptions) -> Picture:
     """The graph of a single run."""
-    side, micro_steps = _side(TARGET, run, options)
+    side, micro_steps = side_of(TARGET, run, overflow_check=options.overflow_check)
     return Picture(step, rank, side, None, micro_steps, None, None)
 
 
-def draw_pair(target: Run | Merged, golden: Run | Merged, step: int, rank: int, options: DrawOptions) -> Picture:
+def draw_pair(
+    target: Run | Merged, golden: Run | Merged, step: int, rank: int, options: DrawOptions, beside: Beside | None = None
+) -> Picture:
     """Two runs compared, by the same engine as every other report."""
-    left, micro_steps = _side(TARGET, target, options)
-    right, _ = _side(GOLDEN, golden, options)
+    left, micro_steps = side_of(TARGET, target, overflow_check=options.overflow_check)
+    right = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
+    tell = beside.linked if beside is not None and right is not None else None
+    if right is None:
+        right, _ = side_of(GOLDEN, golden, overflow_check=options.overflow_check)
     match = options.match
     if isinstance(target, Merged) and isinstance(golden, Merged):
         match = ShapeFitter(match, target, golden)
-    matcher = TreeMatcher(left.tree, right.tree, match, same_ancestors=options.same_ancestors)
+    matcher = _Linking(left, right, match, tell, same_ancestors=options.same_ancestors)
     comparison = compare_runs(
         left.run, right.run, Options(match=matcher, thresholds=options.thresholds, progress=options.progress)
     )
-    left.link = matcher.link
-    right.link = reverse_links(matcher.link, len(right.tree))
+    if tell is not None:
+        right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
         _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
     values = call_values(comparison)
@@ -121,7 +156,33 @@ def draw_pair(target: Run | Merged, golden: Run | Merged, step: int, rank: int, 
     return Picture(step, rank, left, right, micro_steps, comparison, values)
 
 
-def _side(source: str, made: Run | Merged, options: DrawOptions) -> tuple[Side, int]:
+class _Linking(TreeMatcher):
+    """A matcher that notes the links on both sides, and tells when they are there."""
+
+    def __init__(
+        self,
+        left: Side,
+        right: Side,
+        match: Matcher,
+        tell: Callable[[Side, Side], None] | None,
+        *,
+        same_ancestors: bool,
+    ) -> None:
+        super().__init__(left.tree, right.tree, match, same_ancestors=same_ancestors)
+        self._sides = left, right
+        self._tell = tell
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        pairs = super().__call__(target, golden)
+        left, right = self._sides
+        left.link, right.link = self.link, reverse_links(self.link, len(right.tree))
+        if self._tell is not None:
+            self._tell(left, right)
+        return pairs
+
+
+def side_of(source: str, made: Run | Merged, *, overflow_check: bool) -> tuple[Side, int]:
+    """A run as a tree, and how many micro steps it has."""
     run = made.run if isinstance(made, Merged) else made
     tree = build_tree(run)
     micro_steps = assign_micro_steps(tree, run.folder / "construct.json")
@@ -129,7 +190,7 @@ def _side(source: str, made: Run | Merged, options: DrawOptions) -> tuple[Side, 
     communication = Communication() if isinstance(made, Merged) else read_communication(run)
     side = Side(source, run, tree, order, CallSites(run, tree, order), communication)
     _tell_merging(side, made)
-    if options.overflow_check:
+    if overflow_check:
         levels = overflow_levels(run)
         side.overflow = [levels[op] if op >= 0 else None for op in tree.ops]
     return side, micro_steps

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import sys
 import tempfile
 import time
 from hashlib import sha256
@@ -13,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.private_folder import private_folder
 
 # SQLite quotes what it stumbles over, and Python cannot always decode that.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
@@ -57,21 +56,12 @@ def damaged(path: Path, error: Exception) -> BadInput:
 
 
 def cache_folder(name: str) -> Path:
-    """A private folder for what can be computed again: in the user's cache or, failing that, a temporary one."""
-    for base in (
-        _user_cache(),
-        Path(tempfile.gettempdir()) / f"twinprobe-{os.getuid() if hasattr(os, 'getuid') else 0}",
-    ):
-        folder = base / name
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if hasattr(os, "getuid") and folder.lstat().st_uid != os.getuid():
-                continue
-            with tempfile.TemporaryFile(dir=folder):
-                return folder
-        except OSError:
-            continue
-    raise BadInput("no folder for temporary files can be written", hint="set XDG_CACHE_HOME to a folder you may write")
+    """A private folder for what can be computed again."""
+    folder = private_folder(name)
+    if folder is None:
+        hint = "set XDG_CACHE_HOME to a folder that only you may write to"
+        raise BadInput("no folder for temporary files can be written", hint=hint)
+    return folder
 
 
 def file_key(path: Path, *also: Path) -> str:
@@ -81,16 +71,6 @@ def file_key(path: Path, *also: Path) -> str:
         status = part.stat()
         parts += [str(status.st_size), str(status.st_mtime_ns), str(status.st_ino)]
     return sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-
-def _user_cache() -> Path:
-    if os.name == "nt":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path("~/Library/Caches").expanduser()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "twinprobe"
 
 
 def _check_header(path: Path) -> None:

@@ -27,19 +27,27 @@ class StageNames:
         self._chunks = chunks
         self._next_layer: dict[str, int] = defaultdict(int)
         self._next_call: dict[str, int] = defaultdict(int)
+        self._offsets: dict[str, int] = {}
 
-    def stage(self, names: Iterable[str], experts_before: dict[str, int]) -> dict[str, str]:
-        """New names for the calls of the next stage (or of its next chunk).
-
-        ``experts_before`` counts, per list of experts, those that lie on earlier ranks.
-        """
+    def stage(self, names: Iterable[str]) -> dict[str, str]:
+        """New names for the calls of the next stage (or of its next chunk)."""
         names = list(names)
-        offsets = self._layer_offsets(names)
+        self._offsets = self._layer_offsets(names)
+        return self._renamed(names, {})
+
+    def experts(self, names: Iterable[str], before: dict[str, int]) -> dict[str, str]:
+        """New names for calls in experts of the same stage on another rank.
+
+        ``before`` counts, per list of experts, those that lie on earlier ranks.
+        """
+        return self._renamed(list(names), before)
+
+    def _renamed(self, names: list[str], before: dict[str, int]) -> dict[str, str]:
         first_call = dict(self._next_call)
         renamed = {}
         for name in names:
             if is_module(name) or GRADIENTS in name:
-                renamed[name] = self._module(name, offsets, experts_before)
+                renamed[name] = self._module(name, before)
                 continue
             op = parse_op(name)
             if op.call < 0:
@@ -51,14 +59,15 @@ class StageNames:
             renamed[name] = op.renumbered(call)
         return renamed
 
-    def _module(self, name: str, offsets: dict[str, int], experts_before: dict[str, int]) -> str:
+    def _module(self, name: str, before: dict[str, int]) -> str:
+        offsets = self._offsets
         name = self._folded(name)
         layer = _NUMBER.search(name, self._start(name))
         if layer and name[: layer.start()] in offsets:
             shifted = int(layer[1]) + offsets[name[: layer.start()]]
             name = f"{name[: layer.start()]}.{shifted}{name[layer.end() :]}"
-        if experts_before:
-            name = _EXPERTS.sub(lambda found: f"{found[1]}.{int(found[2]) + experts_before.get(found[1], 0)}", name)
+        if before:
+            name = _EXPERTS.sub(lambda found: f"{found[1]}.{int(found[2]) + before.get(found[1], 0)}", name)
         return name
 
     def _folded(self, name: str) -> str:
@@ -84,10 +93,22 @@ class StageNames:
         return offsets
 
 
-def experts_in(names: Iterable[str]) -> dict[str, int]:
-    """How many experts each list of experts has on a rank."""
-    most: dict[str, int] = {}
+def in_expert(name: str, parents: dict[str, str | None]) -> bool:
+    """Whether a call belongs to one of a list of experts: by its own name, or by the module around it."""
+    around: str | None = name
+    for _ in range(1000):  # parents of a damaged dump may go in circles
+        if around is None:
+            return False
+        if _EXPERTS.search(around):
+            return True
+        around = parents.get(around)
+    return False
+
+
+def experts_in(names: Iterable[str]) -> dict[str, set[int]]:
+    """The numbers of the experts that each list of experts has on a rank."""
+    found: dict[str, set[int]] = defaultdict(set)
     for name in names:
-        for found in _EXPERTS.finditer(name):
-            most[found[1]] = max(most.get(found[1], 0), int(found[2]) + 1)
-    return most
+        for one in _EXPERTS.finditer(name):
+            found[one[1]].add(int(one[2]))
+    return found

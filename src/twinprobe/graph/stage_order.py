@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from twinprobe.graph.stage_names import in_expert
 from twinprobe.runs.names import GRADIENTS, parse_op
 from twinprobe.runs.run import Run
 
 
 @dataclass(frozen=True)
 class Part:
-    """The shards of one pipeline stage (of one chunk), and the names of their calls in the whole model."""
+    """Ranks that share calls of one pipeline stage (of one chunk), and those calls' names in the whole model.
+
+    ``expert`` is set where experts lie on several ranks: the part holds those of one rank, or (-1) all but experts.
+    ``around`` has the new names of modules that belong to another part and hold calls of this one.
+    """
 
     stage: int
     chunk: int
-    runs: list[Run]
+    ranks: list[tuple[tuple[int, int, int], Run]]
     names: dict[str, str]
+    expert: int | None = None
+    around: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Run:
+        """The rank that the order of the calls, their parents and stacks are taken from."""
+        return self.ranks[0][1]
 
 
 def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
@@ -23,13 +35,18 @@ def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
     keyed: dict[str, tuple[int, ...]] = {}
     for part, own in zip(parts, names, strict=True):
         turn = part.chunk * 10_000 + part.stage
-        micro = 0
+        parents = part.first.parents
+        micro = shared = 0
         for at, name in enumerate(own):
+            inside = part.expert is not None and in_expert(name, parents)
+            shared += not inside
             if name not in part.names:
                 continue
-            micro = _micro_step(name, part.runs[0].parents, micro)
-            phase = _phase(name, part.runs[0].parents)
-            key = (micro, phase, -turn if phase else turn, at)
+            micro = _micro_step(name, parents, micro)
+            phase = _phase(name, parents)
+            # Experts of other ranks come where those of the first do: between the same two calls that all ranks have.
+            block = (shared, 1, (-part.expert if phase else part.expert)) if part.expert is not None and inside else ()
+            key = (micro, phase, -turn if phase else turn, *(block or (shared, 0, 0)), at)
             # What wraps several stages ends with the last of them.
             new = part.names[name]
             keyed[new] = max(key, keyed[new]) if new in keyed else key

@@ -6,10 +6,13 @@ import json
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from twinprobe.report.floats import float_texts
 
 if TYPE_CHECKING:
     import polars as pl
+    from numpy.typing import NDArray
 
 _NEEDS_ESCAPE = r'["\\\x00-\x1f\x7f]'
 _LONG_PERCENT = r"^\d+\.\d{7,}$"
@@ -41,18 +44,8 @@ def escaped_columns(table: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     return table.with_columns(escaped(table[name]) for name in names if odd[name])
 
 
-def full_numbers(numbers: pl.Series) -> pl.Series:
-    """All digits, as ``.vis.db`` files carry them: what Python's ``repr`` gives, without calling it for most."""
-    import polars as pl
-
-    texts: pl.Series = numbers.cast(pl.String)
-    size = numbers.abs()
-    # Polars writes 1.5e-7 where Python writes 1.5e-07, and no exponent at all just below 1e-4.
-    texts = texts.str.replace(r"e-(\d)$", "e-0$1")
-    odd = (((size < 1e-4) & (size >= 1e-5)) | (size >= 1e15) | ~numbers.is_finite()).fill_null(value=False)
-    if odd.any():
-        texts = texts.scatter(odd.arg_true(), [repr(number) for number in numbers.filter(odd).to_list()])
-    return texts
+full_numbers = float_texts
+"""All digits, as ``.vis.db`` files carry them."""
 
 
 def six_digits(numbers: pl.Series) -> pl.Series:
@@ -67,7 +60,40 @@ def six_digits(numbers: pl.Series) -> pl.Series:
 
 def percents(shares: pl.Series) -> pl.Series:
     """Shares of one as percentages; long decimals are cut to six places."""
-    numbers = shares * 100
+    import polars as pl
+
+    numbers = shares.to_numpy() * 100
+    with np.errstate(invalid="ignore"):
+        millionths = np.rint(numbers * 1e6)
+        usual = (numbers >= 1e-4) & (numbers < 1e6)
+        long = usual & (millionths / 1e6 != numbers)
+        # Near the middle between two millionths only the exact value tells which way to round.
+        long &= np.abs(np.abs(numbers * 1e6 - millionths) - 0.5) > 1e-3
+    cut = np.flatnonzero(long)
+    if not len(cut):
+        return _percents(pl.Series(numbers))
+    whole, rest = np.divmod(millionths[cut].astype(np.int64), 1_000_000)
+    spelled = pl.select(
+        pl.concat_str(pl.Series(whole).cast(pl.String), pl.lit("."), _six_places(rest), pl.lit("%"))
+    ).to_series()
+    if len(cut) == len(numbers):
+        return spelled
+    others = np.flatnonzero(~long)
+    places = np.empty(len(numbers), dtype=np.uint32)
+    places[cut] = np.arange(len(cut))
+    places[others] = np.arange(len(cut), len(numbers))
+    return pl.concat([spelled, _percents(pl.Series(numbers[others]))]).gather(places)
+
+
+def _six_places(numbers: NDArray[np.int64]) -> pl.Series:
+    """Numbers below a million, with zeros before them."""
+    import polars as pl
+
+    texts: pl.Series = pl.Series(numbers + 1_000_000).cast(pl.String).str.slice(1)
+    return texts
+
+
+def _percents(numbers: pl.Series) -> pl.Series:
     texts = float_texts(numbers)
     long = texts.str.contains(_LONG_PERCENT).fill_null(value=False)
     if long.any():

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinprobe.graph.looks import Looks
 from twinprobe.graph.texts import escaped_columns, full_numbers, six_digits
-from twinprobe.runs.leaf import NULL, TENSOR
+from twinprobe.runs.leaf import NULL, TENSOR, VALUE
 from twinprobe.runs.run import Run
 from twinprobe.runs.table import OUTPUT, STATS
 
 if TYPE_CHECKING:
     import polars as pl
 
-_TENSOR_TYPES = {"mindspore": "mindspore.Tensor", "paddle": "paddle.Tensor"}
-_TITLES = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_TEXTS = ["name", "dtype", "shape", "file", "meaning", "digest", "value_digest", *(f"{stat}_text" for stat in STATS)]
-_NO_VALUE = '"value":"null"'
+_TITLES = ("Max", "Min", "Mean", "Norm")
+_TEXTS = ["name", "file", "meaning", "digest", "value_digest", *(f"{stat}_text" for stat in STATS)]
+_NO_VALUE = '":{"value":"null"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,93 +58,78 @@ class ValueTexts:
         self._style = style
         self._more = more
         self._instead = instead
-        self._has_digest = bool(run.table["digest"].is_not_null().any())
+        self._table = escaped_columns(run.table, _TEXTS)
+        self._looks = Looks(run.table, requires_grad=style.requires_grad)
+        self._digests = run.table["digest"].null_count() < run.table.height
+        self._files = run.table["file"].null_count() < run.table.height
 
     def pieces(self, calls_at_a_time: int) -> Iterator[CallTexts]:
-        """All calls in order, some at a time."""
-        count = len(self._run.ops)
-        ends = np.searchsorted(self._run.table["op"].to_numpy(), np.arange(count + 1)).tolist()
+        """All calls in order, some at a time; inside a call its outputs come last."""
+        table, count = self._run.table, len(self._run.ops)
+        half = table["op"].to_numpy() * 2 + (table["role"] == OUTPUT).to_numpy()
+        bounds = np.searchsorted(half, np.arange(2 * count + 1)).tolist()
         for start in range(0, count, calls_at_a_time):
             stop = min(start + calls_at_a_time, count)
-            yield self._piece(start, stop, ends[start], ends[stop])
+            row, end = bounds[2 * start], bounds[2 * stop]
+            lines = self._lines(row, end).to_list()
+            objects = [
+                f"{{{','.join(lines[first - row : last - row])}}}" if last > first else "{}"
+                for first, last in pairwise(bounds[2 * start : 2 * stop + 1])
+            ]
+            yield CallTexts(start, objects[::2], objects[1::2])
 
-    def _piece(self, start: int, stop: int, row: int, end: int) -> CallTexts:
+    def _lines(self, row: int, end: int) -> pl.Series:
+        """Each row with its name, as a member of an object."""
         import polars as pl
 
-        table = escaped_columns(self._run.table.slice(row, end - row), _TEXTS)
-        numbers = self._style.number(pl.concat([table[stat] for stat in STATS]))
-        size = end - row
-        spelled = [numbers[at * size : (at + 1) * size].alias(f"{stat}_number") for at, stat in enumerate(STATS)]
-        more = self._more(row, end).alias("more") if self._more is not None else pl.lit("").alias("more")
-        frame = table.lazy().with_columns(*spelled, more)
-        text: pl.Expr = pl.concat_str(pl.lit('"'), "name", pl.lit('":{'), *self._members(), pl.lit("}"))
+        table = self._table.slice(row, end - row)
+        before, after = self._looks.rows(row, end)
+        statistics = _statistics(table, self._style)
+        parts: list[Any] = [pl.lit('"'), "name", before]
+        if (table["kind"] == VALUE).any():
+            value = pl.coalesce("meaning", statistics[0])
+            told = pl.concat_str(value, pl.lit(f'","data_name":"-1{self._no_grad}'))
+            parts.append(pl.when(pl.col("kind") == VALUE).then(told).otherwise(pl.lit("")))
+        for title, texts in zip(_TITLES, statistics, strict=True):
+            parts += [pl.lit(f'","{title}":"'), texts]
+        parts += [after, *self._ends()]
+        if self._more is not None:
+            parts.append(self._more(row, end))
+        text: pl.Expr = pl.concat_str([*parts, pl.lit("}")])
+        if (table["kind"] == NULL).any():
+            nothing = pl.concat_str(pl.lit('"'), "name", pl.lit(_NO_VALUE))
+            text = pl.when(pl.col("kind") == NULL).then(nothing).otherwise(text)
         if self._instead:
             instead = pl.Series([self._instead.get(at) for at in range(row, end)], dtype=pl.String)
             text = pl.coalesce(pl.lit('"') + pl.col("name") + '":' + instead, text)
-        lines = frame.select(text).collect().to_series().to_list()
-        return CallTexts(start, *self._joined(lines, start, stop, row, end))
+        return table.select(text).to_series()
 
-    def _joined(self, lines: list[str], start: int, stop: int, row: int, end: int) -> tuple[list[str], list[str]]:
-        """The rows of each call put together; inside a call its outputs come last."""
-        table = self._run.table
-        place = table["op"][row:end].to_numpy() * 2 + (table["role"][row:end] == OUTPUT).to_numpy()
-        bounds = np.searchsorted(place, np.arange(2 * start, 2 * stop + 1)).tolist()
-        objects = [f"{{{','.join(lines[first:last])}}}" if last > first else "{}" for first, last in pairwise(bounds)]
-        return objects[::2], objects[1::2]
+    @property
+    def _no_grad(self) -> str:
+        return '","requires_grad":"null' if self._style.requires_grad else ""
 
-    def _members(self) -> list[pl.Expr]:
-        """The inside of a row's object: what tensors and plain values share is in the middle."""
+    def _ends(self) -> list[pl.Expr]:
+        """What follows the looks of a row: its checksum, and of a tensor its file."""
         import polars as pl
 
-        kind = pl.col("kind")
-        framework = _TENSOR_TYPES.get(self._run.framework, "torch.Tensor")
-        dtype, shape = pl.col("dtype").fill_null(""), pl.col("shape").fill_null("[]")
-        plain = dtype.str.strip_prefix("<class ").str.strip_suffix(">")
-        value = pl.coalesce("meaning", _statistic("max"))
-        no_grad = '","requires_grad":"null' if self._style.requires_grad else ""
-        head = _of_kind(
-            [pl.lit(f'"type":"{framework}","dtype":"'), dtype, pl.lit('","shape":"'), shape],
-            [pl.lit('"type":"'), plain, pl.lit('","value":"'), value, pl.lit(f'","data_name":"-1{no_grad}')],
-        )
-        tail = _of_kind(
-            [*self._grad(), *self._digest(), pl.lit('","data_name":"'), pl.col("file").fill_null("-1")],
-            [pl.lit('","dtype":"'), dtype, pl.lit('","shape":"'), shape, *self._digest()],
-        )
-        known = [head, *_statistics(), tail, pl.lit('"'), pl.col("more")]
-        return [pl.when(kind == NULL).then(pl.lit(_NO_VALUE)).otherwise(pl.concat_str(known))]
-
-    def _grad(self) -> list[pl.Expr]:
-        import polars as pl
-
-        if not self._style.requires_grad:
-            return []
-        flag = pl.when("requires_grad").then(pl.lit("True")).otherwise(pl.lit("False"))
-        known = pl.when(pl.col("requires_grad").is_null()).then(pl.lit("null")).otherwise(flag)
-        return [pl.lit('","requires_grad":"'), known]
-
-    def _digest(self) -> list[pl.Expr]:
-        import polars as pl
-
-        if not self._has_digest:
-            return []
-        digest = pl.coalesce("digest", "value_digest")
-        return [pl.when(digest.is_null()).then(pl.lit("")).otherwise(pl.lit('","md5":"') + digest)]
+        parts = []
+        if self._digests:
+            digest = pl.coalesce("digest", "value_digest")
+            parts.append(pl.when(digest.is_null()).then(pl.lit("")).otherwise(pl.lit('","md5":"') + digest))
+        name: pl.Expr = pl.lit('","data_name":"-1"')
+        if self._files:
+            name = pl.concat_str(pl.lit('","data_name":"'), pl.col("file").fill_null("-1"), pl.lit('"'))
+        return [*parts, pl.when(pl.col("kind") == TENSOR).then(name).otherwise(pl.lit('"'))]
 
 
-def _of_kind(tensor: list[pl.Expr], value: list[pl.Expr]) -> pl.Expr:
+def _statistics(table: pl.DataFrame, style: Style) -> list[pl.Series]:
+    """The texts of the four statistics, made as one long column, since many short ones cost more."""
     import polars as pl
 
-    return pl.when(pl.col("kind") == TENSOR).then(pl.concat_str(tensor)).otherwise(pl.concat_str(value))
-
-
-def _statistics() -> list[pl.Expr]:
-    import polars as pl
-
-    return [piece for stat in STATS for piece in (pl.lit(f'","{_TITLES[stat]}":"'), _statistic(stat))]
-
-
-def _statistic(stat: str) -> pl.Expr:
-    import polars as pl
-
-    text = pl.col(f"{stat}_text")
-    return pl.coalesce(pl.when(text == "None").then(pl.lit("null")).otherwise(text), f"{stat}_number", pl.lit("null"))
+    texts = style.number(pl.concat([table[stat] for stat in STATS]))
+    words = pl.concat([table[f"{stat}_text"] for stat in STATS])
+    if words.null_count() < len(words):
+        word = pl.when(words == "None").then(pl.lit("null")).otherwise(words)
+        texts = pl.select(pl.coalesce(word, texts)).to_series()
+    texts = texts.fill_null("null")
+    return [texts[at : at + table.height] for at in range(0, len(texts), table.height)]

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from twinprobe.graph.bands import TASKS, tool_tips, verdict_colours, verdict_index
 from twinprobe.graph.extras import CREATE_EXTRAS, node_extras, summary_rows
-from twinprobe.graph.picture import Picture, Side
+from twinprobe.graph.picture import Paths, Picture, Side
 from twinprobe.graph.texts import json_list
 from twinprobe.graph.tree import API, COLLECTION, MODULE
-from twinprobe.graph.values import DB
-from twinprobe.runs.run import TENSORS
-from twinprobe.scale.ahead import ahead
+from twinprobe.graph.values import DB, CallTexts
+from twinprobe.runs.run import TENSORS, Run
 
 _CREATE = """
 CREATE TABLE tb_nodes (
@@ -43,6 +42,7 @@ CREATE INDEX index7 ON tb_nodes (is_distributed);
 _SMALL_PAGE, _LARGE_PAGE = 4096, 32768
 _MANY_NODES = 8192
 Row = tuple[object, ...]
+Indices = list[float | int | None]
 _KIND_TEXTS = {kind: str(kind) for kind in (MODULE, API, COLLECTION)}
 
 
@@ -75,13 +75,35 @@ class GraphDb:
         self._connection.execute("BEGIN")
 
     def add(self, picture: Picture) -> None:
-        """Write both sides of one step and rank."""
-        for side, other in picture.sides:
-            graph = f"{side.source}_{picture.step}_{picture.rank}"
-            self._insert("tb_stack", 2, ((f"{graph}_{at}", json_list(one)) for at, one in enumerate(side.sites.frames)))
-            self._insert("tb_nodes", 22, _rows(picture, side, other, graph))
-        self._insert("tb_twinprobe", 10, node_extras(picture))
-        self._insert("tb_twinprobe_summary", 4, summary_rows(picture))
+        """Write one step and rank: the trusted run first, since in large graphs it is ready first."""
+        if picture.golden is not None:
+            self.add_side(picture.golden, picture.target.paths, picture.step, picture.rank, picture.golden.texts(DB),
+                          folder=tensor_folder(picture.golden.run))  # fmt: skip
+        side, other = picture.target, picture.golden.paths if picture.golden is not None else None
+        texts, indices, folder = picture.texts(side, DB), new_indices(picture), tensor_folder(side.run)
+        self.add_side(side, other, picture.step, picture.rank, texts, indices, folder)
+        self.add_extras(node_extras(picture), summary_rows(picture))
+
+    def add_side(
+        self,
+        side: Side,
+        other: Paths | None,
+        step: int,
+        rank: int,
+        texts: Iterable[CallTexts],
+        indices: Indices | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """Write the nodes of one side: ``texts`` are its values, ``indices`` the numbers of its nodes."""
+        graph = f"{side.source}_{step}_{rank}"
+        self._insert("tb_stack", 2, ((f"{graph}_{at}", json_list(one)) for at, one in enumerate(side.sites.frames)))
+        columns = _Columns(side, other, step, rank, indices or [None] * len(side.tree), folder)
+        self._insert("tb_nodes", 22, _rows(columns, texts))
+
+    def add_extras(self, extras: Iterable[Row], summary: Iterable[Row]) -> None:
+        """Write what only our page knows."""
+        self._insert("tb_twinprobe", 10, extras)
+        self._insert("tb_twinprobe_summary", 4, summary)
 
     def _insert(self, table: str, columns: int, rows: Iterable[Row]) -> None:
         self._connection.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * columns)})", rows)
@@ -117,19 +139,19 @@ class GraphDb:
         self._connection.close()
 
 
-def _rows(picture: Picture, side: Side, other: Side | None, graph: str) -> Iterator[Row]:
+def _rows(columns: _Columns, texts: Iterable[CallTexts]) -> Iterator[Row]:
     """The rows of one side: the calls in their order, a piece at a time, then the nodes without values."""
-    columns = _Columns(picture, side, other, graph)
-    node_of_op = [0] * len(side.run.ops)
+    ops = columns.side.tree.ops
+    node_of_op = [0] * (max(ops) + 1)
     silent = []
-    for node, op in enumerate(side.tree.ops):
+    for node, op in enumerate(ops):
         if op >= 0:
             node_of_op[op] = node
         else:
             silent.append(node)
-    for texts in ahead(picture.texts(side, DB)):
-        nodes = node_of_op[texts.first : texts.first + len(texts.inputs)]
-        yield from columns.rows(nodes, texts.inputs, texts.outputs)
+    for piece in texts:
+        nodes = node_of_op[piece.first : piece.first + len(piece.inputs)]
+        yield from columns.rows(nodes, piece.inputs, piece.outputs)
     nothing = ["{}"] * len(silent)
     yield from columns.rows(silent, nothing, nothing)
 
@@ -137,20 +159,22 @@ def _rows(picture: Picture, side: Side, other: Side | None, graph: str) -> Itera
 class _Columns:
     """Everything but the values of a side's nodes, made column by column."""
 
-    def __init__(self, picture: Picture, side: Side, other: Side | None, graph: str) -> None:
-        self._picture = picture
-        self._side = side
+    def __init__(
+        self, side: Side, other: Paths | None, step: int, rank: int, indices: Indices, folder: str | None
+    ) -> None:
+        self.side = side
         self._other = other
-        self._graph = graph
+        self._step, self._rank = step, rank
+        self._graph = f"{side.source}_{step}_{rank}"
         self._place = [0] * len(side.tree)
         for at, node in enumerate(side.order):
             self._place[node] = at
-        self._index = _indices(picture, side)
-        self._folder = str(side.run.tensor_folder) if side.run.task == TENSORS else None
+        self._index = indices
+        self._folder = folder
 
     def rows(self, nodes: list[int], inputs: list[str], outputs: list[str]) -> Iterator[Row]:
         """Rows of tb_nodes for these nodes."""
-        side, tree, graph = self._side, self._side.tree, self._graph
+        side, tree, graph = self.side, self.side.tree, self._graph
         names = [tree.names[node] for node in nodes]
         merged = [side.merge_info.get(node) for node in nodes] if side.merge_info else []
         return zip(
@@ -173,28 +197,24 @@ class _Columns:
             outputs,
             repeat(side.source),
             repeat(self._folder),
-            repeat(self._picture.step),
-            repeat(self._picture.rank),
+            repeat(self._step),
+            repeat(self._rank),
             [int(name.startswith("Distributed")) for name in names],
             strict=False,
         )
 
     def _links(self, nodes: list[int]) -> list[str]:
-        other, link = self._other, self._side.link
+        other, link = self._other, self.side.link
         if other is None:
             return ["[]"] * len(nodes)
-        return [f"[{other.path_text(partner)}]" if (partner := link[node]) >= 0 else "[]" for node in nodes]
+        return [f"[{other[partner]}]" if (partner := link[node]) >= 0 else "[]" for node in nodes]
 
 
-def new_indices(picture: Picture) -> list[float | int | None]:
-    """The number of each node of the run under test."""
-    return _indices(picture, picture.target)
-
-
-def _indices(picture: Picture, side: Side) -> list[float | int | None]:
-    """precision_index of each node; a collection takes its worst child's."""
+def new_indices(picture: Picture) -> Indices:
+    """The number of each node of the run under test; a collection takes its worst child's."""
+    side = picture.target
     tree = side.tree
-    if picture.values is None or side is not picture.target:
+    if picture.values is None:
         return [None] * len(tree)
     severity = picture.values.severity
     of_node = [int(severity[op]) if op >= 0 and side.link[node] >= 0 else -1 for node, op in enumerate(tree.ops)]
@@ -202,3 +222,8 @@ def _indices(picture: Picture, side: Side) -> list[float | int | None]:
         if kind == COLLECTION and side.link[node] >= 0:
             of_node[node] = max((of_node[child] for child in tree.children[node]), default=-1)
     return [verdict_index(level) for level in of_node]
+
+
+def tensor_folder(run: Run) -> str | None:
+    """Where the viewer finds a run's tensors."""
+    return str(run.tensor_folder) if run.task == TENSORS else None

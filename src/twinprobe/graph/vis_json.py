@@ -102,7 +102,7 @@ class _Writer:
         tree = side.tree
         name, above, partner = tree.names[node], tree.parents[node], side.link[node] if other is not None else -1
         children = [tree.names[child] for child in tree.children[node] if not _is_gradient(tree.names[child])]
-        link = f"[{other.path_text(partner)}]" if other is not None and partner >= 0 else "[]"
+        link = f"[{other.paths[partner]}]" if other is not None and partner >= 0 else "[]"
         upper = quoted(tree.names[above]) if above >= 0 else '"None"'
         micro_step = f'"micro_step_id":{tree.micro_steps[node]},' if above == 0 else ""
         key = quoted(name)

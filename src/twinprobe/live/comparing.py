@@ -23,7 +23,7 @@ from twinprobe.live.options import BACKWARD, FORWARD, Options
 from twinprobe.live.random_ops import Masks
 from twinprobe.live.result import Result
 from twinprobe.live.running import Model, Pass, run_model
-from twinprobe.live.trees import model_tree
+from twinprobe.live.trees import Calls
 from twinprobe.live.weight_check import compare_parameters
 from twinprobe.live.weight_pairs import copy_all_weights
 from twinprobe.measure.tolerance import compare
@@ -60,12 +60,17 @@ def compare_models(
         from twinprobe.live.recorded import compare_with_recording
 
         return compare_with_recording(base, raw, layer_map, options, auto_weights=auto_weights, notes=notes)
-    story = Story(notes=notes)
+    with collector_paused():
+        return _compare_live(base, raw, layer_map, options, Story(notes=notes), auto_weights)
+
+
+def _compare_live(
+    base: Model, raw: Model, layer_map: LayerMap, options: Options, story: Story, auto_weights: bool
+) -> Result:
     if auto_weights:
         story.notes += copy_all_weights(raw, base, layer_map, options)
     for step in range(options.steps):
-        with collector_paused():
-            _one_step(base, raw, layer_map, options, step, story)
+        _one_step(base, raw, layer_map, options, step, story)
         story.steps = step + 1
         if story.first is not None:
             break
@@ -116,15 +121,9 @@ def finish(story: Story, base: str, raw: str) -> Result:
     """The result of all steps."""
     assert story.runs is not None
     tested, reference = story.runs
-    first = story.first
-    at = (first.step, first.phase) if first is not None else None
-    last = [one for one in story.findings if at is None or (one.step, one.phase) == at]
-    return Result(
-        base, raw, story.findings, first,
-        model_tree(reference, last, first.base if first else "", golden=True),
-        model_tree(tested, last, first.raw if first else "", golden=False),
-        story.steps, list(dict.fromkeys(story.notes)),
-    )  # fmt: skip
+    notes = list(dict.fromkeys(story.notes))
+    calls = Calls.of(reference), Calls.of(tested)
+    return Result(base, raw, story.findings, story.first, *calls, story.steps, notes)
 
 
 def _masks(base: Model, raw: Model, options: Options) -> Masks | None:

@@ -14,6 +14,7 @@ from twinprobe.live.causes import INJECTED, First
 from twinprobe.live.findings import Finding
 from twinprobe.live.options import read_tolerance
 from twinprobe.live.result import Result
+from twinprobe.live.trees import Calls
 from twinprobe.measure.tolerance import Gap, Tolerance, compare
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
@@ -45,7 +46,7 @@ def check_dataloader(
         from twinprobe.errors import NothingToCompare
 
         raise NothingToCompare("both loaders are empty")
-    result = Result("base loader", "raw loader", findings, first, [], [], batches)
+    result = Result("base loader", "raw loader", findings, first, Calls([], {}), Calls([], {}), batches)
     if not quiet:
         result.show()
     return result

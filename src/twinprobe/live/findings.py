@@ -9,7 +9,9 @@ from typing import Any
 from twinprobe.errors import DamagedTensor
 from twinprobe.live.live_run import IN_OUT, Values, short_dtype
 from twinprobe.live.matching import Matches
-from twinprobe.measure.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe.measure.gaps import Job, compare_all
+from twinprobe.measure.tolerance import Gap, Tolerance
+from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
@@ -19,6 +21,7 @@ FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE = (
 )  # fmt: skip
 PHASE_ORDER = (FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE)
 _PLACES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
+_ELEMENTS_AT_ONCE = 16 << 20
 _BACKWARD_PLACES = {INPUT: "gradient of output", OUTPUT: "gradient of input"}
 
 
@@ -59,40 +62,42 @@ class _Measuring:
     ) -> None:
         self.raw, self.base, self.matches, self.tolerance = raw, base, matches, tolerance
         self.step, self.phases = step, phases
-        self._known: dict[tuple[int, int, bool], Gap] = {}
-        self._names: dict[int, OpName] = {}
+        self._names: dict[int, tuple[OpName, str]] = {}
         self._columns = _columns(raw), _columns(base)
-        self._across = raw.framework != base.framework
+        self._doubtful = matches.doubtful
 
     def run(self) -> list[Finding]:
+        wanted = [row for row in self.matches.rows if self._is_wanted(*row)]
         found = []
-        for row, other, rule in self.matches.rows:
-            one = self._finding(row, other, rule)
-            if one is not None:
-                found.append(one)
+        for (row, other, rule), gap in zip(wanted, self._gaps(wanted), strict=True):
+            if gap is not None:
+                found.append(self._finding(row, other, rule, gap))
         return found + self._missing_gradients()
 
-    def _finding(self, row: int, other: int, rule: str) -> Finding | None:
+    def _is_wanted(self, row: int, other: int, _rule: str) -> bool:
         mine, theirs = self._columns
         if mine["kind"][row] != TENSOR or theirs["kind"][other] != TENSOR:
-            return None
-        op = mine["op"][row]
-        name = self._names.get(op)
-        if name is None:
-            name = self._names[op] = parse_op(self.raw.ops[op])
-        phase = _phase(name)
-        if phase not in self.phases:
-            return None
-        gap = self._gap(row, other, mine["role"][row] in (PARAMETER, GRADIENT))
-        if gap is None:
-            return None
-        text = mine["name"][row].removeprefix(name.text + ".")
+            return False
+        return self._name(mine["op"][row])[1] in self.phases
+
+    def _name(self, op: int) -> tuple[OpName, str]:
+        """A call of the raw model and its phase."""
+        found = self._names.get(op)
+        if found is None:
+            name = parse_op(self.raw.ops[op])
+            found = self._names[op] = name, _phase(name)
+        return found
+
+    def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
+        mine, theirs = self._columns
+        name, phase = self._name(mine["op"][row])
         role = mine["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
         return Finding(
-            self.step, phase, name.text, self.base.ops[theirs["op"][other]], places.get(role, "value"), text, gap,
-            self._decides(name, role, phase), mine["shape"][row] or "", theirs["shape"][other] or "",
-            _dtypes(mine["dtype"][row], theirs["dtype"][other]), rule, row,
+            self.step, phase, name.text, self.base.ops[theirs["op"][other]], places.get(role, "value"),
+            mine["name"][row].removeprefix(name.text + "."), gap, self._decides(name, role, phase),
+            mine["shape"][row] or "", theirs["shape"][other] or "", _dtypes(mine["dtype"][row], theirs["dtype"][other]),
+            rule, row,
         )  # fmt: skip
 
     def _decides(self, name: OpName, role: int, phase: str) -> bool:
@@ -103,25 +108,62 @@ class _Measuring:
             return role == OUTPUT or (role == INPUT and not name.body)
         return True
 
-    def _gap(self, row: int, other: int, parameter: bool) -> Gap | None:
-        turned = parameter and (self.raw.layout(row) == IN_OUT) != (self.base.layout(other) == IN_OUT)
-        ids = self.raw.identity(row), self.base.identity(other)
-        key = (*ids, turned)
-        if all(ids) and key in self._known:
-            return self._known[key]
-        gap = self._measure(row, other, turned)
-        if gap is not None and all(ids):
-            self._known[key] = gap
-        return gap
+    def _gaps(self, rows: list[tuple[int, int, str]]) -> list[Gap | None]:
+        """One for each pair of rows. The same two tensors are measured once; a recording is read bit by bit."""
+        found: list[Gap | None] = [None] * len(rows)
+        first: dict[tuple[int, int, bool], int] = {}
+        again: list[tuple[int, int]] = []
+        jobs: list[Job] = []
+        places: list[int] = []
+        waiting = 0
+        for at, (row, other, _) in enumerate(rows):
+            turned = self._is_turned(row, other)
+            ids = self.raw.identity(row), self.base.identity(other)
+            if all(ids):
+                known = first.setdefault((*ids, turned), at)
+                if known != at:
+                    again.append((at, known))
+                    continue
+            try:
+                one, two = self.raw.spot(row), self.base.spot(other)
+            except DamagedTensor as damage:
+                found[at] = Gap(False, str(damage), nan, nan, nan, nan, nan)
+                continue
+            if one is None or two is None:
+                found[at] = self._by_statistics(row, other)
+                continue
+            jobs.append((one, two, turned))
+            places.append(at)
+            waiting += one.size
+            if waiting > _ELEMENTS_AT_ONCE:
+                self._measure(jobs, places, rows, found)
+                waiting = 0
+        self._measure(jobs, places, rows, found)
+        for at, known in again:
+            found[at] = found[known]
+        return found
 
-    def _measure(self, row: int, other: int, turned: bool) -> Gap | None:
-        try:
+    def _measure(
+        self, jobs: list[Job], places: list[int], rows: list[tuple[int, int, str]], found: list[Gap | None]
+    ) -> None:
+        def hosts(at: int) -> tuple[HostTensor, HostTensor]:
+            row, other, _ = rows[places[at]]
             one, two = self.raw.tensor(row), self.base.tensor(other)
-        except DamagedTensor as damage:
-            return Gap(False, str(damage), nan, nan, nan, nan, nan)
-        if one is None or two is None:
-            return self._by_statistics(row, other)
-        return compare(transposed(one) if turned else one, two, self.tolerance)
+            assert one is not None
+            assert two is not None
+            return one, two
+
+        for at, gap in zip(places, compare_all(jobs, hosts, self.tolerance, in_all=len(rows)), strict=True):
+            found[at] = gap
+        jobs.clear()
+        places.clear()
+        self.raw.let_go()
+        self.base.let_go()
+
+    def _is_turned(self, row: int, other: int) -> bool:
+        if self._columns[0]["role"][row] not in (PARAMETER, GRADIENT):
+            return False
+        return (self.raw.layout(row) == IN_OUT) != (self.base.layout(other) == IN_OUT)
 
     def _by_statistics(self, row: int, other: int) -> Gap | None:
         """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""

@@ -64,6 +64,11 @@ class LayerMap:
         """The mapped pairs as they were given."""
         return list(self._pairs)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self._pairs or self.groups or self.apis or self._ignored or self._ignored_inside)
+
     def group(self, ones: Any, others: Any) -> None:
         """Several layers, in the order in which they run, are several others: what the last ones give is compared."""
         group = Group(_several(ones, "LayerMap.group"), _several(others, "LayerMap.group"))

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from twinprobe.live.memory import MemoryEngine
+from twinprobe.measure.gaps import Spot, address_of, spot_of
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.rows import Leaf as PlainLeaf
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
 from twinprobe.runs.leaf import TENSOR, Leaf, settle
-from twinprobe.runs.names import parse_op
 from twinprobe.runs.run import Run
 from twinprobe.runs.stacks import Stacks
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilder
 from twinprobe.runs.tensor_files import open_tensor
 
 ToHost = Callable[[Any], HostTensor]
+# In the order of roles, in which the rows of a call stand.
 _ROLES = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parameters": PARAMETER, "output": OUTPUT}
+_FLOAT32 = np.dtype(np.float32)
 IN_OUT = "in_out"
 
 
@@ -50,6 +52,26 @@ class Values(Run):
         file = self.table["file"][row]
         return open_tensor(inside(self.tensor_folder, file)) if file else None
 
+    def spot(self, row: int) -> Spot | None:
+        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go``."""
+        if self.to_host is not None:
+            note = self.notes_of_row[row]
+            payload = note.row.payload if note is not None and note.row is not None else None
+            if note is not None and payload is not None:
+                known = _spot_of_payload(note, payload)
+                if known is not None:
+                    return known
+        host = self.tensor(row)
+        if host is None:
+            return None
+        if self.to_host is None:
+            self._read.append(host)
+        return spot_of(host)
+
+    def let_go(self) -> None:
+        """Nobody uses the spots of tensors from files any more."""
+        self._read.clear()
+
     def identity(self, row: int) -> int:
         """Equal for rows that hold the same tensor; 0 where that is not known."""
         note = self.notes_of_row[row] if self.notes_of_row else None
@@ -58,16 +80,14 @@ class Values(Run):
     def layout(self, row: int) -> str:
         """``in_out`` where a weight is stored the other way round."""
         if not self.notes_of_row:
-            return self._recorded_layout(row)
+            return self._recorded_layouts[row] or ""
         note = self.notes_of_row[row]
-        return str((note.extra or {}).get("layout", "")) if note is not None else ""
+        return str(note.extra.get("layout", "")) if note is not None and note.extra else ""
 
-    def _recorded_layout(self, row: int) -> str:
-        if self.framework != "paddle":
-            return ""
-        name = self.table["name"][row]
-        is_linear = parse_op(self.ops[self.table["op"][row]]).cls.endswith("Linear")
-        return IN_OUT if is_linear and name.endswith(".weight") else ""
+    @cached_property
+    def _recorded_layouts(self) -> list[str | None]:
+        found: list[str | None] = self.table["layout"].to_list()
+        return found
 
     def measure(self) -> None:
         """Fill in the statistics, which the automatic alignment goes by."""
@@ -77,6 +97,7 @@ class Values(Run):
         self.table = _table(self._rows, statistics=self.to_host)
 
     _rows: list[tuple[int, int, str, Any]] = field(default_factory=list)
+    _read: list[HostTensor] = field(default_factory=list)
 
 
 def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
@@ -84,7 +105,7 @@ def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHos
     ops = [entry.name for entry in engine.entries]
     rows: list[tuple[int, int, str, Any]] = []
     for op, entry in enumerate(engine.entries):
-        rows += sorted(((op, role, name, value) for role, name, value in _rows_of(entry)), key=lambda row: row[1])
+        _add_rows(op, entry, rows)
     run = Values(
         Path(title), "tensor", "mix", framework, ops, _table(rows, statistics=None), [],
         [value if isinstance(value, Note) else None for *_, value in rows], to_host, False,
@@ -93,6 +114,7 @@ def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHos
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
     run.__dict__["stacks"] = _stacks(engine.step.stacks.to_json())
+    engine.entries.clear()  # recorders are held by circles: their content must not wait for the garbage collector
     return run
 
 
@@ -101,30 +123,43 @@ def read_run(run: Run) -> Values:
     return Values(run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes)
 
 
-def _rows_of(entry: Entry) -> Iterator[tuple[int, str, Any]]:
-    for key, (segment, value) in entry.parts.items():
-        if entry.boxed:
-            yield from _leaves(value, GRADIENT, f"{entry.name}.{key}")
-        elif key in _ROLES:
-            shown = "input" if segment == "kwargs" else segment
-            yield from _leaves(value, _ROLES[key], f"{entry.name}.{shown}")
+def _add_rows(op: int, entry: Entry, rows: list[tuple[int, int, str, Any]]) -> None:
+    parts = entry.parts
+    if entry.boxed:
+        for key, (_, value) in parts.items():
+            _add_leaves(op, GRADIENT, f"{entry.name}.{key}", value, rows)
+        return
+    for key, role in _ROLES.items():  # in the order of roles
+        part = parts.get(key)
+        if part is not None and part[1]:
+            shown = "input" if part[0] == "kwargs" else part[0]
+            _add_leaves(op, role, f"{entry.name}.{shown}", part[1], rows)
 
 
-def _leaves(value: Any, role: int, name: str) -> Iterator[tuple[int, str, Any]]:
-    if isinstance(value, list):
+def _add_leaves(op: int, role: int, name: str, value: Any, rows: list[tuple[int, int, str, Any]]) -> None:
+    kind = type(value)
+    if kind is list:
         for at, item in enumerate(value):
-            yield from _leaves(item, role, f"{name}.{at}")
-    elif isinstance(value, dict):
+            _add_leaves(op, role, f"{name}.{at}", item, rows)
+    elif kind is dict:
         for key, item in value.items():
-            yield from _leaves(item, role, f"{name}.{key}")
-    elif not isinstance(value, PlainLeaf) or "value" in value.json:
-        yield role, name, value
+            _add_leaves(op, role, f"{name}.{key}", item, rows)
+    elif kind is not PlainLeaf or "value" in value.json:
+        rows.append((op, role, name, value))
 
 
 def _table(rows: list[tuple[int, int, str, Any]], *, statistics: ToHost | None) -> Any:
     builder = TableBuilder()
+    alike: dict[tuple[Any, ...], Leaf] = {}  # tensors that are not measured differ in nothing else
     for op, role, name, value in rows:
-        builder.add(op, role, name, settle(_leaf(value, statistics), name.rpartition(".")[2]))
+        if type(value) is not Note or statistics is not None:
+            leaf = settle(_leaf(value, statistics), name.rpartition(".")[2])
+        else:
+            key = value.type, value.dtype, value.shape, value.requires_grad
+            known = alike.get(key)
+            leaf = known if known is not None else settle(_leaf(value, None), "")
+            alike[key] = leaf
+        builder.add(op, role, name, leaf)
     return builder.build()
 
 
@@ -139,6 +174,19 @@ def _leaf(value: Any, statistics: ToHost | None) -> Leaf | None:
     if isinstance(value, PlainLeaf):
         return Leaf(str(value.json.get("type")), value=value.json["value"])
     return Leaf(type(value).__name__, value=value)
+
+
+def _spot_of_payload(note: Note, payload: Any) -> Spot | None:
+    """Where a recorder's plain copy of a float32 tensor lies; None for everything else, which goes by the host."""
+    if short_dtype(note.dtype) != "float32":
+        return None
+    if type(payload) is np.ndarray:
+        if payload.dtype != _FLOAT32 or not payload.flags.c_contiguous:
+            return None
+        return Spot("float32", note.shape, payload.size, address_of(payload))
+    if type(payload) is HostTensor or not hasattr(payload, "data_ptr") or not payload.is_cpu:
+        return None
+    return Spot("float32", note.shape, payload.numel(), payload.data_ptr())
 
 
 def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:

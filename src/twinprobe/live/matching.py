@@ -10,7 +10,7 @@ from twinprobe.align.auto.link import aligned_pairs, link_alignment
 from twinprobe.align.board import NONE, Board
 from twinprobe.align.meeting import modules_meet
 from twinprobe.align.rows import pairs_of
-from twinprobe.align.side import MINDSPORE, Head
+from twinprobe.align.side import MINDSPORE, Head, Side
 from twinprobe.live.layer_map import ApiCall, LayerMap
 from twinprobe.live.live_run import Values
 from twinprobe.live.scene import Paths
@@ -175,20 +175,19 @@ def _follow(board: Board) -> None:
 
 def _pair_left(board: Board, found: Matches) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
-    paired = {row for row, _, _ in found.rows}, {row for _, row, _ in found.rows}
-    tables = board.target.run.table, board.golden.run.table
-    kinds = tables[0]["kind"].to_list(), tables[1]["kind"].to_list()
-    for op, other in enumerate(board.partner):
+    left = (
+        _unpaired(board.target, {row for row, _, _ in found.rows}),
+        _unpaired(board.golden, {row for _, row, _ in found.rows}),
+    )
+    for op in sorted(left[0].keys() | {board.back[other] for other in left[1] if board.back[other] != NONE}):
+        other = board.partner[op]
         if other == NONE or not board.target.head_of[op].is_module:
             continue
         for role in (OUTPUT, INPUT):
-            left = []
-            for side, at, taken, kind in zip((board.target, board.golden), (op, other), paired, kinds, strict=True):
-                rows = range(side.starts[at], side.starts[at + 1])
-                left.append(
-                    [row for row in rows if side.roles[row] == role and kind[row] == TENSOR and row not in taken]
-                )
-            mine, theirs = left
+            mine, theirs = (
+                [row for row in rows.get(at, ()) if side.roles[row] == role]
+                for rows, at, side in zip(left, (op, other), (board.target, board.golden), strict=True)
+            )
             if role == INPUT and [board.target.shapes[row] for row in mine] != [
                 board.golden.shapes[row] for row in theirs
             ]:
@@ -202,6 +201,16 @@ def _pair_left(board: Board, found: Matches) -> None:
                     f"{names[0]} and {names[1]} give different numbers of tensors; what both have is compared"
                 )
     found.rows.sort()
+
+
+def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
+    """The tensors that have no partner, by call."""
+    table = side.run.table
+    found: dict[int, list[int]] = {}
+    for row, (kind, op) in enumerate(zip(table["kind"].to_list(), table["op"].to_list(), strict=True)):
+        if kind == TENSOR and row not in paired:
+            found.setdefault(op, []).append(row)
+    return found
 
 
 def _tell_alone(board: Board, found: Matches) -> None:

@@ -28,13 +28,15 @@ def pair_modules(target: object, source: object, layer_map: Any = None) -> list[
     return [*mapped, *(_by_name(*sides) or pair_trees(*sides, structure(sides[0]), structure(sides[1])))]
 
 
-def names_meet(target: object, source: object, layer_map: LayerMap) -> bool:
-    """Whether the layers that hold weights have the same paths in both models."""
-    return bool(_by_name(Tree.of(target, layer_map), Tree.of(source, layer_map)))
+def pair_by_names(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
+    """All layers of the same path, if those that hold weights have the same paths in both models; else none."""
+    return _by_name(Tree.of(target, layer_map), Tree.of(source, layer_map))
 
 
 def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
     """The pairs that the user has mapped, as paths."""
+    if not layer_map.pairs:
+        return []
     places = [{id(layer): path for path, layer in adapter_of(model).modules(model)} for model in (target, source)]
     found = []
     for one, other in layer_map.pairs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,30 @@ from twinprobe.runs.run import RUN_FILES, open_run
 from twinprobe.runs.table import INPUT, PARAMETER
 
 
-def recorded_runs(path: Path) -> list[tuple[str, Path]]:
-    """All runs under a folder, each with its name (step and rank); a folder with a dump.json is one run."""
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run in a folder of several: its name (mode, step and rank), its step, and where it is."""
+
+    label: str
+    step: int
+    path: Path
+
+
+def recorded_runs(path: Path) -> list[RecordedRun]:
+    """All runs under a folder; a folder with a dump.json is one run."""
     if path.is_file() or any((path / name).is_file() for name in RUN_FILES):
-        return [("", path)]
+        return [RecordedRun("step 0", 0, path)]
     if not path.exists():
         raise BadInput("does not exist", where=path, hint="give a model, or the folder of a recording")
+    folders = run_folders(path)
+    runs_of = Counter((folder.key.graph_mode, folder.key.step) for folder in folders)
     found = []
-    for folder in run_folders(path):
-        key = folder.key
-        label = f"{key.graph_mode} step {max(key.step, 0)}" + ("" if folder.by_process else f" rank {max(key.rank, 0)}")
-        found += [(label.strip(), file) for file in folder.files()[:1]]
+    for folder in folders:
+        mode, step = folder.key.graph_mode, max(folder.key.step, 0)
+        label = f"{mode} step {step}".strip()
+        if runs_of[mode, folder.key.step] > 1 and not folder.by_process:
+            label += f" rank {folder.key.rank}"
+        found += [RecordedRun(label, step, file) for file in folder.files()[:1]]
     return found
 
 
@@ -61,26 +76,50 @@ def compare_with_recording(
     if isinstance(raw, Path):
         _two_recordings(base, raw, layer_map, options, story)
         return finish(story, str(base), str(raw))
-    runs = recorded_runs(base)
-    steps = min(options.steps, len(runs))
-    if len(runs) > steps:
-        story.notes.append(f"{base} holds {len(runs)} runs; {steps} compared (steps=... compares more)")
-    for step, (_, path) in enumerate(runs[:steps]):
-        reference = read_run(open_run(path))
-        story.notes += reference.notes
-        if raw.inputs is None:
-            raw.inputs = inputs_of(reference, raw)
-        if step == 0 and auto_weights:
-            load_weights(raw, reference, layer_map, story.notes)
-        masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
-        tested = run_model(raw, options, layer_map, masks)
-        story.notes += tested.problems
-        _compare(tested.run, reference, layer_map, raw, options, step, story)
+    runs = _one_per_step(recorded_runs(base), story)
+    begin = min(runs)
+    if max(runs) - begin >= options.steps:
+        story.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
+    for step in range(begin, min(begin + options.steps, max(runs) + 1)):
+        if step in runs:
+            _compare_step(raw, read_run(open_run(runs[step])), layer_map, options, step, story, auto_weights)
+        else:  # not recorded, but what comes after depends on it
+            story.notes += run_model(raw, options, layer_map, None).problems
         if raw.optimizer is not None:
             raw.adapter.step(raw.model, raw.optimizer)
         if story.first is not None:
             break
     return finish(story, str(base), raw.title)
+
+
+def _one_per_step(runs: list[RecordedRun], story: Story) -> dict[int, Path]:
+    """A live model is one rank: it is compared with the first of each step."""
+    found: dict[int, Path] = {}
+    for run in runs:
+        found.setdefault(run.step, run.path)
+    if len(found) < len(runs):
+        story.notes.append(f"the recording holds {len(runs)} runs of {len(found)} steps: the first of each is compared")
+    return found
+
+
+def _compare_step(
+    raw: Model,
+    reference: Values,
+    layer_map: LayerMap,
+    options: Options,
+    step: int,
+    story: Story,
+    auto_weights: bool,
+) -> None:
+    story.notes += reference.notes
+    if raw.inputs is None:
+        raw.inputs = inputs_of(reference, raw)
+    if story.steps == 0 and auto_weights:
+        load_weights(raw, reference, layer_map, story.notes)
+    masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
+    tested = run_model(raw, options, layer_map, masks)
+    story.notes += tested.problems
+    _compare(tested.run, reference, layer_map, raw, options, step, story)
 
 
 def _two_recordings(base: Path, raw: Path, layer_map: LayerMap, options: Options, story: Story) -> None:
@@ -91,8 +130,17 @@ def _two_recordings(base: Path, raw: Path, layer_map: LayerMap, options: Options
             where=raw,
             hint="record the same steps and ranks",
         )
-    for step, ((_, one), (_, other)) in enumerate(zip(*sides, strict=True)):
-        _compare(read_run(open_run(other)), read_run(open_run(one)), layer_map, None, options, step, story)
+    for one, other in zip(*sides, strict=True):
+        if one.label != other.label:
+            raise BadInput(
+                f"holds {other.label} where {base} holds {one.label}",
+                where=raw,
+                hint="record the same steps and ranks, or give the folders of two steps",
+            )
+    for one, other in zip(*sides, strict=True):
+        _compare(
+            read_run(open_run(other.path)), read_run(open_run(one.path)), layer_map, None, options, one.step, story
+        )
         if story.first is not None:
             break
 
@@ -109,12 +157,12 @@ def _compare(
             "nothing of it could be compared", where=reference.path,
             hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
         )  # fmt: skip
-    if step == 0:
+    if story.steps == 0:
         story.notes += [*matches.notes, *alone_notes(matches)]
         if reference.task != "tensor":
             story.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
     add_findings(story, found, tested, reference, matches)
-    story.steps = step + 1
+    story.steps += 1
 
 
 def inputs_of(reference: Values, raw: Model) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinprobe.live.causes import First
 from twinprobe.live.findings import Finding
-from twinprobe.live.trees import Branch
+from twinprobe.live.trees import Branch, Calls, model_tree
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,8 +24,8 @@ class Result:
     raw: str
     findings: list[Finding]
     first: First | None
-    base_tree: list[Branch]
-    raw_tree: list[Branch]
+    base_calls: Calls
+    raw_calls: Calls
     steps: int = 1
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -44,6 +44,22 @@ class Result:
         from twinprobe.live.tables import table_of
 
         return table_of(self.findings)
+
+    @cached_property
+    def base_tree(self) -> list[Branch]:
+        """The calls of the base model inside one another, with marks."""
+        return model_tree(self.base_calls, self._shown, self.first.base if self.first else "", golden=True)
+
+    @cached_property
+    def raw_tree(self) -> list[Branch]:
+        """The calls of the raw model inside one another, with marks."""
+        return model_tree(self.raw_calls, self._shown, self.first.raw if self.first else "", golden=False)
+
+    @property
+    def _shown(self) -> list[Finding]:
+        """What the marks in the trees tell of: the step and phase of the first difference."""
+        at = (self.first.step, self.first.phase) if self.first is not None else None
+        return [one for one in self.findings if at is None or (one.step, one.phase) == at]
 
     @property
     def differences(self) -> list[Finding]:

@@ -98,7 +98,7 @@ def _naming(one: Model) -> Iterator[None]:
 def _random(one: Model, options: Options, masks: Masks | None) -> Iterator[None]:
     """The same random numbers for both models, and the program's own afterwards."""
     adapter = one.adapter
-    modules = [module for _, module in adapter.modules(one.model)]
+    modules = [module for _, module in adapter.modules(one.model)] if options.random == "eval" else []
     before = [adapter.training(module) for module in modules]
     state = adapter.random_state() if options.random != "off" else None
     try:

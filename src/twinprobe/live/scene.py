@@ -31,6 +31,9 @@ class Paths:
 
 def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
+    if layer_map.is_empty:
+        _leave_out_loose(engine)
+        return
     scene = _Scene(engine.parents, paths, layer_map)
     kept = [entry for entry in engine.entries if not scene.drops(entry.name)]
     for group in layer_map.groups:
@@ -42,6 +45,20 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     engine.entries[:] = kept
     parents.clear()
     parents.update(moved)
+
+
+def _leave_out_loose(engine: MemoryEngine) -> None:
+    """What runs outside the model (the loss, say) is not the model's; no call is inside of it."""
+    parents = engine.parents
+    loose = {entry.name for entry in engine.entries if not parents.get(entry.name) and not _is_module(entry.name)}
+    loose |= {name for name, parent in parents.items() if not parent and not _is_module(name)}
+    engine.entries[:] = [entry for entry in engine.entries if entry.name not in loose]
+    for name in loose:
+        parents.pop(name, None)
+
+
+def _is_module(name: str) -> bool:
+    return name.startswith(("Module.", "Cell."))
 
 
 class _Scene:

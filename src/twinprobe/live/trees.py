@@ -33,7 +33,19 @@ class Branch:
         return self.mark not in (DIFFERS, FIRST) and all(child.calm for child in self.children)
 
 
-def model_tree(run: Values, findings: list[Finding], first: str, *, golden: bool) -> list[Branch]:
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a model: all that its tree needs of a run, without the tensors."""
+
+    names: list[str]
+    parents: dict[str, str | None]
+
+    @classmethod
+    def of(cls, run: Values) -> Calls:
+        return cls(run.ops, run.parents)
+
+
+def model_tree(run: Calls, findings: list[Finding], first: str, *, golden: bool) -> list[Branch]:
     """The calls of a model inside one another; functions are shown only where they differ."""
     marks: dict[str, str] = {}
     for one in findings:
@@ -89,10 +101,10 @@ def _grow(branch: Branch, lead: str, next_lead: str, lines: list[tuple[str, str]
         )  # fmt: skip
 
 
-def _calls(run: Values) -> list[str]:
+def _calls(run: Calls) -> list[str]:
     """Forward calls in the order in which they began: those without values of their own too."""
     names = dict.fromkeys(name for name in run.parents if parse_op(name).direction == FORWARD)
-    names.update(dict.fromkeys(name for name in run.ops if parse_op(name).direction == FORWARD))
+    names.update(dict.fromkeys(name for name in run.names if parse_op(name).direction == FORWARD))
     return list(names)
 
 

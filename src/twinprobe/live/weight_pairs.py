@@ -11,7 +11,7 @@ from twinprobe.live.layer_map import LayerMap
 from twinprobe.live.layer_trees import Tree
 from twinprobe.live.live_run import Values
 from twinprobe.live.options import FORWARD, Options
-from twinprobe.live.pairing import mapped_paths, names_meet, pair_trees
+from twinprobe.live.pairing import mapped_paths, pair_by_names, pair_trees
 from twinprobe.live.running import Model, run_model
 
 
@@ -19,8 +19,10 @@ def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Opti
     """The base model's weights, to the raw one; returns what the user should know."""
     from twinprobe.live.weights.assigning import copy_weights
 
-    if names_meet(raw.model, base.model, layer_map):
-        return copy_weights(raw.model, base.model, layer_map).notices
+    known = pair_by_names(raw.model, base.model, layer_map)
+    if known:
+        known = mapped_paths(raw.model, base.model, layer_map) + known
+        return copy_weights(raw.model, base.model, layer_map, known=known).notices
     try:
         known = mapped_paths(raw.model, base.model, layer_map) + _pairs_by_running(raw, base, layer_map, options)
         return copy_weights(raw.model, base.model, layer_map, known=known).notices

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import stat
-import sys
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +13,9 @@ import numba
 from llvmlite import binding  # type: ignore[import-untyped]
 
 from twinprobe import __version__
+from twinprobe.runs.private_folder import private_folder
 
-_SOURCES = ("blocks.py", "kernels.py", "llm_exponential.py", "llm_kernel.py")
+_SOURCES = ("blocks.py", "gap_kernel.py", "kernels.py", "llm_exponential.py", "llm_kernel.py")
 
 
 def compile_cached(function: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -43,10 +40,7 @@ def cache_folder() -> Path | None:
     if numba.config.CACHE_DIR:
         return Path(numba.config.CACHE_DIR)
     name = f"kernels-{__version__}-{_sources_digest():08x}"
-    for folder in (user_cache_folder() / name, _temporary_folder() / name):
-        if _is_private_and_writable(folder):
-            return folder
-    return None
+    return private_folder(name)  # cached kernels are unpickled: another user's would run that user's code here
 
 
 def _sources_digest() -> int:
@@ -55,37 +49,6 @@ def _sources_digest() -> int:
     for name in _SOURCES:
         digest = zlib.crc32((Path(__file__).parent / name).read_bytes(), digest)
     return digest
-
-
-def user_cache_folder() -> Path:
-    """Where programs of this user keep what they can compute again."""
-    if os.name == "nt":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path("~/Library/Caches").expanduser()
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return Path(base) / "twinprobe"
-
-
-def _temporary_folder() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"twinprobe-{user}"
-
-
-def _is_private_and_writable(folder: Path) -> bool:
-    # Cached kernels are unpickled: a folder that another user may write to would let that user run code here.
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if hasattr(os, "getuid"):
-            for part in (folder, folder.parent):
-                status = part.lstat()
-                if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022 or part.is_symlink():
-                    return False
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 @contextmanager

@@ -196,8 +196,27 @@ def rows_bfloat16(my: Any, golden: Any, rows: Any) -> None:
         block_bfloat16(my[k * BLOCK : (k + 1) * BLOCK], golden[k * BLOCK : (k + 1) * BLOCK], rows[k])
 
 
+def many_float32(my: Any, golden: Any, places: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        m, g, size = places[k, 0], places[k, 1], places[k, 2]
+        block_float32(my[m : m + size], golden[g : g + size], rows[k])
+
+
+def many_float16(my: Any, golden: Any, places: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        m, g, size = places[k, 0], places[k, 1], places[k, 2]
+        block_float16(my[m : m + size], golden[g : g + size], rows[k])
+
+
+def many_bfloat16(my: Any, golden: Any, places: Any, rows: Any) -> None:
+    for k in range(rows.shape[0]):
+        m, g, size = places[k, 0], places[k, 1], places[k, 2]
+        block_bfloat16(my[m : m + size], golden[g : g + size], rows[k])
+
+
 _FUNCTIONS = {"float32": rows_float32, "float16": rows_float16, "bfloat16": rows_bfloat16}
-_compiled: dict[str, Callable[..., None]] = {}
+_MANY = {"float32": many_float32, "float16": many_float16, "bfloat16": many_bfloat16}
+_compiled: dict[Callable[..., None], Callable[..., None]] = {}
 _compiling = Lock()
 
 
@@ -208,18 +227,37 @@ def reads(dtype: str) -> bool:
 
 def kernel_rows(dtype: str, my: NDArray[Any], golden: NDArray[Any]) -> NDArray[np.float64]:
     """One row for each block of stored elements: the columns of every comparison, then those of this one."""
-    kernel = _compiled.get(dtype) or _compile(dtype)
+    function = _FUNCTIONS[dtype]
+    kernel = _compiled.get(function) or _compile(function, dtype)
     rows = np.empty((block_count(my.size), WIDTH))
     kernel(_frozen(dtype, my), _frozen(dtype, golden), rows)
     return rows
 
 
-def _compile(dtype: str) -> Callable[..., None]:
+def kernel_rows_of_many(
+    dtype: str, my: NDArray[np.uint8], golden: NDArray[np.uint8], places: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """One row for each pair of small tensors that lie in the same memory: where both begin, and their size."""
+    function = _MANY[dtype]
+    kernel = _compiled.get(function) or _compile(function, dtype, places=True)
+    rows = np.empty((len(places), WIDTH))
+    sides = [_frozen(dtype, octets[: octets.size // 8 * 8]) for octets in (my, golden)]
+    most = (places[:, :2] + places[:, 2:]).max(axis=0)
+    assert places.min() >= 0
+    assert places[:, 2].max() <= BLOCK
+    assert most[0] <= sides[0].size
+    assert most[1] <= sides[1].size
+    kernel(sides[0], sides[1], places, rows)
+    return rows
+
+
+def _compile(function: Callable[..., None], dtype: str, *, places: bool = False) -> Callable[..., None]:
     array = types.Array(KERNELS[dtype][1], 1, "C", readonly=True)
+    more = (types.int64[:, ::1],) if places else ()
     with _compiling:
-        if dtype not in _compiled:
-            _compiled[dtype] = compile_cached(_FUNCTIONS[dtype], types.void(array, array, types.float64[:, ::1]))
-    return _compiled[dtype]
+        if function not in _compiled:
+            _compiled[function] = compile_cached(function, types.void(array, array, *more, types.float64[:, ::1]))
+    return _compiled[function]
 
 
 def _frozen(dtype: str, data: NDArray[Any]) -> NDArray[Any]:

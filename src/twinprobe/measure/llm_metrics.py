@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import copysign, inf, isfinite, nan, sqrt
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ _WINDOW = 4 * BLOCK
 _FLOAT = Struct("<f")
 
 
-@dataclass(frozen=True, slots=True)
-class Basics:
+class Basics(NamedTuple):
     """Extremes and mean of one side."""
 
     max: float | None = None
@@ -42,8 +41,7 @@ class Basics:
     mean: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LlmMetrics:
+class LlmMetrics(NamedTuple):
     """One pair. The seven metrics are None where ``reason`` says why; the fields after them always tell the truth."""
 
     reason: str
@@ -271,8 +269,7 @@ def _of_complex(my: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetric
     """The seven metrics look at the real parts only, the truth at both."""
     real = measure_llm_pair(_real(my), _real(golden), engine=engine)
     both = measure_pair(*_flat(my, golden), engine=engine)
-    return replace(
-        real,
+    return real._replace(
         relative_norm=both.relative_norm,
         identical=both.identical,
         nonfinite=bool(both.nan_only_target or both.nan_only_golden or both.inf_differs),

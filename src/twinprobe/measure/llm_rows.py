@@ -20,7 +20,7 @@ SHIFT, WEIGHTS, DRIFT, EXCESS, MY_SHIFT, MY_WEIGHTS = range(10, 16)
 COLUMNS = 16
 
 # Up to this mean difference the divergence is taken from EXCESS, beyond it from the two sums of exponentials.
-_SMALL = 0.5
+SMALL = 0.5
 _MOST_MOVED = 700.0  # beyond it e^moved overflows, and EXCESS is of no use long before
 
 
@@ -67,7 +67,7 @@ def divergence(rows: list[list[float]]) -> float:
     if not (weights > 0 and my_weights > 0):
         return nan
     mean, curve = drift / weights, excess / weights
-    if abs(mean) + curve < _SMALL:
+    if abs(mean) + curve < SMALL:
         # The mean of e^d is 1 + mean + curve: nothing that is nearly equal is subtracted.
         return max(log1p(mean + curve) - mean, 0.0)
     return max(log(my_weights / weights) - mean, 0.0)

@@ -59,7 +59,7 @@ class Gap:
 def compare(raw: HostTensor, base: HostTensor, tolerance: Tolerance) -> Gap:
     """Measure two tensors against each other."""
     size = raw.data.size
-    if _squeezed(raw.shape) != _squeezed(base.shape):
+    if squeezed(raw.shape) != squeezed(base.shape):
         return Gap(False, f"shape {list(raw.shape)} against {list(base.shape)}", nan, nan, nan, nan, nan, 0, size)
     if not size:
         return Gap(True, elements=0)
@@ -76,7 +76,8 @@ def transposed(tensor: HostTensor) -> HostTensor:
     return HostTensor(tensor.dtype, tensor.shape[::-1], turned.reshape(-1))
 
 
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its ones."""
     return tuple(length for length in shape if length != 1)
 
 

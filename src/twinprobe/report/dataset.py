@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 from twinprobe.errors import BadInput
 from twinprobe.report.atomic import Staging, prepare_folder
+from twinprobe.report.dataset_scan import scan_elsewhere
 from twinprobe.report.tables import fill_parquet
+from twinprobe.runs.places import remote
 
 if TYPE_CHECKING:
     import polars as pl
@@ -61,9 +63,12 @@ def scan_dataset(dataset: Path, name: str = PART) -> pl.LazyFrame:
     """All parts as one lazy table with the columns step and rank; nothing is read before it is asked for."""
     import polars as pl
 
-    files = [dataset / place.folder / name for place in places(dataset, name)]
-    if not files:
+    parts = places(dataset, name)
+    if not parts:
         raise BadInput("holds no part of a dataset", where=dataset)
+    if remote(dataset) is not None:
+        return scan_elsewhere(dataset, parts, name)
+    files = [dataset / part.folder / name for part in parts]
     return pl.scan_parquet(files, hive_partitioning=True, missing_columns="insert", extra_columns="ignore")
 
 

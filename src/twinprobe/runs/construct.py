@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from twinprobe.runs.names import LONGEST_NAME
-from twinprobe.runs.whole_file import whole_file
+from twinprobe.runs.whole_file import json_file
 
 _MICRO_STEPS = "megatron_micro_step_number"
 
@@ -16,7 +16,7 @@ _MICRO_STEPS = "megatron_micro_step_number"
 def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
     """Read construct.json in both value forms. A file that cannot be used is a note, not an error."""
     try:
-        document = msgspec.json.decode(whole_file(path))
+        document = msgspec.json.decode(json_file(path))
         if not isinstance(document, dict):
             raise ValueError("the top level is not an object")
         document.pop(_MICRO_STEPS, None)
@@ -32,9 +32,9 @@ def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
 def read_micro_steps(path: Path) -> dict[str, int]:
     """The numbers that Megatron dumps give to calls, as [parent, number]; nothing where the file has none."""
     try:
-        blob = whole_file(path)
+        blob = json_file(path)
         document = msgspec.json.decode(blob) if _MICRO_STEPS.encode() in blob else {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
     numbers = {}
     for name, value in document.items() if isinstance(document, dict) else ():

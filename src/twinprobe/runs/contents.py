@@ -1,9 +1,8 @@
-"""The contents of a tensor file: in memory, mapped, or elsewhere and fetched range by range."""
+"""The contents of a tensor file: in memory, on this machine and read where they are looked at, or elsewhere."""
 
 from __future__ import annotations
 
-import mmap
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +10,12 @@ from numpy.typing import NDArray
 from twinprobe.runs.local_contents import LocalContents
 from twinprobe.runs.remote.contents import RemoteContents
 
-Held = bytes | mmap.mmap | NDArray[np.uint8]
-Contents = bytes | mmap.mmap | LocalContents | RemoteContents
+# Up to here the elements are read at once. Of larger files they are read strip by strip, as they are measured: memory
+# for all of them may be lacking.
+LARGEST_READ = 256 << 20
+
+Held = bytes | NDArray[np.uint8]
+Contents = bytes | LocalContents | RemoteContents
 
 
 def stretch(data: Contents, start: int, length: int, *, whole: bool = True) -> tuple[Held, int]:
@@ -28,6 +31,10 @@ def stretch(data: Contents, start: int, length: int, *, whole: bool = True) -> t
 
 
 def elements(data: Contents, dtype: np.dtype[Any], count: int, start: int, *, whole: bool = False) -> NDArray[Any]:
-    """``count`` elements from the byte ``start`` on."""
+    """``count`` elements from the byte ``start`` on; of a large file FileElements, unless they are wanted whole."""
+    if isinstance(data, LocalContents) and not whole and count * dtype.itemsize > LARGEST_READ:
+        from twinprobe.runs.file_elements import FileElements
+
+        return cast("NDArray[Any]", FileElements(data, dtype, count, start))
     base, at = stretch(data, start, count * dtype.itemsize, whole=whole)
     return np.frombuffer(base, dtype, count, at)

@@ -3,45 +3,62 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.dump_pieces import PIECE, Batch, batch_of, batches_up_to_damage, check_values, whole_batches
+from twinprobe.runs.tolerant_json import loads
 from twinprobe.runs.whole_file import whole_file
 
-_STAT_KEYS = tuple(b'"%s":%s' % (key, gap) for key in (b"Max", b"Min", b"Mean", b"Norm", b"md5") for gap in (b" ", b""))
-_SPECIALS = (b"NaN", b"Infinity")
 _HEADER_KEYS = ("task", "level", "framework", "dump_data_dir")
-_MAX_DEPTH = 410
+_EXPECTED = 'expected an object with "task", "level", "framework" and "data"'
+# What stands before NaN or Infinity as the value of a statistic. The quote before the key is not escaped, so this is
+# no inside of a text.
+_STATISTIC = re.compile(rb'(?:^|[^\\])"(?:Max|Min|Mean|Norm|md5)": ?-?$')
+_DATA = re.compile(rb'"data"\s*:\s*\{')
+_EMPTY = msgspec.Raw(b"")
 
 
 class Document(msgspec.Struct):
-    """The top level of the file; entries stay raw until they are walked one by one."""
+    """The top level of the file; the entries stay as they are until they are walked one by one."""
 
     task: str | None = None
     level: str | None = None
     framework: str | None = None
     dump_data_dir: str | None = None
-    data: dict[str, msgspec.Raw] | None = None
+    data: msgspec.Raw = _EMPTY
 
 
-@dataclass
 class Entries:
-    """What was read: the header's words and the entries, raw (JSON bytes) or already decoded."""
+    """What was read: the header's words and the entries, to be walked once."""
 
-    header: dict[str, Any]
-    data: dict[str, Any]
-    raw: bool
-    notes: list[str] = field(default_factory=list)
-    size: int = 0
-    """The bytes of the file, by which what is made of it is bounded."""
+    def __init__(self, header: dict[str, Any], size: int, batches: Iterator[Batch]) -> None:
+        self.header = header
+        self.size = size
+        """The bytes of the file, by which what is made of it is bounded."""
+        self.notes: list[str] = []
+        """What is known of its damage, when all entries have been walked."""
+        self.raw = True
+        """Whether the entry that was given last is still JSON."""
+        self.count = 0
+        self.last = ""
+        self._batches = batches
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return iter(self.data.items())
+        for raw, entries in self._batches:
+            self.raw = raw
+            self.count += len(entries)
+            self.last = next(reversed(entries), self.last)
+            yield from entries.items()
+
+    def walk(self, batches: Iterator[Batch]) -> None:
+        """Give the entries, where finding them needs to know of this."""
+        self._batches = batches
 
 
 def read_entries(path: Path) -> Entries:
@@ -50,80 +67,98 @@ def read_entries(path: Path) -> Entries:
         blob = whole_file(path)
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
-    entries = _read_lines(path, blob) if path.suffix == ".part" else _read_document(path, blob)
-    entries.size = len(blob)
-    return entries
+    return _read_lines(path, blob) if path.suffix == ".part" else _read_document(path, blob)
 
 
 def _read_document(path: Path, blob: bytes) -> Entries:
     try:
-        return _fast(path, blob)
+        document = msgspec.json.decode(_quote_specials(blob), type=Document)
     except msgspec.ValidationError as error:
         raise BadInput(f"is not a dump: {error}", where=path, hint=_EXPECTED) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _tolerant(path, blob)
-
-
-_EXPECTED = 'expected an object with "task", "level", "framework" and "data"'
-
-
-def _fast(path: Path, blob: bytes) -> Entries:
-    document = msgspec.json.decode(_quote_specials(blob), type=Document)
+        return _tolerant(path, blob) if len(blob) <= PIECE else _by_pieces(path, blob)
+    members = memoryview(document.data)
+    if bytes(members[:1]) != b"{":
+        absent = bytes(members) in (b"", b"null")
+        raise BadInput(
+            'has no object "data"' if absent else 'is not a dump: "data" is no object', where=path, hint=_EXPECTED
+        )
     header = {key: getattr(document, key) for key in _HEADER_KEYS}
-    if document.data is None:
-        raise BadInput('has no object "data"', where=path, hint=_EXPECTED)
-    return Entries(header, document.data, raw=True)
+    return Entries(header, len(blob), whole_batches(path, members[1:-1]))
 
 
-def _quote_specials(blob: bytes) -> bytes:
-    """Put NaN and Infinity in quotes where they are the value of a statistic.
-
-    A stat key directly before the token cannot be the inside of a string, since the quote before the key is not
-    escaped; any other place is left alone, and the strict parser then hands over to the tolerant one.
-    """
-    pieces: list[bytes] = []
-    done = 0
-    for at, token in _special_tokens(blob):
-        begin = at - 1 if blob[at - 1 : at] == b"-" else at
-        before = blob[max(0, begin - 9) : begin]
-        key = next((key for key in _STAT_KEYS if before.endswith(key)), None)
-        if key is None or before[: -len(key)].endswith(b"\\"):
-            continue
-        end = at + len(token)
-        pieces += [blob[done:begin], b'"', blob[begin:end], b'"']
-        done = end
-    if not pieces:
+def _quote_specials(blob: bytes) -> bytes | bytearray:
+    """Put NaN and Infinity in quotes where they are the value of a statistic; the strict parser takes no other way."""
+    quoted, done = bytearray(), 0
+    for start, end in _specials(blob):
+        if _STATISTIC.search(blob[max(0, start - 12) : start]):
+            begin = start - 1 if blob[start - 1 : start] == b"-" else start
+            quoted += blob[done:begin] + b'"' + blob[begin:end] + b'"'
+            done = end
+    if not done:
         return blob
-    pieces.append(blob[done:])
-    return b"".join(pieces)
+    quoted += blob[done:]
+    return quoted
 
 
-def _special_tokens(blob: bytes) -> list[tuple[int, bytes]]:
-    found = []
-    for token in _SPECIALS:
-        at = blob.find(token)
-        while at >= 0:
-            found.append((at, token))
-            at = blob.find(token, at + len(token))
-    return sorted(found)
+def _specials(blob: bytes) -> Iterator[tuple[int, int]]:
+    """Where NaN and Infinity stand, in order."""
+    nan, infinity = blob.find(b"NaN"), blob.find(b"Infinity")
+    while nan >= 0 or infinity >= 0:
+        if infinity < 0 or 0 <= nan < infinity:
+            yield nan, nan + 3
+            nan = blob.find(b"NaN", nan + 3)
+        else:
+            yield infinity, infinity + 8
+            infinity = blob.find(b"Infinity", infinity + 8)
 
 
 def _tolerant(path: Path, blob: bytes) -> Entries:
-    """The standard library's parser: it knows NaN and Infinity everywhere. Then, for a cut file, what is whole."""
+    """A small file that is no proper JSON: NaN and Infinity in other places, or cut off."""
     try:
         text = blob.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
         raise BadInput(f"is not JSON: byte {error.start} is not UTF-8", where=path) from error
     try:
-        document = _loads(text)
+        document = loads(text)
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
-        return _salvage(path, text, error)
+        return _by_pieces(path, blob, error)
     if not isinstance(document, dict):
         raise BadInput(f"is not a dump: the top level is {type(document).__name__}", where=path, hint=_EXPECTED)
     data = document.pop("data", None)
     if not isinstance(data, dict):
         raise BadInput('has no object "data"', where=path, hint=_EXPECTED)
-    return Entries(_header(path, document), data, raw=False)
+    return Entries(_header(path, document), len(blob), iter([(False, data)]))
+
+
+def _by_pieces(path: Path, blob: bytes, error: Exception | None = None) -> Entries:
+    """Read a file that is large or breaks off: the header, and every entry before the break."""
+    begin = _DATA.search(blob, 0, PIECE)
+    header = _object(path, blob[: begin.start()].rstrip().removesuffix(b",") + b"}") if begin else None
+    if begin is None or header is None:
+        raise BadInput(f"is not JSON: {error or 'neither a header nor entries can be found'}", where=path)
+    entries = Entries(_header(path, header), len(blob), iter(()))
+    entries.walk(_up_to_damage(path, memoryview(blob)[begin.end() :], entries, error))
+    return entries
+
+
+def _up_to_damage(path: Path, members: memoryview, entries: Entries, error: Exception | None) -> Iterator[Batch]:
+    damage = yield from batches_up_to_damage(path, members)
+    if damage and not entries.count:
+        raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
+    if damage:
+        whole = f"after {entries.count} whole entries (last: {entries.last})"
+        entries.notes.append(f"{path}: the file {damage} {whole}; the rest is lost")
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any] | None:
+    """The header's keys; None where this is no JSON object."""
+    check_values(path, text)
+    try:
+        found = loads(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
@@ -133,103 +168,42 @@ def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {key: document.get(key) for key in _HEADER_KEYS}
 
 
-def _salvage(path: Path, text: str, error: Exception) -> Entries:
-    """Read a file that breaks off: the header and every entry before the break."""
-    decoder = json.JSONDecoder()
-    header: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    try:
-        at = _expect(text, 0, "{")
-        while True:
-            key, at = _key(decoder, text, at)
-            if key == "data":
-                break
-            header[key], at = _value(decoder, text, at)
-            at = _expect(text, at, ",")
-        at = _expect(text, at, "{")
-        while True:
-            name, at = _key(decoder, text, at)
-            data[name], at = _value(decoder, text, at)
-            at = _expect(text, at, ",")
-    except (ValueError, RecursionError, IndexError):
-        if not data:
-            raise BadInput(f"is not JSON: {error}", where=path) from error
-    broken = len(text) - len(text.rstrip())
-    at_end = isinstance(error, json.JSONDecodeError) and error.pos >= len(text) - broken - 1
-    how = "breaks off" if at_end or "Unterminated" in str(error) else "is damaged"
-    note = f"{path}: the file {how} after {len(data)} whole entries (last: {next(reversed(data))}); the rest is lost"
-    return Entries(_header(path, header), data, raw=False, notes=[note])
-
-
-def _skip(text: str, at: int) -> int:
-    while text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _expect(text: str, at: int, sign: str) -> int:
-    at = _skip(text, at)
-    if text[at] != sign:
-        raise ValueError(f"expected {sign!r} at {at}")
-    return at + 1
-
-
-def _value(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
-    value, at = decoder.raw_decode(text, _skip(text, at))
-    return _without_surrogates(value), at
-
-
-def _key(decoder: json.JSONDecoder, text: str, at: int) -> tuple[str, int]:
-    key, at = _value(decoder, text, at)
-    if not isinstance(key, str):
-        raise ValueError("a key must be text")
-    return key, _expect(text, at, ":")
-
-
 def _read_lines(path: Path, blob: bytes) -> Entries:
     """dump.json.part: a header line, then one line per entry; a half-written last line is left out."""
-    header: dict[str, Any] | None = None
-    data: dict[str, Any] = {}
-    notes: list[str] = []
-    lines = blob.split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            item = _loads(line.decode("utf-8", "surrogatepass"))
-            if not isinstance(item, dict):
-                raise ValueError("not an object")
-        except (ValueError, RecursionError) as error:
-            if header is None:
-                raise BadInput(f"is not a dump: line {number}: {error}", where=path) from error
-            whole = "the last line is half written" if number == len(lines) else f"line {number} is damaged"
-            notes.append(f"{path}: {whole}; {len(data)} whole entries were read")
-            break
+    lines = _lines(blob)
+    for number, line in lines:
+        header = _object(path, line)
         if header is None:
-            header = item
+            raise BadInput(f"is not a dump: line {number} is not a JSON object", where=path)
+        entries = Entries(_header(path, header), len(blob), iter(()))
+        entries.walk(_line_batches(path, lines, entries))
+        return entries
+    raise BadInput("is empty", where=path)
+
+
+def _lines(blob: bytes) -> Iterator[tuple[int, bytes]]:
+    at, number = 0, 0
+    while at < len(blob):
+        end = blob.find(b"\n", at)
+        end = len(blob) if end < 0 else end
+        number += 1
+        line = blob[at:end]
+        if line.strip():
+            yield number, line
+        at = end + 1
+
+
+def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:
+    broken = ""
+    for number, line in lines:
+        found = batch_of(path, line)
+        if found is not None:
+            yield found
             continue
-        for name, entry in item.items():
-            data.pop(name, None)
-            data[name] = entry
-    if header is None:
-        raise BadInput("is empty", where=path)
-    notes.insert(0, f"{path}: the recorder did not finish; {len(data)} whole entries are there")
-    return Entries(_header(path, header), data, raw=False, notes=notes)
-
-
-def _loads(text: str) -> Any:
-    document = json.loads(text)
-    return _without_surrogates(document) if "\\u" in text or not text.isascii() else document
-
-
-def _without_surrogates(value: Any, depth: int = 0) -> Any:
-    """Halves of characters, which no table can hold, spelled out: ``\\ud800``."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if depth > _MAX_DEPTH:
-        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
-    if isinstance(value, list):
-        return [_without_surrogates(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item, depth + 1) for key, item in value.items()}
-    return value
+        last = next(lines, None) is None
+        whole = "the last line is half written" if last else f"line {number} is damaged"
+        broken = f"{path}: {whole}; {entries.count} whole entries were read"
+        break
+    entries.notes.append(f"{path}: the recorder did not finish; {entries.count} whole entries are there")
+    if broken:
+        entries.notes.append(broken)

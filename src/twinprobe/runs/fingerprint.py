@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from twinprobe.runs.places import remote
@@ -30,6 +30,15 @@ def run_fingerprint(path: Path) -> str:
         digest.update(_whole(file))
     for file in files_below(path.parent / _TENSORS):
         digest.update(f"{file.name}\0".encode("utf-8", "surrogateescape") + _sampled(file))
+    return digest.hexdigest()
+
+
+def whole_fingerprint(files: Sequence[Path]) -> str:
+    """The fingerprint of these files, in their order; every byte counts."""
+    digest = hashlib.sha256()
+    for file in files:
+        elsewhere = remote(file)
+        digest.update(_whole(file) if elsewhere is None else repr(version_of(elsewhere)).encode())
     return digest.hexdigest()
 
 

@@ -38,7 +38,8 @@ STORAGE: dict[str, str] = {
 class HostTensor:
     """A flat, C-ordered array of storage elements with the dtype's own name and the shape.
 
-    ``data`` may be a read-only view on a memory-mapped file; nobody may write to it.
+    Nobody may write to ``data``. Of a large file it is a FileElements, whose slices are read when they are asked for:
+    whoever takes it strip by strip needs no memory for all of it.
     """
 
     dtype: str

@@ -55,9 +55,8 @@ class LocalContents:
         """The bytes of a range in memory of their own, aligned for every dtype."""
         out = _buffers.take(stop - start)
         view, filled = out.data, 0
-        self._file.seek(start)
         while filled < len(out):
-            count = self._file.readinto(view[filled : filled + _AT_ONCE])
+            count = self._read_into(view[filled : filled + _AT_ONCE], start + filled)
             if not count:
                 raise DamagedTensor("became shorter while it was read", hint="wait until its run has finished")
             filled += count
@@ -66,6 +65,14 @@ class LocalContents:
             raise DamagedTensor("changed while it was read", hint="wait until its run has finished")
         out.flags.writeable = False
         return out
+
+    def _read_into(self, view: memoryview, start: int) -> int | None:
+        """Read from a place on. Several threads may do so at once, so the file's own position is not used."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [view], start)
+        with _moving:
+            self._file.seek(start)
+            return self._file.readinto(view)
 
 
 class _Buffers(threading.local):
@@ -97,3 +104,4 @@ def _count_of_unused() -> int:
 
 _UNUSED = _count_of_unused()
 _buffers = _Buffers()
+_moving = threading.Lock()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.contents import Contents, elements
+from twinprobe.runs.contents import Contents, elements, stretch
 from twinprobe.runs.host_tensor import HostTensor
+from twinprobe.runs.strided import in_order
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 1 << 16
@@ -56,10 +59,10 @@ def read_npy(data: Contents) -> HostTensor:
         return HostTensor(dtype, shape, np.empty(0, stored.newbyteorder("=")))
     long_axes = tuple(n for n in shape if n > 1)
     by_columns = header["fortran_order"] == "True" and len(long_axes) > 1
-    flat = elements(data, stored, numel, start, whole=by_columns)
     if by_columns:
-        flat = _c_ordered(flat, long_axes)
-    if not stored.isnative or not flat.flags.aligned:
+        return HostTensor(dtype, shape, _c_ordered(data, stored, long_axes, start))
+    flat = elements(data, stored, numel, start)
+    if not flat.dtype.isnative or not flat.flags.aligned:
         flat = flat.astype(stored.newbyteorder("="))
     return HostTensor(dtype, shape, flat)
 
@@ -123,7 +126,9 @@ def _shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _c_ordered(flat: NDArray[Any], axes: tuple[int, ...]) -> NDArray[Any]:
-    if len(axes) > 32:  # numpy 1.26 has no more, so no array that it wrote does
-        raise DamagedTensor(f"has {len(axes)} dimensions in Fortran order, more than are supported")
-    return np.ascontiguousarray(flat.reshape(axes, order="F"), dtype=flat.dtype.newbyteorder("=")).reshape(-1)
+def _c_ordered(data: Contents, stored: np.dtype[Any], lengths: tuple[int, ...], start: int) -> NDArray[Any]:
+    if len(lengths) > 32:  # numpy 1.26 has no more, so no array that it wrote does
+        raise DamagedTensor(f"has {len(lengths)} dimensions in Fortran order, more than are supported")
+    steps = accumulate(lengths[:-1], mul, initial=stored.itemsize)
+    axes = list(zip(lengths, steps, strict=True))
+    return in_order(lambda at, length: stretch(data, start + at, length), axes, stored).reshape(-1)

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.contents import Contents, Held, elements, stretch
+from twinprobe.runs.contents import Contents, elements, stretch
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 from twinprobe.runs.pickle_reader import LONGEST_PICKLE, tensor_record
+from twinprobe.runs.strided import Read, in_order
 from twinprobe.runs.tensor_record import TensorRecord
 from twinprobe.runs.zip_directory import Member, inflated, zip_members
 
@@ -59,9 +60,10 @@ def _elements(data: Contents, source: Member, record: TensorRecord, *, swapped: 
             hint="save tensor.contiguous() if it is really that large",
         )
     if source.deflated:
-        return _copied(inflated(data, source, left), first, dtype, record, swapped=swapped)
-    base, at = stretch(data, source.start + first, source.end - source.start - first)
-    return _copied(base, at, dtype, record, swapped=swapped)
+        unpacked = inflated(data, source, left)
+        return _copied(lambda at, _: (unpacked, first + at), dtype, record, swapped=swapped)
+    begin = source.start + first
+    return _copied(lambda at, length: stretch(data, begin + at, length), dtype, record, swapped=swapped)
 
 
 def _check_reach(source: Member, record: TensorRecord, numel: int) -> None:
@@ -85,15 +87,11 @@ def _is_contiguous(record: TensorRecord) -> bool:
     return True
 
 
-def _copied(base: Held, first: int, dtype: np.dtype[Any], record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
+def _copied(read: Read, dtype: np.dtype[Any], record: TensorRecord, *, swapped: bool) -> NDArray[Any]:
     axes = [(n, step * dtype.itemsize) for n, step in zip(record.shape, record.strides, strict=True) if n != 1]
     if len(axes) > 32:  # as many as numpy 1.26 has
         raise DamagedTensor(f"has {len(axes)} dimensions that are not contiguous, more than are supported")
-    stored = dtype.newbyteorder(">" if swapped else "<")
-    shape, strides = tuple(n for n, _ in axes), tuple(step for _, step in axes)
-    view: NDArray[Any] = np.ndarray(shape, stored, buffer=base, offset=first, strides=strides)
-    out = np.empty(shape, dtype)
-    out[...] = view
+    out = in_order(read, axes, dtype.newbyteorder(">" if swapped else "<"))
     if record.conjugated and dtype.kind == "c":
         np.conjugate(out, out=out)
     if record.negated:

@@ -86,14 +86,14 @@ def open_run(path: Path) -> Run:
         raise BadInput('has no "task"', where=path, hint='expected "statistics" or "tensor"')
     if task not in (STATISTICS, TENSORS, "structure"):
         raise BadInput(f'"task" is {task!r}', where=path, hint="statistics and tensor runs can be compared")
-    if task == "structure" or not entries.data:
+    if task == "structure":
         raise NothingToCompare("holds no values: nothing to compare", where=path)
+    ops, table, left_out = build_table(path, entries, single_points=path.name.startswith("debug"))
     notes = list(entries.notes)
     framework: Any = entries.header["framework"]
     if not framework:
         notes.append(f"{path}: no framework is named; pytorch is assumed")
         framework = "pytorch"
-    ops, table, left_out = build_table(path, entries, single_points=path.name.startswith("debug"))
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
     return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out)

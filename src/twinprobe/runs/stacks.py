@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from twinprobe.runs.whole_file import whole_file
+from twinprobe.runs.whole_file import json_file
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Stacks:
 def read_stacks(path: Path) -> tuple[Stacks, str | None]:
     """Read stack.json in its old or new form. A file that cannot be used is a note, not an error."""
     try:
-        document = msgspec.json.decode(whole_file(path))
+        document = msgspec.json.decode(json_file(path))
         return _parse(document), None
     except FileNotFoundError:
         return Stacks(), None

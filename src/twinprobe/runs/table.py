@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinprobe.runs.leaf import TENSOR, VALUE, Leaf, meaning, special_number, value_digest
 
@@ -27,7 +28,9 @@ class TableBuilder:
     """Collects settled leaves and turns them into columns chunk by chunk, so that few objects live at a time."""
 
     def __init__(self) -> None:
-        self._frames: list[pl.DataFrame] = []
+        self._columns: dict[str, list[pl.Series]] = {}
+        self._rows = 0
+        self._restarts: dict[int, int] = {}
         self._op: list[int] = []
         self._role: list[int] = []
         self._name: list[str] = []
@@ -45,16 +48,37 @@ class TableBuilder:
         if len(self._op) >= _CHUNK:
             self._flush()
 
+    def restart(self, op: int) -> None:
+        """Forget the rows that this call has so far."""
+        self._restarts[op] = self._rows + len(self._op)
+
     def build(self) -> pl.DataFrame:
-        """All rows in order, those of one call sorted by role."""
+        """All rows in order, those of one call sorted by role. The builder is empty after that."""
         import polars as pl
 
         self._flush()
-        frame = pl.concat(self._frames, rechunk=True)
-        in_order = (frame["op"].to_numpy().astype(np.int64) * 8 + frame["role"].to_numpy()).argsort(kind="stable")
-        if not np.array_equal(in_order, np.arange(len(in_order))):
-            frame = frame[in_order]
-        return frame
+        # One column after the other, so that there is never a second copy of all.
+        columns = {"op": self._joined("op"), "role": self._joined("role")}
+        order = self._order(columns["op"].to_numpy(), columns["role"].to_numpy())
+        places = None if order is None else pl.Series(order, dtype=pl.UInt32)
+        for name in (*columns, *self._columns):
+            column = columns[name] if name in columns else self._joined(name)
+            columns[name] = column if places is None else column.gather(places)
+        return pl.DataFrame(columns)
+
+    def _joined(self, name: str) -> pl.Series:
+        import polars as pl
+
+        return pl.concat(self._columns.pop(name), rechunk=True)
+
+    def _order(self, op: NDArray[Any], role: NDArray[Any]) -> NDArray[Any] | None:
+        """Which rows, in which order; None if all of them are in order already."""
+        order = (op.astype(np.int64) * 8 + role).argsort(kind="stable")
+        if self._restarts:
+            begins = np.zeros(int(op.max(initial=0)) + 1, np.int64)
+            begins[list(self._restarts)] = list(self._restarts.values())
+            order = order[order >= begins[op[order]]]
+        return None if np.array_equal(order, np.arange(len(op))) else order
 
     def _flush(self) -> None:
         import polars as pl
@@ -80,8 +104,11 @@ class TableBuilder:
         )
         columns["file"] = pl.Series([leaf.data_name for leaf in leaves], dtype=pl.String)
         columns["layout"] = pl.Series([leaf.layout for leaf in leaves], dtype=pl.String)
+        columns["type"] = pl.Series([leaf.type for leaf in leaves], dtype=pl.String)
         columns["peer"] = pl.Series([leaf.peer for leaf in leaves], dtype=pl.String)
-        self._frames.append(pl.DataFrame(columns))
+        for name, column in columns.items():
+            self._columns.setdefault(name, []).append(column)
+        self._rows += len(self._op)
         self._op, self._role, self._name, self._leaf = [], [], [], []
 
 

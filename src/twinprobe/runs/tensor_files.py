@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import sys
 from pathlib import Path
 from stat import S_ISREG
 
@@ -21,10 +19,6 @@ _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
 
 # Up to here all of a file is read at once.
 SMALL_FILE = 64 << 10
-# Up to here the elements are read when they are wanted. Larger files are mapped, since memory for them may be lacking;
-# whoever shortens one of those while it is being measured ends the process.
-LARGEST_READ = 256 << 20
-
 # A fifo would otherwise block the reader until somebody writes to it.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
@@ -34,8 +28,9 @@ def open_tensor(path: Path, *, enough: int | None = None) -> HostTensor:
 
     Of a remote file only the ranges with the tensor are fetched. ``enough`` says how many bytes of the elements will
     be looked at, if not all: the rest is not fetched then.
-    The elements of a file above 256 MiB are a read-only map of it, unless they need another layout there:
-    compressed, strided, big-endian, Fortran-ordered or misaligned ones are copied, within a bound set by its size.
+    Nothing is mapped, since a mapped file that somebody shortens kills the process. Above 256 MiB the elements are
+    read strip by strip, as they are looked at; compressed, strided and Fortran-ordered ones are copied into memory,
+    within a bound set by the size of the file.
     """
     try:
         reader = _READERS.get(path.suffix.lower())
@@ -70,24 +65,11 @@ def contents(path: Path | str, *, enough: int | None = None) -> Contents:
             raise DamagedTensor("is empty", hint="the run that wrote it may have been killed")
         if status.st_size <= SMALL_FILE:
             return os.read(handle, SMALL_FILE)
-        if status.st_size > LARGEST_READ:
-            return _mapped(handle, status.st_size)
         opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
         return LocalContents(opened, status)
     finally:
         if handle >= 0:
             os.close(handle)
-
-
-def _mapped(handle: int, size: int) -> bytes | mmap.mmap:
-    try:
-        if sys.version_info >= (3, 13):
-            return mmap.mmap(handle, size, access=mmap.ACCESS_READ, trackfd=False)
-        return mmap.mmap(handle, size, access=mmap.ACCESS_READ)
-    except (OSError, ValueError):
-        # Storage that cannot be mapped, no descriptor left for the map, or a file that shrank since fstat.
-        with os.fdopen(os.dup(handle), "rb", buffering=0) as file:
-            return file.read(size) or b""
 
 
 def _shown(path: Path) -> str:

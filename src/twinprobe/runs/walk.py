@@ -17,7 +17,9 @@ from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, Tabl
 MaybeLeaf = Leaf | None
 _MAX_DEPTH = 400
 # A name is built from all that encloses a value. A real file has more bytes than its names have characters.
-_ROOM, _ROOM_PER_BYTE = 16 << 20, 4
+_ROOM, _ROOM_PER_BYTE = 8 << 20, 2
+# A value is a row of all columns, some 300 bytes. Recorders write more than a hundred for each.
+_VALUES, _BYTES_PER_VALUE = 1 << 16, 64
 _SHOWN = 1000  # characters of a name in a message
 _SECTIONS = (
     ("input_args", "input", INPUT),
@@ -46,45 +48,51 @@ _decode_any = msgspec.json.Decoder().decode
 def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[list[str], Any, list[str]]:
     """Walk all entries; return the op names, the tensor table and notes on what was left out."""
     builder = TableBuilder()
-    ops: list[str] = []
-    skipped: list[str] = []
-    room = _Room(_ROOM + _ROOM_PER_BYTE * entries.size)
+    ops: dict[str, int] = {}
+    skipped, first_skipped = 0, ""
+    room = _Room(entries.size)
     for name, entry in entries:
         if not single_points and not has_direction(name):
-            skipped.append(name)
+            skipped, first_skipped = skipped + 1, first_skipped or name
             continue
-        index = len(ops)
-        ops.append(name)
+        known = len(ops)
+        index = ops.setdefault(name, known)
+        if index < known:
+            builder.restart(index)  # of a key that stands twice the last counts, as for every reader of JSON in Python
         flat = _flat(entry) if entries.raw and not single_points and GRADIENTS not in name else None
         try:
             if flat is None:
+                room.take(name, 1)
                 decoded = _decode(path, name, entry) if entries.raw else entry
                 for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
                     room.take(row_name, 1)
                     _add(builder, index, role, row_name, argument, leaf)
             else:
-                room.take(name, len(flat.input_args) + len(flat.input) + len(flat.output) + len(flat.input_kwargs))
-                _add_flat(builder, index, name, flat)
+                room.take(name, 1 + _add_flat(builder, index, name, flat))
         except ValueError as error:
             raise BadInput(str(error), where=f"{path}: data[{name[:_SHOWN]!r}]") from error
         builder.end_op()
     notes = []
     if skipped:
-        notes.append(f"{path}: {len(skipped)} entries have no direction in their name and were left out: {skipped[0]}")
-    return ops, builder.build(), notes
+        notes.append(f"{path}: {skipped} entries have no direction in their name and were left out: {first_skipped}")
+    return list(ops), builder.build(), notes
 
 
 class _Room:
-    """How many characters the names of a file may still have; raises ValueError when there are none left."""
+    """How many values a file may still have, and characters in their names; ValueError when there are none left."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_values")
 
-    def __init__(self, characters: int) -> None:
-        self._left = characters
+    def __init__(self, size: int) -> None:
+        self._left = _ROOM + _ROOM_PER_BYTE * size
+        self._values = _VALUES + size // _BYTES_PER_VALUE
 
     def take(self, name: str, count: int) -> None:
         length = len(name)
         self._left -= length * count
+        self._values -= count
+        if self._values < 0:
+            raise ValueError("is one value too many: no recorder packs them so densely into a file")
         if length > LONGEST_NAME or self._left < 0:
             what = f"has a name of {length} characters" if length > LONGEST_NAME else "has names out of proportion"
             raise ValueError(f"{what}, which no recorder writes")
@@ -97,7 +105,8 @@ def _flat(entry: Any) -> FlatEntry | None:
         return None
 
 
-def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> None:
+def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> int:
+    """Add the rows of a call, and tell how many."""
     begin = f"{name}.input."
     for at, leaf in enumerate(flat.input_args):
         _add(builder, op, INPUT, f"{begin}{at}", "", leaf)
@@ -109,6 +118,8 @@ def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> Non
         _add(builder, op, PARAMETER, f"{name}.parameters.{key}", key, leaf)
     for at, leaf in enumerate(flat.output):
         _add(builder, op, OUTPUT, f"{name}.output.{at}", "", leaf)
+    rows = len(flat.input_args) + len(flat.input) + len(flat.output)
+    return rows + len(flat.input_kwargs) + len(flat.parameters)
 
 
 def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, leaf: MaybeLeaf) -> None:

@@ -13,6 +13,20 @@ from twinprobe.runs.places import remote
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
+# A value of a JSON document costs up to 160 bytes in memory; with texts between the commas of which a stack consists.
+_VALUES, _BYTES_PER_VALUE = 1 << 18, 16
+
+
+def json_file(path: Path) -> bytes:
+    """The bytes of a file that is decoded as a whole; ValueError where it would become very many small objects."""
+    blob = whole_file(path)
+    values = blob.count(b",") + blob.count(b"[") + blob.count(b"{")
+    most = _VALUES + len(blob) // _BYTES_PER_VALUE
+    if values > most:
+        raise ValueError(f"it holds up to {values} values, out of proportion to its size (at most {most} are read)")
+    return blob
+
+
 def whole_file(path: Path) -> bytes:
     """The bytes of a regular file, here or elsewhere; OSError for what is none: a pipe, a device, a folder."""
     if remote(path) is not None:

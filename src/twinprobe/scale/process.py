@@ -145,6 +145,9 @@ def _serve(pipe: Connection, threads: int) -> None:
         while True:
             try:
                 function, item = pipe.recv()
+            except TwinProbeError as error:
+                pipe.send(Failed(error, again=False))
+                continue
             except (ImportError, AttributeError) as error:
                 pipe.send(Failed(TwinProbeError(f"the work cannot be loaded: {error}"), again=False))
                 continue

@@ -7,7 +7,9 @@ import ipaddress
 import secrets
 import socket
 from collections.abc import Iterable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +107,11 @@ def _bind(app: Guard, host: str, ports: list[int]) -> BaseWSGIServer:
         if port and at + 1 < len(ports) and not _is_free(host, port):
             continue
         try:
-            return make_server(host.strip("[]"), port, app, threaded=True, request_handler=_Quiet)
+            with redirect_stderr(StringIO()):  # werkzeug prints its own advice and leaves when a port is taken
+                return make_server(host.strip("[]"), port, app, threaded=True, request_handler=_Quiet)
         except (OSError, SystemExit) as error:
-            # werkzeug prints its own advice and leaves the program when a port is taken
+            if at + 1 < len(ports):
+                continue  # somebody else took it just now
             raise BadInput(f"port {port} of {host} cannot be used", hint="choose another one with --port") from error
     raise BadInput("no free port was found", hint="choose one with --port")
 

@@ -37,6 +37,27 @@ def test_a_compiled_cell_is_named_and_recorded_at_its_boundary(tmp_path: Path, s
     assert "graph/" in warning
 
 
+def test_the_parameters_inside_a_compiled_cell_and_their_gradients_are_recorded(tmp_path: Path) -> None:
+    model = seeded(WithJitted)
+    step = ms.value_and_grad(lambda x: model(x).sum(), None, model.trainable_params())
+    with record(model, tmp_path, level="L0"):
+        _, gradients = step(batch())
+    data = Dump(tmp_path / "pynative").data
+    weight = data["Cell.fast.Jitted.forward.0"]["parameters"]["inner.weight"]
+    assert weight["Norm"] == pytest.approx(np.linalg.norm(model.fast.inner.weight.asnumpy()), rel=1e-6)
+    named = dict(zip((one.name for one in model.trainable_params()), gradients, strict=True))
+    (gradient,) = data["Cell.fast.Jitted.parameters_grad.0"]["inner.weight"]
+    assert gradient["Norm"] == pytest.approx(np.linalg.norm(named["fast.inner.weight"].asnumpy()), rel=1e-5)
+
+
+def test_api_calls_around_a_compiled_cell_have_the_same_layout(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    model = seeded(WithJitted)
+    with record(model, tmp_path, level="L1"):
+        model(batch())
+    assert [path.name for path in (tmp_path / "pynative" / "step0").iterdir()] == ["rank"]
+    assert "fast (Jitted) runs as a compiled graph" in said.text
+
+
 def test_a_model_compiled_as_a_whole_is_its_own_boundary(tmp_path: Path) -> None:
     model = seeded(Jitted)
     with record(model, tmp_path, level="L0"):
@@ -44,7 +65,9 @@ def test_a_model_compiled_as_a_whole_is_its_own_boundary(tmp_path: Path) -> None
     assert list(Dump(tmp_path / "pynative").data) == ["Cell.network.Jitted.forward.0"]
 
 
-def test_compiling_while_api_calls_are_recorded_finds_the_frameworks_own_functions(tmp_path: Path) -> None:
+def test_compiling_while_api_calls_are_recorded_finds_the_frameworks_own_functions(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
     weight = ms.Tensor(np.eye(8, dtype=np.float32))
 
     @ms.jit
@@ -54,9 +77,11 @@ def test_compiling_while_api_calls_are_recorded_finds_the_frameworks_own_functio
     x = batch()
     with record(None, tmp_path, level="L1"):
         got = compiled(x)
+        compiled(x)
         ops.relu(x)
     assert np.array_equal(got.asnumpy(), np.maximum(x.asnumpy(), 0) + 1)
     assert list(Dump(tmp_path).data) == ["Functional.relu.0.forward"]
+    assert said.text.count("compiled is given to mindspore.jit") == 1
 
 
 def test_graph_mode_is_said_and_recorded_at_the_boundary(tmp_path: Path) -> None:

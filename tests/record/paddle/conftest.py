@@ -7,13 +7,23 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "frameworks")]
+pytest.register_assert_rewrite(*(f"shared_{name}" for name in ("nothing_changes", "reads_once", "records", "survives")))
 
 _HERE = importlib.util.find_spec("paddle") is not None
 collect_ignore_glob = [] if _HERE or os.environ.get("TWINPROBE_ENV") == "paddle" else ["*.py"]
+
+
+@pytest.fixture(scope="session")
+def kit() -> Any:
+    """What the shared tests must know of this framework."""
+    from paddle_kit import PaddleKit
+
+    return PaddleKit()
 
 
 @pytest.fixture(autouse=True)

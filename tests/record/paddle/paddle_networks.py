@@ -100,7 +100,7 @@ class TwoUsers(nn.Layer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.front = nn.Linear(4, 4)
+        self.front = nn.Linear(8, 4)
         self.left = nn.Linear(4, 4)
         self.right = nn.Linear(4, 4)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from twinprobe.errors import BadInput
-from twinprobe.torch import PrecisionDebugger
+from twinprobe.torch import PrecisionDebugger, save
 
 
 def leaf() -> torch.Tensor:
@@ -24,7 +24,7 @@ def program(debugger: PrecisionDebugger, steps: int = 2) -> None:
         debugger.save(y, "my_y")
         debugger.save({"a": x, "l": [x + 1, 3, "s", None], "n": 1.5}, "mydict", save_backward=False)
         y.sum().backward()
-        debugger.save(x.grad[0], "my_y")
+        save(x.grad[0], "my_y")
         debugger.step()
     debugger.close()
 

@@ -10,6 +10,8 @@ from twinprobe.errors import BadInput
 
 TOP = "TopLayer"
 _OLD_TOP = "Cell"
+# Layer mappings are written by hand; each part of a name is a text of its own in memory.
+_MOST_PARTS = 1 << 18
 _HINT = "write a class, and under it 'name: name in the other run'"
 
 
@@ -49,6 +51,7 @@ def read_layer_file(path: Path) -> LayerFile:
     if not isinstance(node, Mapping):
         raise BadInput(f"holds {KINDS[type(node)]}, a mapping of classes was expected", where=path, hint=_HINT)
     file = LayerFile(path)
+    parts = 0
     for written, (line, content) in node.items.items():
         cls = TOP if written == _OLD_TOP else written
         if isinstance(content, Text) and content.is_null:
@@ -59,10 +62,16 @@ def read_layer_file(path: Path) -> LayerFile:
         if cls in file.classes:
             file.early.append((line, f"{_OLD_TOP} and {TOP} are one: what is named twice is taken from the first"))
         rules = file.classes.setdefault(cls, [])
+        known = {rule.left for rule in rules}
         file.class_lines.setdefault(cls, line)
         for left, (number, value) in content.items.items():
-            rule = _rule(path, cls, left, text_of(path, value, f"the value of {left!r}"), number)
-            if all(rule.left != other.left for other in rules):
+            right = text_of(path, value, f"the value of {left!r}")
+            parts += left.count(".") + right.count(".") + 4
+            if parts > _MOST_PARTS:
+                raise BadInput("no layer mapping has so many names", where=at(path, number), hint=_HINT)
+            rule = _rule(path, cls, left, right, number)
+            if rule.left not in known:
+                known.add(rule.left)
                 rules.append(rule)
     for rules in file.classes.values():
         rules.sort(key=lambda rule: -len(rule.left))

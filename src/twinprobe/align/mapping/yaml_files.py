@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,16 @@ from twinprobe.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_BYTES = 512 << 20
+MAX_BYTES = 256 << 20
 MAX_DEPTH = 20
 _MOST_PIPED = 16 << 20
 # What aliases may add to what is written out. A mapping file has no use for more.
 MAX_ALIASED = 100_000
+# A value costs some 200 bytes. Large files of names have fifty for each.
+_VALUES, _BYTES_PER_VALUE = 1 << 17, 32
+_PIECE = 1 << 20
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-_PLAIN_LINE = re.compile(r"([A-Za-z_][\w./-]*): ([A-Za-z_][\w./-]*)", re.ASCII).fullmatch
+_PLAIN_LINE = re.compile(rb"([A-Za-z_][\w./-]*): ([A-Za-z_][\w./-]*)").fullmatch
 
 
 @dataclass(slots=True)
@@ -52,16 +56,16 @@ KINDS = {Text: "a single value", Sequence: "a list", Mapping: "a mapping"}
 
 def read_yaml(path: Path) -> Node:
     """Read one mapping file. Whatever is wrong with it is a BadInput that names the line."""
-    return _parse(path, _read_text(path))
+    return _parse(path, _read_bytes(path))
 
 
-def _parse(path: Path, text: str) -> Node:
+def _parse(path: Path, text: bytes) -> Node:
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         events = yaml.parse(text, Loader=loader)
-        return _Builder(path).build(events)
+        return _Builder(path, len(text)).build(events)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadInput(f"is not YAML: {error.problem or error.context}", where=_place(path, mark)) from error
@@ -89,24 +93,39 @@ def flat_lines(path: Path, node: Node, what: str) -> list[Line]:
 
 def read_flat(path: Path, what: str) -> list[Line]:
     """Read a file of ``left: right`` lines. Large generated files of plain names need no YAML parser."""
-    text = _read_text(path)
-    return _plain_lines(text) or flat_lines(path, _parse(path, text), what)
+    text = _read_bytes(path)
+    return _plain_lines(path, text) or flat_lines(path, _parse(path, text), what)
 
 
-def _plain_lines(text: str) -> list[Line] | None:
+def _plain_lines(path: Path, text: bytes) -> list[Line] | None:
     """The entries where every line is a plain ``name: name``; None where YAML has to be asked, or to complain."""
     lines: dict[str, Line] = {}
-    for number, written in enumerate(text.split("\n"), 1):
+    most = _most_values(len(text)) // 2
+    begin = number = 0
+    while begin < len(text):
+        end = text.find(b"\n", begin)
+        written = text[begin:end] if end >= 0 else text[begin:]
+        begin, number = (end + 1 if end >= 0 else len(text)), number + 1
         found = _PLAIN_LINE(written)
         if found is None:
-            if written.strip() and not written.startswith("#"):
+            if written.strip() and not written.startswith(b"#"):
                 return None
             continue
-        left, right = found.groups()
+        left, right = found[1].decode(), found[2].decode()
         if left in lines or left in _NULLS or right in _NULLS:
             return None
         lines[left] = Line(left, right, number)
+        if len(lines) > most:
+            raise _too_many(at(path, number), 2 * most)
     return list(lines.values())
+
+
+def _most_values(size: int) -> int:
+    return _VALUES + size // _BYTES_PER_VALUE
+
+
+def _too_many(where: str, most: int) -> BadInput:
+    return BadInput(f"more than {most} values stand up to here, out of proportion to the size of the file", where=where)
 
 
 def at(path: Path, line: int) -> str:
@@ -123,18 +142,25 @@ def text_of(path: Path, node: Node, what: str) -> str:
     return node.value
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
+    """The contents of a file of UTF-8 text."""
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
             if size > MAX_BYTES:
                 raise BadInput(f"is {size} bytes long, more than {MAX_BYTES} are not read", where=path)
             # No more is asked for than is there: the memory for it is taken before it is read. A pipe tells no size.
-            return file.read(size or _MOST_PIPED).decode("utf-8-sig")
+            text = file.read(size or _MOST_PIPED)
     except OSError as error:
         raise BadInput(f"the mapping file cannot be read: {error.strerror}", where=path) from error
+    decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
+    try:
+        for at in range(0, len(text), _PIECE):
+            decoder.decode(text[at : at + _PIECE])
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        raise BadInput(f"is not UTF-8 text: {error.reason} at byte {error.start}", where=path) from error
+        raise BadInput(f"is not UTF-8 text: {error.reason} near byte {at + error.start}", where=path) from error
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def _place(path: Path, mark: Any) -> str:
@@ -156,8 +182,9 @@ class _Open:
 class _Builder:
     """Builds the tree from parser events without recursion, so that no depth of nesting can hurt."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, size: int) -> None:
         self._path = path
+        self._most = self._left = _most_values(size)
         self._anchors: dict[str, tuple[Node, int]] = {}
         self._stack: list[_Open] = []
         self._root: Node | None = None
@@ -206,6 +233,9 @@ class _Builder:
         self._place(node, None, size)
 
     def _place(self, node: Node, anchor: str | None, size: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _too_many(at(self._path, node.line), self._most)
         if anchor is not None:
             self._anchors[anchor] = (node, size)
         if not self._stack:

@@ -27,7 +27,7 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 }
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _TENSOR = re.compile(r"(?:in|out)tensor\d+\w*|(?:input|output)(?:_\w+)?")
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 1 << 20
 
 # What an operator or a module does, by pieces of its type's name; the first that fits counts.
 _KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (

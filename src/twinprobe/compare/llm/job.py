@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinprobe.align.ops.table import OperatorTable, read_table
 from twinprobe.compare.llm.custom import Algorithms
@@ -16,14 +16,19 @@ from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.judge.summary import Divergence, Side, Summary
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.runs.llm.dump import LlmDump, Token, open_llm_dump
+from twinprobe.runs.llm.files import under
 from twinprobe.scale.engine import AUTO, EngineOptions, cores, spread
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe.compare.llm.kept import Notes
+
 # Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
 _MANY_ROWS = 6000
 _MANY_BYTES = 256 << 20
+# So many times that much takes long enough for notes of what is finished.
+_LONG = 100
 # What numpy's calls for a row cost on top, in bytes that it could have measured instead.
 _BYTES_OF_A_ROW = 48 << 10
 
@@ -51,17 +56,22 @@ class LlmComparison:
     summary: Summary
 
 
-def compare_dumps(request: LlmRequest, advance: Callable[[str, int, int], None] | None = None) -> LlmComparison:
+def compare_dumps(
+    request: LlmRequest, advance: Callable[[str, int, int], None] | None = None, kept: Notes | None = None
+) -> LlmComparison:
     """Compare two dumps: all tokens that both have, or the ones that the paths name."""
     table = read_table(request.mapping)
     _try_algorithms(request)
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
     jobs, notes = _jobs(request, my, golden, table)
-    results = _run(jobs, request, advance or _silent)
+    results, told = _run(jobs, request, advance or _silent, kept)
+    notes += told
     failures = [
         f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
     ]
     done = [one for one in results if isinstance(one, TokenResult)]
+    if kept is not None:
+        kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
     matched, misshapen = (sum(getattr(one, name) for one in done) for name in ("matched", "misshapen"))
@@ -126,8 +136,8 @@ def _cards(token: Token, device: str, cards: Sequence[str]) -> tuple[str, ...]:
 
 
 def _run(
-    jobs: list[TokenJob], request: LlmRequest, advance: Callable[[str, int, int], None]
-) -> list[TokenResult | TwinProbeError]:
+    jobs: list[TokenJob], request: LlmRequest, advance: Callable[[str, int, int], None], kept: Notes | None
+) -> tuple[list[TokenResult | TwinProbeError], list[str]]:
     rows = sum(len(job.plan.links) + 2 * len(job.plan.same_names) for job in jobs)
     size = _bytes(jobs[0])
     pays = rows >= _MANY_ROWS or size * len(jobs) >= _MANY_BYTES
@@ -136,14 +146,32 @@ def _run(
     # Few large tokens gain more from threads than from processes.
     threads = workers if len(jobs) < workers and not request.engine.wanted else 1
     workers = 1 if threads > 1 else workers
-    ahead = (2 * size * len(jobs) + rows * _BYTES_OF_A_ROW) // workers
+    ahead = 2 * size * len(jobs) + rows * _BYTES_OF_A_ROW
     jobs = [replace(job, threads=threads, bytes_ahead=ahead) for job in jobs]
     results: dict[int, TokenResult | TwinProbeError] = {}
     options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
-    for at, result in spread(compare_token, jobs, options=options, name=lambda job: f"token {job.token}"):
+    is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
+    work, told = _noted(jobs, kept, is_long=is_long)
+    for at, result in spread(*work, options=options, name=_name):
         results[at] = result
         advance("tokens", len(results), len(jobs))
-    return [results[at] for at in range(len(jobs))]
+    return [results[at] for at in range(len(jobs))], told
+
+
+def _noted(
+    jobs: list[TokenJob], kept: Notes | None, *, is_long: bool
+) -> tuple[tuple[Callable[[Any], TokenResult], Sequence[Any]], list[str]]:
+    """What to do with each job: with notes of it where the work is long, so that it can be resumed."""
+    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
+    if session is None:
+        return (compare_token, jobs), told
+    from twinprobe.compare.llm.kept import compare_kept, kept_tokens
+
+    return (compare_kept, kept_tokens(jobs, session)), told
+
+
+def _name(work: Any) -> str:
+    return f"token {getattr(work, 'job', work).token}"
 
 
 def _bytes(job: TokenJob) -> int:
@@ -152,7 +180,7 @@ def _bytes(job: TokenJob) -> int:
     for files in job.my.store().files.values():
         for file in files:
             try:
-                total += (job.my.root / file.file).lstat().st_size
+                total += (job.my.root / under(job.my.folder, file)).lstat().st_size
             except OSError:
                 continue
     return total

@@ -5,14 +5,15 @@ Engines differ in dtype and in axes of length one by design, so neither counts a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinprobe.align.dtypes import epsilon
 from twinprobe.compare.llm.plan import Plan
-from twinprobe.compare.llm.rows import Row
+from twinprobe.compare.llm.results import Measured, MeasuredRows
+from twinprobe.compare.llm.rows import Row, Rows
 from twinprobe.judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.judge.verdicts import Evidence, Judged, judge
@@ -27,23 +28,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A row after measuring: its metrics, or the fault that kept it from being measured."""
-
-    metrics: LlmMetrics | None = None
-    fault: str = ""
-    dtypes: tuple[str, str] = ("", "")
-    shapes: tuple[str, str] = ("", "")
-    remark: str = ""
-    custom: tuple[tuple[str, str], ...] = ()
+_KEPT = "judged pairs"
 
 
-def judge_rows(path: Path, plan: Plan, rows: list[Row], measured: list[Measured], limits: Thresholds) -> Judged:
+def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
     """The verdict of every row, and where the difference begins."""
     pairs = _pairs(rows, measured)
     metrics = _metrics(measured)
-    state = np.array([UNKNOWN if row.my and row.golden else UNMATCHED for row in rows], dtype=np.uint8)
+    matched = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
+    state = np.where(matched.to_numpy(), UNKNOWN, UNMATCHED).astype(np.uint8)
     nothing = np.full(len(rows), np.nan)
     recorded = Deviation(state, nothing, np.zeros(len(rows), dtype=bool))
     deviation = of_tensors(pairs, metrics, recorded, limits.rounding)
@@ -65,15 +58,29 @@ def _judged_name(name: str, collective: bool) -> str:
     return f"Distributed.{name}.0.forward" if collective else name
 
 
-def _pairs(rows: list[Row], measured: list[Measured]) -> pl.DataFrame:
+def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
     import polars as pl
 
-    count = len(rows)
+    if _KEPT not in rows.kept:
+        rows.kept[_KEPT] = _known_pairs(rows)
     dtypes = pl.Series(
         [_coarser(one.dtypes) if row.my and row.golden else None for row, one in zip(rows, measured, strict=True)],
         dtype=pl.String,
     )
     sizes = [_sizes(one) for one in measured]
+    return rows.kept[_KEPT].with_columns(
+        dtypes.alias("t_dtype"),
+        dtypes.alias("g_dtype"),
+        pl.Series("t_shape", [size[0] for size in sizes], dtype=pl.String),
+        pl.Series("g_shape", [size[1] for size in sizes], dtype=pl.String),
+    )
+
+
+def _known_pairs(rows: Rows) -> pl.DataFrame:
+    """The columns that follow from the rows alone."""
+    import polars as pl
+
+    count = len(rows)
     mine = [at if row.my else None for at, row in enumerate(rows)]
     theirs = [at if row.golden else None for at, row in enumerate(rows)]
     texts = pl.Series([None] * count, dtype=pl.String)
@@ -86,10 +93,6 @@ def _pairs(rows: list[Row], measured: list[Measured]) -> pl.DataFrame:
             "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
             "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
             "t_role": pl.Series([_role(row) if row.my else None for row in rows], dtype=pl.UInt8),
-            "t_dtype": dtypes,
-            "g_dtype": dtypes,
-            "t_shape": pl.Series([size[0] for size in sizes], dtype=pl.String),
-            "g_shape": pl.Series([size[1] for size in sizes], dtype=pl.String),
             "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
             "t_max_text": texts,
             "g_max_text": texts,
@@ -103,6 +106,7 @@ def _role(row: Row) -> int:
     return INPUT if row.is_input else OUTPUT
 
 
+@lru_cache(maxsize=1 << 10)
 def _coarser(dtypes: tuple[str, str]) -> str:
     names = [name for text in dtypes for name in text.split(";") if name]
     return max(names, key=epsilon) if names else ""
@@ -114,20 +118,19 @@ def _sizes(one: Measured) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _metrics(measured: list[Measured]) -> pl.DataFrame:
+def _metrics(measured: MeasuredRows) -> pl.DataFrame:
     import polars as pl
 
-    found = [one.metrics for one in measured]
-    status = ["unsupported" if one is None else _status(one) for one in found]
+    found = measured.columns
+    status = ["unsupported" if one.metrics is None else _status(one.metrics) for one in measured]
     columns: dict[str, pl.Series] = {
         "status": pl.Series(status, dtype=pl.String),
         "fault": pl.Series([one.fault or None for one in measured], dtype=pl.String),
     }
     for name, field in (("cosine", "true_cosine"), ("one_thousandth", ""), ("relative_norm", "")):
-        values = [None if one is None else getattr(one, field or name) for one in found]
-        columns[name] = pl.Series([np.nan if value is None else value for value in values], dtype=pl.Float64)
-    columns["identical"] = pl.Series([one is not None and one.identical for one in found], dtype=pl.Boolean)
-    columns["nonfinite"] = pl.Series([one is not None and one.nonfinite for one in found], dtype=pl.Boolean)
+        columns[name] = pl.Series(np.array(found[field or name], np.float64))  # None becomes NaN
+    for name in ("identical", "nonfinite"):
+        columns[name] = pl.Series(found[name], dtype=pl.Boolean)
     return pl.DataFrame(columns)
 
 

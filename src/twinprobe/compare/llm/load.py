@@ -16,7 +16,7 @@ from twinprobe.compare.llm.rows import Row
 from twinprobe.errors import DamagedTensor
 from twinprobe.measure.decode import FLOAT32, numbers
 from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.llm.files import OUTPUT, Files, TensorFile
+from twinprobe.runs.llm.files import OUTPUT, Files, TensorFile, under
 from twinprobe.runs.llm.tensor import open_llm_tensor
 
 
@@ -29,12 +29,21 @@ class Store:
     cards: tuple[str, ...]
     files: Files
 
+    @property
+    def base(self) -> str:
+        """What stands before the names of the files."""
+        return f"{self.root}/{self.folder}/" if self.folder else f"{self.root}/"
+
     def open(self, file: TensorFile) -> HostTensor:
-        return open_llm_tensor(self.root, file.file, linked=file.linked)
+        return open_llm_tensor(self.root, under(self.folder, file), linked=file.linked)
+
+    def dequantised(self, file: TensorFile, tensor: HostTensor) -> HostTensor:
+        """The real numbers that a file's integers stand for."""
+        return dequantised(self.root, self.folder, self.files, file, tensor)
 
     def cut_widths(self, file: TensorFile, width: int) -> list[int]:
         """How an operator beside this tensor's own cuts a tensor of this width: fused q, k and v have three widths."""
-        operator = file.file[len(self.folder) + 1 :].rsplit("/", 2)[0]
+        operator = file.file.rsplit("/", 2)[0]
         parent = operator.rpartition("/")[0]
         for folder, files in self.files.items():
             if folder.rpartition("/")[0] == parent and "split" in folder.rpartition("/")[2].lower():
@@ -48,8 +57,7 @@ class Store:
 
     def shards(self, file: TensorFile) -> list[HostTensor]:
         """The tensor of every card, in their order."""
-        rest = file.file[len(self.folder) :]
-        return [open_llm_tensor(self.root, folder + rest) for folder in self.cards]
+        return [open_llm_tensor(self.root, under(folder, file)) for folder in self.cards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ def load_row(row: Row, my: Store, golden: Store) -> Loaded:
     remarks = []
     for side in (0, 1):
         if is_quantised(sides[side]) and not is_quantised(sides[1 - side]) and len(files[side]) == 1:
-            sides[side] = [dequantised(stores[side].root, stores[side].files, files[side][0], sides[side][0])]
+            sides[side] = [stores[side].dequantised(files[side][0], sides[side][0])]
             remarks.append("dequantised")
     sizes = [sum(tensor.data.size for tensor in side) for side in sides]
     for side in (0, 1):

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from twinprobe.compare.llm.job import LlmComparison, LlmRequest, joined
 from twinprobe.compare.llm.load import Store
 from twinprobe.compare.llm.plan import API, Call, Plan
-from twinprobe.compare.llm.rows import Row
+from twinprobe.compare.llm.rows import Row, Rows
 from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, result_of
 from twinprobe.errors import NothingToCompare
 from twinprobe.judge.summary import Side
@@ -42,13 +42,13 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
         token=token,
         device=layout.device.name if layout.device else "",
         my=Where(layout.kind, layout.root, ""),
-        golden=Where(METADATA, folder, token),
+        golden=Where(METADATA, folder, ""),
         plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
         limits=request.thresholds,
         algorithms=request.algorithms,
         timeout=request.timeout,
     )
-    rows = [_row(at, pair, layout) for at, pair in enumerate(pairs)]
+    rows = Rows(_row(at, pair, layout) for at, pair in enumerate(pairs))
     return result_of(job, rows, Store(layout.root, "", (), {}), Store(folder, "", (), {}))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 
 from twinprobe.align.mapping.call_order import Flow, in_call_order
@@ -13,7 +15,7 @@ from twinprobe.align.ops.regions import Shapes, regions
 from twinprobe.align.ops.table import OperatorTable, kind_of
 from twinprobe.errors import DamagedTensor
 from twinprobe.runs.llm.dump import ATB, LlmDump, Token
-from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile
+from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile, under
 from twinprobe.runs.llm.tensor import open_llm_header, open_llm_tensor
 from twinprobe.runs.llm.tree import EXECUTION, ORDER, OpNode
 
@@ -48,7 +50,7 @@ class PlannedLink:
     partial: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """All that a worker needs to compare a token. ``same_names`` pairs operators, ``links`` single tensors."""
 
@@ -58,6 +60,19 @@ class Plan:
     links: list[PlannedLink]
     across: bool
     notes: list[str] = field(default_factory=list)
+    _packed: bytes = b""
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
+        """Every token of a model takes its plan to its worker: packed once, and unpacked once in each process."""
+        if not self._packed:
+            parts = self.calls, self.golden_calls, self.same_names, self.links, self.across, self.notes
+            self._packed = pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
+        return _unpacked, (self._packed,)
+
+
+@lru_cache(maxsize=4)
+def _unpacked(packed: bytes) -> Plan:
+    return Plan(*pickle.loads(packed))
 
 
 class Opened:
@@ -74,7 +89,7 @@ class Opened:
         shape_of: ShapeOf | None = None,
         digest_of: DigestOf | None = None,
     ) -> None:
-        self._dump = dump
+        self._dump, self._token = dump, token
         self.files: Files = dump.files(token) if files is None else files
         self._shape_of = shape_of or self._shape
         self._digest_of = digest_of or self._digest
@@ -106,8 +121,11 @@ class Opened:
 
     def _shape(self, file: TensorFile) -> tuple[int, ...]:
         if file.file.endswith(".bin"):
-            return open_llm_header(self._dump.root, file.file, linked=file.linked).shape
-        return open_llm_tensor(self._dump.root, file.file, linked=file.linked, enough=0).shape
+            return open_llm_header(self._dump.root, self._name(file), linked=file.linked).shape
+        return open_llm_tensor(self._dump.root, self._name(file), linked=file.linked, enough=0).shape
+
+    def _name(self, file: TensorFile) -> str:
+        return under(self._token.folder, file)
 
     def _flow_of(self, node: OpNode) -> Flow:
         files = self.files.get(node.folder, ())
@@ -124,7 +142,7 @@ class Opened:
             return None
 
     def _digest(self, file: TensorFile) -> int | None:
-        tensor = open_llm_tensor(self._dump.root, file.file, linked=file.linked, enough=_TELLING * _WIDEST)
+        tensor = open_llm_tensor(self._dump.root, self._name(file), linked=file.linked, enough=_TELLING * _WIDEST)
         if tensor.data.size < 2:
             return None
         # A few thousand elements tell tensors apart; the size goes in as well.

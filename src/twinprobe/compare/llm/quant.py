@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from twinprobe.errors import DamagedTensor
 from twinprobe.measure.decode import FLOAT32, numbers
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
-from twinprobe.runs.llm.files import INPUT, Files, TensorFile
+from twinprobe.runs.llm.files import INPUT, Files, TensorFile, under
 from twinprobe.runs.llm.tensor import open_llm_tensor
 
 _QUANTISED = frozenset({"int8", "uint8"})
@@ -28,12 +28,12 @@ def is_quantised(tensors: list[HostTensor]) -> bool:
     return all(tensor.dtype in _QUANTISED for tensor in tensors)
 
 
-def dequantised(root: Path, files: Files, file: TensorFile, tensor: HostTensor) -> HostTensor:
+def dequantised(root: Path, token: str, files: Files, file: TensorFile, tensor: HostTensor) -> HostTensor:
     """The real numbers of an operator's integer output, by the scale and offset that the operator was given."""
     folder = _operator_folder(files, file)
-    scale, offset = _from_param(root, file), None
+    scale, offset = _from_param(root, under(token, file)), None
     if scale is None:
-        found = list(_from_inputs(root, files.get(folder, []), tensor))
+        found = list(_from_inputs(root, token, files.get(folder, ()), tensor))
         scale = next((values for values, is_scale in found if is_scale), None)
         offset = next((values for values, is_scale in found if not is_scale), None)
     else:
@@ -41,7 +41,7 @@ def dequantised(root: Path, files: Files, file: TensorFile, tensor: HostTensor) 
     if scale is None:
         raise DamagedTensor(
             "holds quantised integers, and neither the operator's parameters nor its inputs tell their scale",
-            where=root / file.file,
+            where=root / under(token, file),
         )
     return apply_scale(tensor, scale, offset)
 
@@ -70,9 +70,9 @@ def _operator_folder(files: Files, file: TensorFile) -> str:
     return next((folder for folder, listed in files.items() if file in listed), "")
 
 
-def _from_param(root: Path, file: TensorFile) -> NDArray[Any] | None:
+def _from_param(root: Path, file: str) -> NDArray[Any] | None:
     """Scale and offset from op_param.json beside the folder of the file."""
-    operator = file.file.rsplit("/", 2)[0]
+    operator = file.rsplit("/", 2)[0]
     try:
         path = inside(root, f"{operator}/op_param.json")
         if path.stat().st_size > _MOST_BYTES:
@@ -96,10 +96,12 @@ def _flat(document: dict[str, Any]) -> dict[str, float]:
     return {key: float(value) for key, value in found.items()}
 
 
-def _from_inputs(root: Path, files: list[TensorFile], tensor: HostTensor) -> Iterator[tuple[NDArray[Any], bool]]:
+def _from_inputs(
+    root: Path, token: str, files: Iterable[TensorFile], tensor: HostTensor
+) -> Iterator[tuple[NDArray[Any], bool]]:
     """Small inputs after the first: a float one is the scale, an integer one the offset."""
     for file in [file for file in files if file.io == INPUT][1:]:
-        values = open_llm_tensor(root, file.file, linked=file.linked)
+        values = open_llm_tensor(root, under(token, file), linked=file.linked)
         if values.data.size not in (1, tensor.shape[-1] if tensor.shape else 1):
             continue
         if values.dtype in _FLOATS or values.dtype in _QUANTISED:

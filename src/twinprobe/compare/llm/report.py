@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from twinprobe.compare.llm.job import LlmComparison
 from twinprobe.compare.llm.table import SHARED_NAMES
 from twinprobe.judge.summary import Summary
+from twinprobe.report.claims import own_timestamp
 from twinprobe.report.write import check_formats, write_reports
 
 if TYPE_CHECKING:
@@ -24,14 +26,17 @@ def utc_timestamp() -> str:
     return time.strftime("%Y%m%d%H%M%S", time.gmtime())
 
 
-def write_llm_reports(result: LlmComparison, out: Path, formats: Sequence[str], *, stem: str = REPORT) -> Summary:
+def write_llm_reports(
+    result: LlmComparison, out: Path, formats: Sequence[str], *, stem: str = REPORT, timestamp: str | None = None
+) -> Summary:
     """Write the report in every format asked for; the summary then names the files."""
     wanted = check_formats(formats)
-    name = f"{stem}_{utc_timestamp()}"
     plain = [one for one in wanted if one != "html"]
-    files = write_reports(result.table, result.summary, out, name, plain) if plain else []
-    if "html" in wanted:
-        files += write_reports(_for_the_page(result.table), result.summary, out, name, ["html"])
+    with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
+        name = f"{stem}_{stamp}"
+        files = write_reports(result.table, result.summary, out, name, plain) if plain else []
+        if "html" in wanted:
+            files += write_reports(_for_the_page(result.table), result.summary, out, name, ["html"])
     return replace(result.summary, files=[str(path) for path in files])
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from twinprobe.compare.llm.plan import API, LAYER, LOGITS, MODULE, Place, Plan, plain_files
 from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile
+
+if TYPE_CHECKING:
+    import polars as pl
 
 EQUAL_NAMES = "name"
 
@@ -28,8 +33,42 @@ class Row:
         return (self.my or self.golden)[0].io == INPUT
 
 
-def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> list[Row]:
+class Rows(list[Row]):
+    """The rows of a token, and of every token with the same files: what follows from the rows alone is kept."""
+
+    @cached_property
+    def names(self) -> list[tuple[str, str] | None]:
+        """My and the golden file where one of each is compared as it is, and neither is a link."""
+        return [_names(row) for row in self]
+
+    @cached_property
+    def kept(self) -> dict[str, pl.DataFrame]:
+        """Columns of tables that others have made of these rows."""
+        return {}
+
+
+class _LastRows:
+    """The rows of the token before: most tokens of a run have the same files."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Plan, Files, Files, str | None, Rows] | None = None
+
+    def of(self, plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
+        known = self._known
+        if known is None or known[0] is not plan or known[3] != level or known[1] != my or known[2] != golden:
+            known = self._known = plan, my, golden, level, Rows(_made(plan, my, golden, level))
+        return known[4]
+
+
+_last = _LastRows()
+
+
+def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
     """All rows of a token in the order of my calls, those that only the golden run has at the end."""
+    return _last.of(plan, my, golden, level)
+
+
+def _made(plan: Plan, my: Files, golden: Files, level: str | None) -> list[Row]:
     rows = _Rows(plan, my, golden)
     rows.by_name()
     rows.by_link()
@@ -109,6 +148,12 @@ class _Rows:
         return [Row((), (file,), "", kind, call, level) for file in files]
 
 
+def _names(row: Row) -> tuple[str, str] | None:
+    if len(row.my) != 1 or len(row.golden) != 1 or row.partial or row.my[0].linked or row.golden[0].linked:
+        return None
+    return row.my[0].file, row.golden[0].file
+
+
 def _whole(file: TensorFile) -> tuple[int | str, ...]:
     """A bare output and the first of a tuple are the same place."""
     return file.place or (0,)
@@ -127,4 +172,4 @@ def _logits(rows: list[Row]) -> list[Row]:
     return [row for row in compared if row.call == last and not row.my[0].is_nested]
 
 
-__all__ = ["API", "EQUAL_NAMES", "LAYER", "LOGITS", "MODULE", "Row", "rows_of"]
+__all__ = ["API", "EQUAL_NAMES", "LAYER", "LOGITS", "MODULE", "Row", "Rows", "rows_of"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import isfinite, isnan, prod, sqrt
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinprobe.align.dtypes import epsilon
@@ -17,8 +16,9 @@ from twinprobe.judge.rules import ERROR, PASS, RULES, WARNING
 from twinprobe.judge.summary import Side, Summary
 from twinprobe.measure.llm_rows import SMALLEST
 from twinprobe.measure.statistics import statistics
+from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.llm.dump import LlmDump, Token, open_llm_dump
-from twinprobe.runs.llm.files import Files, TensorFile
+from twinprobe.runs.llm.files import Files, TensorFile, under
 from twinprobe.runs.llm.statistics import STATS, Recorded, recorded_statistics
 from twinprobe.runs.llm.tensor import open_llm_tensor
 
@@ -30,14 +30,17 @@ class StatisticsSide:
     """One token of a dump with what was recorded of its tensors; tensors without statistics are measured."""
 
     def __init__(self, dump: LlmDump, token: Token) -> None:
-        self.dump = dump
+        self.dump, self.token = dump, token
         found, self._recorded = recorded_statistics(dump.kind, dump.root, token.folder)
         tensors = dump.files(token)
         self.files: Files = {folder: found.get(folder) or files for folder, files in {**tensors, **found}.items()}
 
     def shape(self, file: TensorFile) -> tuple[int, ...]:
         known = self._recorded.get(file.file)
-        return known.shape if known is not None else open_llm_tensor(self.dump.root, file.file, enough=0).shape
+        return known.shape if known is not None else self._open(file, enough=0).shape
+
+    def _open(self, file: TensorFile, enough: int | None = None) -> HostTensor:
+        return open_llm_tensor(self.dump.root, under(self.token.folder, file), linked=file.linked, enough=enough)
 
     def digest(self, file: TensorFile) -> int:
         """Equal statistics are as good as equal tensors for telling what feeds what."""
@@ -57,11 +60,14 @@ class StatisticsSide:
         values = (max(tops), min(lows), mean, sqrt(sum(value * value for value in norms)))
         return Recorded(parts[0].dtype, (sum(sizes),), values)
 
+    def paths(self, files: tuple[TensorFile, ...]) -> str:
+        return ";".join(f"{self.dump.root}/{under(self.token.folder, file)}" for file in files)
+
     def statistics(self, file: TensorFile) -> Recorded:
         known = self._recorded.get(file.file)
         if known is not None:
             return known
-        tensor = open_llm_tensor(self.dump.root, file.file)
+        tensor = self._open(file)
         found = statistics(tensor)
         numbers = (found.max, found.min, found.mean, found.norm)
         return Recorded(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
@@ -105,9 +111,9 @@ def _record(
     record: dict[str, Any] = {
         "token_id": token,
         "data_id": number,
-        "golden_data_path": _path(sides[1].dump.root, row.golden),
+        "golden_data_path": sides[1].paths(row.golden),
         "golden_op_type": row.golden_type,
-        "my_data_path": _path(sides[0].dump.root, row.my),
+        "my_data_path": sides[0].paths(row.my),
         "my_op_type": row.my_type,
     }
     errors: dict[str, float | None] = {}
@@ -124,10 +130,6 @@ def _record(
         rule, reason = "unreadable", str(damage)
     told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
     return record | errors | told
-
-
-def _path(root: Path, files: tuple[TensorFile, ...]) -> str:
-    return ";".join(f"{root}/{file.file}" for file in files)
 
 
 def _errors(mine: Recorded, theirs: Recorded) -> dict[str, float | None]:

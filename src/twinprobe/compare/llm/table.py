@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twinprobe.compare.llm.judge import Measured
-from twinprobe.compare.llm.rows import Row
+from twinprobe.compare.llm.results import Measured, MeasuredRows
+from twinprobe.compare.llm.rows import Row, Rows
 from twinprobe.judge.verdicts import Judged
-from twinprobe.measure.llm_metrics import LlmMetrics
 from twinprobe.runs.llm.files import TensorFile
 
 if TYPE_CHECKING:
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
 
 MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
 BASICS = ("max", "min", "mean")
+_KEPT, _BETWEEN = "report", "\0"
 METRICS: dict[str, str] = {
     "cosine_similarity": "cosine",
     "max_relative_error": "max_rel",
@@ -47,31 +45,34 @@ SHARED_NAMES = {
 def token_table(
     token: str,
     device: str,
-    roots: tuple[Path, Path],
-    rows: Sequence[Row],
-    measured: Sequence[Measured],
+    bases: tuple[str, str],
+    rows: Rows,
+    measured: MeasuredRows,
     judged: Judged,
     algorithms: Sequence[str],
 ) -> pl.DataFrame:
     """The rows of one token as they stand in the report, but for the running ``data_id``."""
     import polars as pl
 
-    columns: dict[str, pl.Series] = {"token_id": pl.Series([token] * len(rows), dtype=pl.String)}
+    if _KEPT not in rows.kept:
+        rows.kept[_KEPT] = _known(rows)
+    known = rows.kept[_KEPT]
+    columns: dict[str, pl.Series] = {"token_id": pl.repeat(token, len(rows), dtype=pl.String, eager=True)}
     for who, side in (("golden", 1), ("my", 0)):
-        columns |= _side(who, side, roots[side], rows, measured)
+        columns |= _side(who, side, bases[side], known, measured)
     for title, name in METRICS.items():
-        columns[title] = _numbers(measured, attrgetter(name))
+        columns[title] = pl.Series(measured.columns[name], dtype=pl.Float64)
     columns["cmp_fail_reason"] = pl.Series(
         [_fail_reason(row, one) for row, one in zip(rows, measured, strict=True)], dtype=pl.String
     )
     for at, name in enumerate(algorithms):
         columns[name] = pl.Series([one.custom[at][0] if one.custom else "" for one in measured], dtype=pl.String)
-    columns["Device"] = pl.Series([device] * len(rows), dtype=pl.String)
-    columns["Level"] = pl.Series([row.level for row in rows], dtype=pl.String)
+    columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
+    columns["Level"] = known["level"]
     columns["Matched By"] = pl.Series(
         [_matched_by(row, one) for row, one in zip(rows, measured, strict=True)], dtype=pl.String
     )
-    columns["Max Absolute Error Everywhere"] = _numbers(measured, lambda one: one.max_abs_all)
+    columns["Max Absolute Error Everywhere"] = pl.Series(measured.columns["max_abs_all"], dtype=pl.Float64)
     columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
     columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
@@ -80,31 +81,41 @@ def token_table(
     return pl.DataFrame(columns).with_columns(pl.col(pl.String).replace("", None))
 
 
-def _side(who: str, side: int, root: Path, rows: Sequence[Row], measured: Sequence[Measured]) -> dict[str, pl.Series]:
+def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: MeasuredRows) -> dict[str, pl.Series]:
     import polars as pl
 
-    front = f"{root}/"
-    types = [row.golden_type if side else row.my_type for row in rows]
-    columns = {
-        f"{who}_data_path": [_paths(front, row.golden if side else row.my) for row in rows],
-        f"{who}_op_type": types,
-        f"{who}_dtype": [one.dtypes[side] for one in measured],
-        f"{who}_shape": [one.shapes[side] for one in measured],
+    found = {
+        f"{who}_data_path": _paths(front, known[f"{who}_files"]),
+        f"{who}_op_type": known[f"{who}_type"],
+        f"{who}_dtype": pl.Series([one.dtypes[side] for one in measured], dtype=pl.String),
+        f"{who}_shape": pl.Series([one.shapes[side] for one in measured], dtype=pl.String),
     }
-    found = {name: pl.Series(values, dtype=pl.String) for name, values in columns.items()}
     for basic in BASICS:
-        found[f"{who}_{basic}_value"] = _numbers(measured, attrgetter(f"{who}.{basic}"))
+        found[f"{who}_{basic}_value"] = pl.Series(measured.columns[f"{who}_{basic}"], dtype=pl.Float64)
     return found
 
 
-def _paths(front: str, files: tuple[TensorFile, ...]) -> str:
-    return front + files[0].file if len(files) == 1 else ";".join(front + file.file for file in files)
-
-
-def _numbers(measured: Sequence[Measured], value: Callable[[LlmMetrics], float | None]) -> pl.Series:
+def _known(rows: Rows) -> pl.DataFrame:
+    """The columns that follow from the rows alone."""
     import polars as pl
 
-    return pl.Series([None if one.metrics is None else value(one.metrics) for one in measured], dtype=pl.Float64)
+    columns = {
+        "my_files": [_names(row.my) for row in rows],
+        "golden_files": [_names(row.golden) for row in rows],
+        "my_type": [row.my_type for row in rows],
+        "golden_type": [row.golden_type for row in rows],
+        "level": [row.level for row in rows],
+    }
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+
+def _names(files: tuple[TensorFile, ...]) -> str | None:
+    return _BETWEEN.join(file.file for file in files) if files else None
+
+
+def _paths(front: str, names: pl.Series) -> pl.Series:
+    """Several files of a row are told one after the other, each with its whole path."""
+    return (front + names).str.replace_all(_BETWEEN, f";{front}", literal=True)
 
 
 def _fail_reason(row: Row, one: Measured) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,12 @@ from twinprobe.compare.merge.files import RankFiles, find_results
 from twinprobe.compare.merge.groups import GroupCheck, check_groups
 from twinprobe.compare.merge.read import RankRows, ReadJob, kind_of, natural_order, read_rank
 from twinprobe.compare.merge.write import MOST_ROWS, RankColumn, write_merged
+from twinprobe.compare.ranks.resume import Command, session_of
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.report.atomic import prepare_folder
-from twinprobe.report.claims import own_timestamp
 from twinprobe.report.names import timestamp_now
+from twinprobe.runs.places import remote
+from twinprobe.runs.remote.local_copy import local_copies
 from twinprobe.scale.engine import INLINE, EngineOptions, spread
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ def merge_results(
     timestamp: str = "",
     workers: int | None = None,
     engine: EngineOptions | None = None,
+    resume: bool = False,
     progress: Callable[[int, int], None] = _silent,
 ) -> MergeOutcome:
     """Gather the wanted calls of all ranks in ``multi_ranks_compare_merge_<timestamp>.xlsx``, a sheet per metric."""
@@ -66,33 +70,34 @@ def merge_results(
     kinds = {one.rank: kind_of(one.paths[0]) for one in files}
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
+    options = engine or EngineOptions(workers=workers)
+    is_small = options == EngineOptions() and _size(files) < _SMALL_WORK
+    identity = repr((str(input_dir), wanted.api, metrics))
+    command = Command("merge_result", identity, output_dir, timestamp or timestamp_now(), resume)
     prepare_folder(output_dir)
     with (
-        own_timestamp(output_dir, timestamp or timestamp_now()) as stamp,
+        session_of(command, keeps=resume or not is_small) as (stamp, session, told),
         tempfile.TemporaryDirectory(prefix="twinprobe-merge-") as spill,
     ):
         path = output_dir / f"multi_ranks_compare_merge_{stamp}.xlsx"
-        jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), Path(spill)) for one in files]
-        found = _read_all(jobs, engine or EngineOptions(workers=workers), progress)
-        notes += _unmatched(wanted, found)
-        names, columns = _line_up(jobs)
-        if not len(names):
-            raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
-        if len(names) > MOST_ROWS:
-            raise BadInput(f'"api" names {len(names)} rows, more than a sheet holds', where=config)
+        to = session or Path(spill)
+        jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), to) for one in files]
+        read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress)
         ranks = [one.rank for one in files]
-        checks = _check_all(jobs, found, ranks)
-        sheets = write_merged(path, names, metrics, columns, checks)
+        with _at_hand(read) as found:
+            notes += told + _unmatched(wanted, found)
+            names, columns = _line_up(found)
+            _check_rows(len(names), config)
+            checks = _check_all(found, ranks)
+            sheets = write_merged(path, names, metrics, columns, checks)
+        if session is not None:
+            session.end(keep=False)
     notes += _told(checks)
     return MergeOutcome(path, ranks, sheets, len(names), notes, checks)
 
 
 def _read_all(jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None]) -> list[RankRows]:
-    paths = [path for job in jobs for path in job.files.paths]
-    size = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
     found: dict[int, RankRows] = {}
-    if size < _SMALL_WORK and engine == EngineOptions():
-        engine = EngineOptions(INLINE)
     for at, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
         if isinstance(result, TwinProbeError):
             raise result
@@ -101,28 +106,52 @@ def _read_all(jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[in
     return [found[at] for at in sorted(found)]
 
 
-def _line_up(jobs: list[ReadJob]) -> tuple[pl.Series, list[RankColumn]]:
+def _check_rows(count: int, config: Path) -> None:
+    if not count:
+        raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
+    if count > MOST_ROWS:
+        raise BadInput(f'"api" names {count} rows, more than a sheet holds', where=config)
+
+
+def _size(files: list[RankFiles]) -> int:
+    """About how many bytes of text there are."""
+    paths = [path for one in files for path in one.paths]
+    return sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
+
+
+@contextmanager
+def _at_hand(found: list[RankRows]) -> Iterator[list[RankRows]]:
+    """The same rows on this machine, where the notes of the command are elsewhere."""
+    if remote(found[0].folder) is None:
+        yield found
+        return
+    root = found[0].folder.parent
+    with local_copies(root, [file for one in found for file in (one.cells_file, one.check_file)]) as copies:
+        yield [replace(one, folder=copy.parent) for one, copy in zip(found, copies[::2], strict=True)]
+
+
+def _line_up(found: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
     """All names of all ranks in natural order, and each rank's rows in terms of them."""
     import polars as pl
 
     names = pl.Series("name", [], dtype=pl.String)
-    for job in jobs:
-        names = pl.concat([names, pl.read_ipc(job.cells_file, columns=["name"])["name"]]).unique()
+    for one in found:
+        names = pl.concat([names, pl.read_ipc(one.cells_file, columns=["name"])["name"]]).unique()
     names = names[natural_order(names.to_list())]
     at = pl.Series(np.arange(len(names), dtype=np.uint32))
     columns = []
-    for job in jobs:
-        own = pl.read_ipc(job.cells_file, columns=["name"])["name"]
+    for one in found:
+        own = pl.read_ipc(one.cells_file, columns=["name"])["name"]
         rows = own.replace_strict(names, at, return_dtype=pl.UInt32)
-        columns.append(RankColumn(job.files.rank, rows.to_numpy(), job.cells_file))
+        columns.append(RankColumn(one.rank, rows.to_numpy(), one.cells_file))
     return names, columns
 
 
-def _check_all(jobs: list[ReadJob], found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
+def _check_all(found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
     """Check the groups of every rank, one kind of collective in memory at a time."""
     import polars as pl
 
-    files = [job.check_file for job, rows in zip(jobs, found, strict=True) if rows.checks]
+    files = [rows.check_file for rows in found if rows.checks]
     if not files:
         return []
     checks: list[GroupCheck] = []

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from twinprobe import __version__
 from twinprobe.compare.merge.config import GRAD_METRIC, STATISTICS, TENSORS
 from twinprobe.compare.merge.files import RankFiles
 from twinprobe.compare.merge.groups import checkable, touched
+from twinprobe.compare.ranks.resume import once_in_folder
 from twinprobe.errors import BadInput
+from twinprobe.report.atomic import replacing
+from twinprobe.runs.fingerprint import whole_fingerprint
 from twinprobe.runs.remote.local_copy import local_copy
+from twinprobe.scale.ledger import Session
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,34 +36,40 @@ _HINT = "merge results of one kind: statistics or real data"
 
 @dataclass(frozen=True)
 class ReadJob:
-    """What a worker is to read, and where it leaves the rows."""
+    """What a worker is to read, and where it leaves the rows: in a folder, or in the notes of a long command."""
 
     files: RankFiles
     api: tuple[str, ...]
     pattern: str
     metrics: tuple[str, ...]
-    spill: Path
+    to: Path | Session
 
-    @property
-    def cells_file(self) -> Path:
-        """The wanted rows: a name and a shown text per metric."""
-        return self.spill / f"rank{self.files.rank}.arrow"
-
-    @property
-    def check_file(self) -> Path:
-        """The outputs that must agree with those of other ranks."""
-        return self.spill / f"check{self.files.rank}.arrow"
+    def mark(self) -> str:
+        """What decides which rows are found."""
+        wanted = repr((__version__, self.files.rank, self.api, self.metrics))
+        return f"{whole_fingerprint(self.files.paths)} {wanted}"
 
 
 @dataclass(frozen=True)
 class RankRows:
-    """What was found of one rank."""
+    """What was found of one rank, and the folder with its rows."""
 
     rank: int
     rows: int
     checks: int
     matched: frozenset[str]
+    folder: Path
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def cells_file(self) -> Path:
+        """The wanted rows: a name and a shown text per metric."""
+        return self.folder / f"rank{self.rank}.arrow"
+
+    @property
+    def check_file(self) -> Path:
+        """The outputs that must agree with those of other ranks."""
+        return self.folder / f"check{self.rank}.arrow"
 
 
 def kind_of(path: Path) -> str:
@@ -76,6 +88,25 @@ def kind_of(path: Path) -> str:
 
 def read_rank(job: ReadJob) -> RankRows:
     """Read one rank, leave its wanted rows in files, and say what was found (in a worker process)."""
+    to = job.to
+    if not isinstance(to, Session):
+        return _read_into(job, to)
+
+    def work(folder: Path) -> tuple[RankRows, list[Path]]:
+        found = _read_into(job, folder, writing=replacing)
+        return found, [found.cells_file, found.check_file]
+
+    return once_in_folder(to, f"rank{job.files.rank}", job.mark(), RankRows, work)
+
+
+@contextmanager
+def _plainly(path: Path) -> Iterator[Path]:
+    yield path
+
+
+def _read_into(
+    job: ReadJob, folder: Path, writing: Callable[[Path], AbstractContextManager[Path]] = _plainly
+) -> RankRows:
     import polars as pl
 
     columns = [NAME, *FACTS, *job.metrics]
@@ -90,11 +121,13 @@ def read_rank(job: ReadJob) -> RankRows:
     checks = checkable(table.with_columns(chosen.alias("chosen")), job.files.rank)
     shown = _shown(table.filter(chosen), job.metrics)
     shown = shown[natural_order(shown["name"].to_list())]
-    shown.write_ipc(job.cells_file)
-    checks.write_ipc(job.check_file)
     names = shown["name"]
     matched = frozenset(entry for entry in job.api if _starts(names, entry).any())
-    return RankRows(job.files.rank, shown.height, checks.height, matched)
+    found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
+    with writing(found.cells_file) as cells, writing(found.check_file) as beside:
+        shown.write_ipc(cells)
+        checks.write_ipc(beside)
+    return found
 
 
 def natural_order(names: list[str]) -> list[int]:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from twinprobe import __version__
+from twinprobe.align.matcher import MappingOptions
 from twinprobe.compare.ranks.many import Gathered
+from twinprobe.compare.ranks.resume import Command, session_of
 from twinprobe.compare.request import Job, Request
 from twinprobe.errors import BadInput
-from twinprobe.report.claims import own_timestamp
 from twinprobe.report.dataset import dataset_folder
 from twinprobe.runs.fingerprint import run_fingerprint, state_of
-from twinprobe.runs.places import place
-from twinprobe.scale.ledger import Session, earlier_session, new_session
-
-Result = TypeVar("Result")
+from twinprobe.scale.ledger import Session
 
 DATASET = "dataset"
 # So many ranks get a workbook each, unless the user says otherwise; more become a dataset.
@@ -49,20 +45,9 @@ def is_large(request: Request, jobs: Sequence[object]) -> bool:
 @contextmanager
 def opened_session(request: Request, kind: str, *, keeps: bool) -> Iterator[tuple[str, Session | None, list[str]]]:
     """The command's timestamp, its notes (new, or those of the command that is resumed), and what to tell the user."""
-    command = hashlib.sha256(f"{kind} {request.identity()}".encode()).hexdigest()
-    notes: list[str] = []
-    if request.resume:
-        with earlier_session(request.output, command) as session:
-            if session is not None:
-                yield session.stamp, session, notes
-                return
-        notes.append(f"{request.output}: no such command was interrupted here, so there is nothing to resume")
-    with own_timestamp(request.output, request.timestamp) as stamp:
-        if not keeps:
-            yield stamp, None, notes
-            return
-        with new_session(request.output, stamp, command) as session:
-            yield stamp, session, notes
+    command = Command(kind, request.identity(), request.output, request.timestamp, request.resume)
+    with session_of(command, keeps=keeps) as opened:
+        yield opened
 
 
 def finish(session: Session | None, gathered: Gathered, *, keep: bool) -> None:
@@ -71,36 +56,20 @@ def finish(session: Session | None, gathered: Gathered, *, keep: bool) -> None:
         session.end(keep=keep)
 
 
-def once(
-    session: Session | None,
-    name: str,
-    mark: Callable[[], str],
-    kind: type[Result],
-    work: Callable[[], tuple[Result, list[Path]]],
-) -> Result:
-    """Do a piece of work, or take what an interrupted command has kept of it."""
-    if session is None:
-        return work()[0]
-    fingerprint = mark()
-    kept = session.recall(name, fingerprint)
-    if kept is not None:
-        return _revived(kind, kept)
-    result, files = work()
-    session.keep(name, fingerprint, json.loads(json.dumps(asdict(result), default=str)), files)  # type: ignore[call-overload]
-    return result
-
-
 def job_mark(job: Job) -> str:
     """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
-    mapping = job.request.mapping
-    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
-    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
     digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
-    for part in files:
-        digest.update(hashlib.sha256(part).digest())
+    digest.update(mapping_mark(job.request.mapping))
     for run in (job.target, job.golden):
         digest.update(run_fingerprint(run).encode())
     return digest.hexdigest()
+
+
+def mapping_mark(mapping: MappingOptions) -> bytes:
+    """The content of the mapping files."""
+    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
+    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
+    return b"".join(hashlib.sha256(part).digest() for part in files)
 
 
 def job_name(job: Job) -> str:
@@ -119,13 +88,3 @@ def unchanged(*paths: Path) -> Iterator[None]:
                 "changed while it was read: it is still being written",
                 where=path, hint="compare this rank when its recorder has ended; --resume does only what is missing",
             )  # fmt: skip
-
-
-def _revived(kind: type[Result], kept: Any) -> Result:
-    import msgspec
-
-    return msgspec.convert(kept, type=kind, strict=False, dec_hook=_revived_value)
-
-
-def _revived_value(wanted: Any, value: Any) -> Any:
-    return place(value) if wanted is Path else wanted(value)

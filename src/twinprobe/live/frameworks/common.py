@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe.live.memory import MemoryEngine
+from twinprobe.live.recorder_shelf import RecorderShelf
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.calls import ModuleInfo
 from twinprobe.runs.host_tensor import HostTensor
@@ -22,20 +23,23 @@ def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
 
 
 @contextmanager
-def recorded_in_memory(recorder: Any, model: Any, is_whole: Callable[[Any], bool]) -> Iterator[MemoryEngine]:
+def recorded_in_memory(
+    shelf: RecorderShelf, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
+) -> Iterator[MemoryEngine]:
     """Record a model with an eager recorder. What a framework's own layers (``is_whole``) call inside is left out: it
     says nothing that their output does not."""
-    engine = recorder.engine
-    assert isinstance(engine, MemoryEngine)
-    container = "Cell" if recorder.name == "mindspore" else "Module"
-    recorder.modules.infos[id(model)] = ModuleInfo(model, f"{container}.{type(model).__name__}.")
-    recorder.start(model)
-    for info in recorder.modules.infos.values():
-        info.closed = is_whole(info.module)
-    try:
-        yield engine
-    finally:
-        recorder.stop()
+    with shelf.lend(config) as recorder:
+        engine = recorder.engine
+        assert isinstance(engine, MemoryEngine)
+        container = "Cell" if recorder.name == "mindspore" else "Module"
+        recorder.modules.infos[id(model)] = ModuleInfo(model, f"{container}.{type(model).__name__}.")
+        recorder.start(model)
+        for info in recorder.modules.infos.values():
+            info.closed = is_whole(info.module)
+        try:
+            yield engine
+        finally:
+            recorder.stop()
 
 
 @contextmanager
@@ -61,7 +65,14 @@ def calls_around(kind: Any, modules: Iterator[tuple[str, Any]], before: Any, aft
 
 def array_on_host(value: np.ndarray) -> HostTensor:
     """An array as the kernels take it."""
-    return HostTensor(value.dtype.name, value.shape, np.ascontiguousarray(value).reshape(-1))
+    name = _names.get(value.dtype)
+    if name is None:
+        name = _names[value.dtype] = value.dtype.name
+    flat = value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    return HostTensor(name, value.shape, flat.reshape(-1))
+
+
+_names: dict[np.dtype[Any], str] = {}  # numpy makes a name anew each time it is asked
 
 
 class Modes:

@@ -16,6 +16,7 @@ from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, O
 from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
+from twinprobe.live.recorder_shelf import RecorderShelf
 from twinprobe.record.eager.flatten import tensors_in
 from twinprobe.record.mindspore.adapter import make_recorder
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
@@ -45,8 +46,8 @@ class MindSporeAdapter(Modes):
         return False
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        recorder = make_recorder(memory_config(backward=backward, apis=apis), MemoryEngine)
-        return recorded_in_memory(recorder, model, _is_whole)
+        shelf = RecorderShelf(make_recorder)  # a new one each time: a recorder here is quickly made
+        return recorded_in_memory(shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         if not backward:
@@ -113,26 +114,18 @@ class MindSporeAdapter(Modes):
 
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:
-        def masked(x: Any, p: float) -> Any:
-            return x * ms.Tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
-
-        def construct(cell: Any, x: Any) -> Any:
-            p = cell.p if getattr(cell, "p", None) is not None else 1 - cell.keep_prob
-            return masked(x, p) if cell.training and p else x
-
-        def function(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
-            return masked(input, p) if training and p else input
-
-        places = [(nn.Dropout, "construct", construct), (ops, "dropout", function)]
+        places = [(nn.Dropout, "construct", _construct_dropout), (ops, "dropout", _dropout)]
         mint = getattr(ms, "mint", None)
         if mint is not None:
-            places += [(mint.nn.Dropout, "construct", construct), (mint.nn.functional, "dropout", function)]
+            places += [(mint.nn.Dropout, "construct", _construct_dropout), (mint.nn.functional, "dropout", _dropout)]
         before = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
+        _masks.append(new_mask)
         for place, name, made in places:
             setattr(place, name, made)
         try:
             yield
         finally:
+            _masks.pop()
             for place, name, original in before:
                 setattr(place, name, original)
 
@@ -141,6 +134,23 @@ class MindSporeAdapter(Modes):
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
+
+
+# The functions are the same for all runs: a recorder that finds others in their place starts from scratch.
+_masks: list[NewMask] = []  # the innermost replacement last
+
+
+def _masked(x: Any, p: float) -> Any:
+    return x * ms.Tensor(_masks[-1](tuple(x.shape), float(p))).astype(x.dtype)
+
+
+def _construct_dropout(cell: Any, x: Any) -> Any:
+    p = cell.p if getattr(cell, "p", None) is not None else 1 - cell.keep_prob
+    return _masked(x, p) if cell.training and p else x
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
+    return _masked(input, p) if training and p else input
 
 
 class _Substitute(ms._Function):  # type: ignore[misc]  # mindspore is not followed by mypy

@@ -11,8 +11,11 @@ import paddle
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
 from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
+from twinprobe.live.frameworks.kept_paddle import KeepingAdapter
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
+from twinprobe.live.recorder_shelf import RecorderShelf
+from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.flatten import tensors_in
 from twinprobe.record.paddle.adapter import make_recorder
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
@@ -42,8 +45,7 @@ class PaddleAdapter(Modes):
         return name == "weight" and isinstance(module, paddle.nn.Linear)
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        recorder = make_recorder(memory_config(backward=backward, apis=apis), MemoryEngine)
-        return recorded_in_memory(recorder, model, _is_whole)
+        return recorded_in_memory(_shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         output = model(*call.args, **call.kwargs)
@@ -97,21 +99,15 @@ class PaddleAdapter(Modes):
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:
         original = _functional.dropout
-
-        def dropout(
-            x: Any, p: Any = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train", **more: Any
-        ) -> Any:
-            if not training or not isinstance(p, int | float) or p == 0 or axis is not None or mode[0] != "u":
-                return original(x, p, axis, training, mode, **more)
-            return x * paddle.to_tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
-
         places = [_functional, paddle.nn.functional.common, paddle.nn.layer.common.F]
         places = [place for place in dict.fromkeys(places) if getattr(place, "dropout", None) is original]
+        _dropouts.append((new_mask, original))
         for place in places:
-            place.dropout = dropout
+            place.dropout = _masked_dropout
         try:
             yield
         finally:
+            _dropouts.pop()
             for place in places:
                 place.dropout = original
 
@@ -124,6 +120,19 @@ class PaddleAdapter(Modes):
             return made
         # Hooks that a user puts on the result of a PyLayer change nothing; on that of an operation they do.
         return _assign(_Substitute.apply(tensor, made, on_gradient, self))
+
+
+_dropouts: list[tuple[NewMask, Any]] = []  # the innermost replacement last
+
+
+def _masked_dropout(
+    x: Any, p: Any = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train", **more: Any
+) -> Any:
+    # One function for all runs: a recorder that finds another one in this place starts from scratch.
+    new_mask, original = _dropouts[-1]
+    if not training or not isinstance(p, int | float) or p == 0 or axis is not None or mode[0] != "u":
+        return original(x, p, axis, training, mode, **more)
+    return x * paddle.to_tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
 
 
 class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
@@ -150,4 +159,9 @@ def _float_mean(tensor: Any) -> Any:
     return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
 
 
+def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
+    return make_recorder(config, make_engine, KeepingAdapter)
+
+
+_shelf = RecorderShelf(_make_recorder)
 adapter = PaddleAdapter()

@@ -11,14 +11,20 @@ import torch
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
 from twinprobe.live.frameworks.common import Modes, array_on_host, memory_config
+from twinprobe.live.frameworks.kept_torch import KeptTensors
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
+from twinprobe.live.recorder_shelf import RecorderShelf
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.leaves import Capturer
 from twinprobe.record.torch.flatten import tensors_in
 from twinprobe.record.torch.host import dtype_name
 from twinprobe.record.torch.recorder import TorchRecorder
+from twinprobe.record.torch.values import TorchValues
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = {getattr(torch, name): name for name in ("float32", "float64", "int64", "int32")}
 _functional: Any = torch.nn.functional
 
 
@@ -44,18 +50,17 @@ class TorchAdapter(Modes):
 
     @contextmanager
     def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        recorder = TorchRecorder(memory_config(backward=backward, apis=apis), MemoryEngine)
-        engine = recorder.engine
-        assert isinstance(engine, MemoryEngine)
-        recorder.modules.watch(model, f"Module.{type(model).__name__}.")
-        recorder.start(model)
-        for module, info in recorder.modules.infos.items():
-            # What PyTorch's own layers call inside says nothing that their output does not.
-            info.whole = not module._modules and type(module).__module__.startswith("torch.")
-        try:
-            yield engine
-        finally:
-            recorder.stop()
+        with _shelf.lend(memory_config(backward=backward, apis=apis)) as recorder:
+            engine = recorder.engine
+            recorder.modules.watch(model, f"Module.{type(model).__name__}.")
+            try:
+                recorder.start(model)
+                for module, info in recorder.modules.infos.items():
+                    # What PyTorch's own layers call inside says nothing that their output does not.
+                    info.whole = not module._modules and type(module).__module__.startswith("torch.")
+                yield engine
+            finally:
+                recorder.stop()
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         output = model(*call.args, **call.kwargs)
@@ -78,6 +83,9 @@ class TorchAdapter(Modes):
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
             return array_on_host(value)
+        name = _PLAIN.get(value.dtype)
+        if name is not None and type(value) is torch.Tensor and _is_kept_copy(value):
+            return HostTensor(name, tuple(value.shape), value.numpy().reshape(-1))
         data = value.detach()
         if data.is_sparse or data.is_quantized:
             data = data.dequantize() if data.is_quantized else data.to_dense()
@@ -145,6 +153,18 @@ class TorchAdapter(Modes):
         return _Substitute.apply(tensor, self.tensor(value).to(tensor), on_gradient, self)
 
 
+def _is_kept_copy(value: torch.Tensor) -> bool:
+    return value.is_cpu and value.is_contiguous() and not (value.requires_grad or value.is_neg())
+
+
+def _make_recorder(config: RecordConfig, make_engine: Any) -> TorchRecorder:
+    recorder = TorchRecorder(config, make_engine)
+    recorder.book = book = KeptTensors()
+    recorder.values = TorchValues(book, None)
+    recorder.capture = Capturer(recorder.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep))
+    return recorder
+
+
 class _Substitute(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
     @staticmethod
     def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: TorchAdapter) -> Any:
@@ -165,4 +185,5 @@ def _float_mean(tensor: torch.Tensor) -> torch.Tensor | None:
     return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
 
 
+_shelf = RecorderShelf(_make_recorder)
 adapter = TorchAdapter()

@@ -12,7 +12,7 @@ from twinprobe.live.weights.report import WeightReport
 from twinprobe.live.weights.stores import Store, store_of
 
 if TYPE_CHECKING:
-    from twinprobe.live.layer_map import Group, LayerMap
+    from twinprobe.live.layer_map import LayerMap
 
 
 def assign_weight(target: object, source: object, layer_map: Any = None) -> bool:
@@ -50,13 +50,13 @@ def copy_weights(
         for pair in (known if known is not None else pair_modules(target, source, chosen))
         if pair in mapped or not (pair[0] in left_out[0] or pair[1] in left_out[1])
     ]
-    report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out)
-    report.notices += [_grouped(group) for group in chosen.groups]
-    return report
+    return copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups)
 
 
 def _left_out(model: Any, layer_map: LayerMap) -> set[str]:
     """Paths of the layers whose own weights the user takes care of."""
+    if layer_map.is_empty:
+        return set()
     alone = {id(api.layer) for api in layer_map.apis}
     alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
     found: set[str] = set()
@@ -76,8 +76,3 @@ def _modules(store: Store, module: Any, path: str = "") -> Iterator[tuple[str, A
     yield path, module
     for name, child in store.children(module).items():
         yield from _modules(store, child, joined(path, name))
-
-
-def _grouped(group: Group) -> str:
-    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in (group.one, group.other))
-    return f"the group {ones} and {others} keeps the weights it has: several layers are not copied to several others"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from twinprobe.errors import BadInput
+from twinprobe.live.weights.groups import match_group
 from twinprobe.live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below
 from twinprobe.live.weights.layouts import AS_IS, Array
 from twinprobe.live.weights.matching import Match, match_layers
@@ -17,6 +18,9 @@ from twinprobe.live.weights.pairs import Paths, Side, Work, works_of
 from twinprobe.live.weights.problems import Problem, refuse
 from twinprobe.live.weights.report import WeightReport
 from twinprobe.live.weights.stores import Store, framework_of, store_of, submodule
+
+if TYPE_CHECKING:
+    from twinprobe.live.layer_map import Group
 
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _ALONE = "no layer of the other model is aligned with it"
@@ -30,6 +34,7 @@ def copy_aligned(
     *,
     mapped: Collection[Paths] | None = None,
     left_out: tuple[Collection[str], Collection[str]] | None = None,
+    groups: Iterable[Group] = (),
 ) -> WeightReport:
     """Copy parameters and buffers from source to target for each aligned (target path, source path) pair.
 
@@ -37,11 +42,16 @@ def copy_aligned(
     `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
     given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
     target's and the source's modules, a parameter that no pair speaks of is an error too, unless its module is there.
+    Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
     """
     sides = Side(target, store_of(target)), Side(source, store_of(source))
     works = works_of(*sides, pairs, mapped)
     report = WeightReport()
     matches = _match_all(works, *sides, report, left_out)
+    for match in (match_group(*sides, group) for group in groups):
+        if match is not None:
+            matches.append(match)
+            report.notices += match.notices
     filled = _assignments(matches)
     ready = _packed_arrays(filled, *sides)
     _run_special(works, sides[0].store)
@@ -85,7 +95,7 @@ def _match_all(
     return matches
 
 
-def _everything(side: Side, layer: Layer) -> Iterator[Held]:
+def _everything(side: Side, layer: Layer) -> list[Held]:
     return held_below(side.store, layer.module, layer.path)
 
 

@@ -18,7 +18,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Held:
     """One parameter or buffer of a model."""
 
@@ -33,7 +33,7 @@ class Held:
         return f"{self.name} {list(self.shape)}"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Slot:
     """One weight of a layer in the common form."""
 
@@ -82,16 +82,24 @@ def joined(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
-def held_below(store: Store, module: Any, path: str = "", *, deep: bool = True) -> Iterator[Held]:
+def held_below(store: Store, module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
     """Parameters and buffers of a module, its own first, each under its full name."""
+    found: list[Held] = []
+    _add_held(store, module, f"{path}." if path else "", deep, found)
+    return found
+
+
+def _add_held(store: Store, module: Any, front: str, deep: bool, found: list[Held]) -> None:
     for name, tensor in store.own(module).items():
-        yield Held(
-            joined(path, name), tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
-            store.is_buffer(module, name),
+        found.append(
+            Held(
+                front + name, tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
+                store.is_buffer(module, name),
+            )
         )  # fmt: skip
     if deep:
         for name, child in store.children(module).items():
-            yield from held_below(store, child, joined(path, name))
+            _add_held(store, child, f"{front}{name}.", deep, found)
 
 
 def layer_at(store: Store, module: Any, path: str, layout: Layout | None = None) -> Layer:
@@ -117,7 +125,7 @@ def slots_below(store: Store, module: Any, path: str = "") -> Iterator[Slot]:
 
 def raw_layer(store: Store, module: Any, path: str, *, deep: bool = False) -> Layer:
     """The layer without any rule: attributes as they are."""
-    others = _raw_slots(list(held_below(store, module, path, deep=deep)), path)
+    others = _raw_slots(held_below(store, module, path, deep=deep), path)
     return Layer(path, module, None, {}, others, deep)
 
 

@@ -106,6 +106,9 @@ class PaddleStore:
         return array
 
     def write(self, tensor: Any, values: Array) -> None:
+        if values.dtype.name == self.dtype(tensor) and not tensor.is_dist():
+            tensor.set_value(values)
+            return
         with paddle.no_grad():
             tensor.set_value(paddle.to_tensor(values, place=tensor.place).astype(tensor.dtype))
 

@@ -25,7 +25,7 @@ class Side:
     @cached_property
     def held(self) -> list[Held]:
         """All parameters and buffers."""
-        return list(held_below(self.store, self.model))
+        return held_below(self.store, self.model)
 
 
 @dataclass
@@ -46,8 +46,8 @@ def works_of(target: Side, source: Side, pairs: Iterable[Paths], mapped: Collect
     works: dict[Paths, Work] = {}
     closed: tuple[set[str], set[str]] = (set(), set())
     # From the outside in: a rule for a whole module speaks for everything below it.
-    for paths in sorted(wanted, key=lambda pair: (len(_around(pair[0])), len(_around(pair[1])))):
-        if any(closed[at].intersection(_around(paths[at])) for at in (0, 1)):
+    for paths in sorted(wanted, key=lambda pair: (_depth(pair[0]), _depth(pair[1]))):
+        if any(closed[at] and closed[at].intersection(_around(paths[at])) for at in (0, 1)):
             continue
         below = any(paths[at] in around[at] for at in (0, 1))
         work = works[paths] = _work(target, source, paths, mapped, below=below)
@@ -59,10 +59,16 @@ def works_of(target: Side, source: Side, pairs: Iterable[Paths], mapped: Collect
 
 def _around(path: str) -> list[str]:
     """The paths of all modules that a module lies in, the model first."""
-    if not path:
-        return []
-    parts = path.split(".")
-    return [".".join(parts[:depth]) for depth in range(len(parts))]
+    found: list[str] = []
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    found.reverse()
+    return found
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
 
 
 def _work(target: Side, source: Side, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
@@ -110,9 +116,7 @@ def _unwrapped(side: Side, layer: Layer) -> Layer:
     """The one layer with weights inside a module that adds nothing of its own, or the layer itself."""
     while layer.family is None and not layer.others:
         inner = [
-            (name, child)
-            for name, child in side.store.children(layer.module).items()
-            if any(True for _ in held_below(side.store, child))
+            (name, child) for name, child in side.store.children(layer.module).items() if held_below(side.store, child)
         ]
         if len(inner) != 1:
             break

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from twinprobe.record.eager.gradients import Crossing, Crossings
+from twinprobe.record.eager.known_rows import KnownRows
 from twinprobe.record.rows import Note
 
 CORE, FOCUS, LOW, MINOR = 0, 1, 2, 3
@@ -42,7 +43,12 @@ class Adapter(Protocol):
     tensor_suffix: str
     container: str
     module_class: Any
+    tensor_types: tuple[type, ...]  # the commonest of them, which are known without a look
     scanned: tuple[str, ...]  # the framework's own modules where imported names are replaced as well
+
+    @property
+    def known(self) -> KnownRows:
+        """What was measured in this step."""
 
     def rank(self) -> int | None: ...
     def grad_enabled(self) -> bool: ...
@@ -59,8 +65,8 @@ class Adapter(Protocol):
     def modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
         """The modules to watch: path, module, whether it runs as a compiled graph."""
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        """A module's own parameters."""
+    def parameters(self, module: Any, deep: bool, /) -> Mapping[str, Any]:
+        """A module's own parameters; ``deep`` adds those of its submodules."""
 
     def mark(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any], /) -> None:
         """Mark the same among an API's noted arguments, or among their gradients."""
@@ -68,6 +74,12 @@ class Adapter(Protocol):
     def needs_gradient(self, tensor: Any) -> bool: ...
     def sites(self) -> Iterable[Site]:
         """All functions to watch."""
+
+    def writing_sites(self, recorded: bool, /) -> Iterable[Site]:
+        """The functions that write to a tensor; those among sites() only where these are not ``recorded``."""
+
+    def write_hooks(self) -> Iterable[Any]:
+        """Watch other ways to write: memory handed out, compiled code. Returns handles with remove()."""
 
     def call_hooks(self, models: list[Any], /) -> Iterable[Any]:
         """Watch API calls that are no functions; returns handles with remove()."""
@@ -95,8 +107,6 @@ class Adapter(Protocol):
 
     def add(self, parts: list[Any]) -> Any: ...
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None: ...
-    def forget(self) -> None:
-        """Memory may have changed: believe no measurement any more."""
 
 
 class Watch(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twinprobe.record.eager.adapter import LOW, MINOR, Api, Site
 from twinprobe.record.eager.flatten import tensors_in
+from twinprobe.record.pending import is_pending, without_values
 
 if TYPE_CHECKING:
     from twinprobe.record.eager.recorder import EagerRecorder
@@ -32,9 +33,12 @@ class ApiWatch:
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
             if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > self._tree_rank:
-                if api.in_place and not recorder.busy:
-                    recorder.adapter.forget()
-                return original(*args, **kwargs)
+                if not api.in_place:
+                    return original(*args, **kwargs)
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    recorder.adapter.known.forget()
             return self.record(api, original, args, kwargs, sys._getframe(1))
 
         return recorded
@@ -55,14 +59,20 @@ class ApiWatch:
             except BaseException:
                 call.fail()
                 raise
+            finally:
+                if api.in_place:
+                    recorder.adapter.known.forget()
             recorder.busy = True
-            if api.in_place:
-                recorder.adapter.forget()
             with recorder.guard("recording an API's outputs"):
-                call.after((*args[skip:], *kwargs.values()) if api.collective else output)
+                given = (*args[skip:], *kwargs.values()) if api.collective else output
+                call.after(given, pending=_communicates(api) and is_pending(output))
             return output
         finally:
             recorder.busy = recorder.in_api = False
+
+
+def _communicates(api: Api) -> bool:
+    return "istributed." in api.prefix
 
 
 class ApiCall:
@@ -107,14 +117,17 @@ class ApiCall:
         if self.watch is not None:
             self.watch.cancel()
 
-    def after(self, output: Any) -> None:
-        """Note the result and wait for its gradients."""
+    def after(self, output: Any, *, pending: bool = False) -> None:
+        """Note the result and wait for its gradients. What is ``pending`` is still being written."""
         recorder = self._recorder
         name = f"{self._stub}.forward"
         if self._parts is not None:
             if recorder.outputs:
                 items = output if type(output) is tuple else (output,)
-                self._parts["output"] = [recorder.capture(item) for item in items]
+                captured = [recorder.capture(item) for item in items]
+                self._parts["output"] = without_values(captured) if pending else captured
+            if pending:
+                recorder.adapter.known.forget()
             recorder.emit_forward(name, self._parts)
         recorder.engine.filter.leaving(name)
         if self.watch is not None:

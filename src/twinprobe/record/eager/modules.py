@@ -20,6 +20,7 @@ class ModuleWatch:
         self._recorder = recorder
         self.infos: dict[int, ModuleInfo] = {}
         self.calls: list[ModuleCall] = []
+        self._roots: tuple[Any, ...] = ()
         self._root: Any = None
         self._tokens: tuple[int, int] | None = None
         self._token = -1
@@ -51,6 +52,10 @@ class ModuleWatch:
                     prefix = f"{front}{path}.{type(module).__name__}."
                     self.infos[id(module)] = ModuleInfo(module, prefix, compiled=compiled)
 
+    def watch_roots(self, models: list[Any]) -> None:
+        """Between two calls of a model its caller may fill the memory of its inputs anew: begin afresh there."""
+        self._roots = tuple(models)
+
     def watch_tokens(self, models: list[Any], token_range: tuple[int, int]) -> None:
         """Record only while the model runs for the tokens first..last of a generation loop."""
         self._root, self._tokens, self._token = models[0] if models else None, token_range, -1
@@ -70,6 +75,7 @@ class ModuleWatch:
         if self._original is not None:
             self._recorder.adapter.module_class.__call__ = self._original
         self._original = self._root = self._tokens = None
+        self._roots = ()
         self.infos.clear()
         self.calls.clear()
         self._without_gradient.clear()
@@ -78,6 +84,8 @@ class ModuleWatch:
 
     def _called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         recorder = self._recorder
+        if any(module is root for root in self._roots):
+            recorder.adapter.known.forget()
         if module is self._root and self._tokens is not None:
             return self._count_token(original, module, args, kwargs)
         info = self.infos.get(id(module))
@@ -137,7 +145,7 @@ class ModuleWatch:
             if recorder.inputs:
                 call.parts["input_args"] = [recorder.capture(item) for item in args]
                 call.parts["input_kwargs"] = recorder.capture.mapping(kwargs)
-                call.parts["parameters"] = recorder.parameters_of(call.info.module)
+                call.parts["parameters"] = recorder.parameters_of(call.info)
         if recorder.backward and recorder.adapter.grad_enabled():
             call.crossing = recorder.adapter.before_call(recorder.crossings, call.backward, args, kwargs, False)
 

@@ -36,7 +36,7 @@ class ParameterGradients:
         """Watch the own parameters of every watched module."""
         adapter = self._recorder.adapter
         for info in infos:
-            own = adapter.parameters(info.module)
+            own = adapter.parameters(info.module, info.compiled)
             named = {name: one for name, one in own.items() if adapter.needs_gradient(one)}
             if not named:
                 continue

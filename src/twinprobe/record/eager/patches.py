@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 from twinprobe.record.eager.adapter import Site
@@ -25,12 +26,24 @@ class Patches:
         self._known: dict[int, set[str]] = {}
         self._modules = 0
         self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._sites: Iterable[Site] | None = None
+        self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._classes: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
         self._aside = 0
         self.attached = False
 
     def attach(self, sites: Iterable[Site]) -> None:
         """Replace everything."""
+        if sites is not self._sites:
+            self._sites = sites
+            self._learn(sites)
+        self._scan()
+        self.attached = True
+        self._put()
+
+    def _learn(self, sites: Iterable[Site]) -> None:
         for site in sites:
             key = (id(site.owner), site.attribute)
             known = self._wrappers.get(key)
@@ -38,9 +51,13 @@ class Patches:
                 wrapper = self._wrap(site)
                 self._wrappers[key] = (site, wrapper)
                 self._by_original.setdefault(id(site.original), wrapper)
-        self._scan()
-        self.attached = True
-        self._put()
+        self._spaces.clear()
+        self._classes.clear()
+        for site, wrapper in self._wrappers.values():
+            if isinstance(site.owner, ModuleType):
+                self._spaces.setdefault(id(site.owner), (vars(site.owner), {}))[1][site.attribute] = wrapper
+            else:
+                self._classes.append((site.owner, site.attribute, wrapper))
 
     def detach(self) -> None:
         """Put everything back."""
@@ -62,13 +79,16 @@ class Patches:
             self._put()
 
     def _put(self) -> None:
-        for site, wrapper in self._wrappers.values():
-            own = vars(site.owner).get(site.attribute, _MISSING)
+        for space, wrappers in self._spaces.values():  # thousands of names: a dict at a time
+            self._before.append((space, {name: space[name] for name in wrappers if name in space}, wrappers))
+            space.update(wrappers)
+        for owner, attribute, wrapper in self._classes:
+            own = vars(owner).get(attribute, _MISSING)
             try:
-                setattr(site.owner, site.attribute, wrapper)
+                setattr(owner, attribute, wrapper)
             except (AttributeError, TypeError):
                 continue  # this class forbids it
-            self._changed.append((site.owner, site.attribute, own, wrapper))
+            self._changed.append((owner, attribute, own, wrapper))
         for names, name, _, wrapper in self._names:
             names[name] = wrapper
 
@@ -81,6 +101,9 @@ class Patches:
             else:
                 setattr(owner, attribute, own)
         self._changed.clear()
+        for space, before, wrappers in reversed(self._before):
+            space.update({name: own for name, own in before.items() if space.get(name) is wrappers[name]})
+        self._before.clear()
         for names, name, original, wrapper in self._names:
             if names.get(name) is wrapper:
                 names[name] = original
@@ -120,7 +143,11 @@ class Replaced:
         setattr(self._owner, self._name, self._original)
 
 
-def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
+def nothing() -> None:
+    """There is nothing to do."""
+
+
+def around(before: Callable[[], None], after: Callable[[], None] = nothing) -> Callable[[Any], Any]:
     """A maker of functions that call ``before`` and ``after`` around the original."""
 
     def make(original: Any) -> Any:

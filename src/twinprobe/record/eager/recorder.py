@@ -6,20 +6,23 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import IO, Any
 
-from twinprobe.errors import BadInput
 from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Adapter
 from twinprobe.record.eager.apis import ApiWatch
+from twinprobe.record.eager.calls import ModuleInfo
 from twinprobe.record.eager.faults import Guard
 from twinprobe.record.eager.gradients import Crossing, Crossings
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.modules import ModuleWatch
 from twinprobe.record.eager.parameters import ParameterGradients
 from twinprobe.record.eager.patches import Patches
+from twinprobe.record.eager.quiet import Hearing, Quiet
+from twinprobe.record.eager.writes import WriteWatch
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE, Capturer
 from twinprobe.record.rows import Entry, Note
+from twinprobe.record.verbs.checks import check_token_range
 
 FORWARD_PARTS = (
     ("input_args", "input"),
@@ -47,7 +50,7 @@ class EagerRecorder:
         self.name, self.tensor_suffix = self.adapter.name, self.adapter.tensor_suffix
         self.subfolder = ""
         self.engine = make_engine(config, self)
-        self.capture = Capturer(self._value)
+        self.capture = Capturer(self._value, dict.fromkeys(self.adapter.tensor_types, self._tensor))
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure
         self.inputs = config.wants("input")
@@ -64,6 +67,7 @@ class EagerRecorder:
         self.apis = ApiWatch(self)
         package = self.adapter.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)
+        self.writes = WriteWatch(self.collect, package)
         self._thread = 0
         self.records_apis = config.level in {"L1", "mix"}
         self._handles: list[Any] = []
@@ -81,7 +85,7 @@ class EagerRecorder:
         self.adapter.save_tensor(payload, stream)
 
     def collect(self) -> None:
-        self.adapter.forget()
+        self.adapter.known.forget()
 
     # -- the verbs --------------------------------------------------------------------------------------------------
 
@@ -89,7 +93,7 @@ class EagerRecorder:
         """Begin observing; ``model`` is a module or several."""
         models = self.adapter.check_models(model, self.config.level)
         check_token_range(token_range)
-        self.subfolder = self.adapter.subfolder(models) if self.config.level in {"L0", "mix"} else ""
+        self.subfolder = self.adapter.subfolder(models) if self.config.level != "debug" else ""
         if not self.engine.begin() or self.config.level == "debug":
             return
         self._thread = threading.get_ident()
@@ -102,6 +106,10 @@ class EagerRecorder:
     def _observe(self, models: list[Any], several: bool, token_range: Any) -> None:
         level = self.config.level
         self.paused = token_range is not None
+        self._handles.append(self.writes.attached(self.adapter.writing_sites(self.records_apis)))
+        self._handles += self.adapter.write_hooks()
+        self._handles += self.adapter.suspend_hooks(self._aside, self._back)
+        self.modules.watch_roots(models)
         if level in {"L0", "mix"}:
             self.modules.watch_models(models, several)
             if self.backward:
@@ -113,9 +121,17 @@ class EagerRecorder:
             self._handles += self.adapter.use_hooks()
         self.modules.attach()
         if self.records_apis:
-            self._handles += self.adapter.suspend_hooks(self.patches.aside, self.patches.back)
             self._handles += self.adapter.call_hooks(models)
             self.patches.attach(self.adapter.sites())
+        self.adapter.known.trust()
+
+    def _aside(self) -> None:
+        self.patches.aside()
+        self.writes.aside()
+
+    def _back(self) -> None:
+        self.writes.back()
+        self.patches.back()
 
     @property
     def attached(self) -> bool:
@@ -138,7 +154,7 @@ class EagerRecorder:
             handle.remove()
         self._handles.clear()
         self._parents.clear()
-        self.adapter.forget()
+        self.adapter.known.distrust()
         self.paused = False
         self.passes = 0
 
@@ -167,13 +183,13 @@ class EagerRecorder:
         """The recorder's errors are noted, the program's are raised."""
         return Guard(self.engine.problems.note, doing)
 
-    def hearing(self) -> _Hearing:
+    def hearing(self) -> Hearing:
         """What a gradient's hook works in: quiet and guarded."""
-        return _Hearing(self)
+        return Hearing(self)
 
-    def quiet(self) -> _Quiet:
+    def quiet(self) -> Quiet:
         """While the recorder works, its own calls are not recorded."""
-        return _Quiet(self)
+        return Quiet(self)
 
     def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
         """Whether scope and list ask for this call; sets whether its real tensors are kept."""
@@ -181,6 +197,9 @@ class EagerRecorder:
             return False
         self.save = self._keep_all or self.engine.filter.wants_tensors(name)
         return True
+
+    def _tensor(self, tensor: Any) -> Note:
+        return self.adapter.note(tensor, save=self.save)
 
     def _value(self, value: Any, key: str | None) -> Any:
         if self.adapter.is_tensor(value):
@@ -190,9 +209,10 @@ class EagerRecorder:
         found = self.adapter.special(value, key)
         return found if found is not NOT_MINE else NOT_MINE
 
-    def parameters_of(self, module: Any) -> dict[str, Any]:
-        """The module's own parameters as they are now."""
-        return {name: self.parameter(module, name, one) for name, one in self.adapter.parameters(module).items()}
+    def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
+        """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
+        found = self.adapter.parameters(info.module, info.compiled)
+        return {name: self.parameter(info.module, name, one) for name, one in found.items()}
 
     def parameter(self, module: Any, name: str, tensor: Any) -> Note:
         """Note a parameter or its gradient, marked where its layout is the framework's own."""
@@ -280,57 +300,9 @@ class EagerRecorder:
         self.engine.emit(Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts}))
 
 
-class _Quiet:
-    __slots__ = ("_before", "_recorder")
-
-    def __init__(self, recorder: EagerRecorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        self._before, self._recorder.busy = self._recorder.busy, True
-
-    def __exit__(self, *_: Any) -> None:
-        self._recorder.busy = self._before
-
-
-class _Hearing(Guard):
-    __slots__ = ("_quiet",)
-
-    def __init__(self, recorder: EagerRecorder) -> None:
-        super().__init__(recorder.engine.problems.note, "recording gradients")
-        self._quiet = recorder.quiet()
-
-    def __enter__(self) -> None:
-        self._quiet.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._quiet.__exit__()
-        return super().__exit__(kind, error, trace)
-
-
 def without_last_nulls(items: list[Any]) -> list[Any]:
     """The list without the empty places at its end."""
     end = len(items)
     while end and items[end - 1] is None:
         end -= 1
     return items[:end]
-
-
-def check_models(model: Any, level: str, kind: Any, called: str) -> list[Any]:
-    """The modules to watch; refuses what is none."""
-    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
-    for one in models:
-        if not isinstance(one, kind):
-            raise BadInput(f"start(model=...) got {type(one).__name__}, which is no {called}")
-    if not models and level in {"L0", "mix"}:
-        raise BadInput(f"level {level} records {called} calls: call start(model=...)")
-    return models
-
-
-def check_token_range(token_range: Any) -> None:
-    """A pair of counts from 0 on, first not after last."""
-    if token_range is None:
-        return
-    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
-    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
-        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")

@@ -1,77 +1,90 @@
-"""Small helpers that scripts call, the same for every eager framework: seeds, whole-module records, custom APIs."""
+"""The verbs of an eager framework, made from its recorder."""
 
 from __future__ import annotations
 
-import functools
-import os
-import random
-import sys
+from abc import ABC
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import numpy as np
-
-from twinprobe.errors import BadInput
+from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import FOCUS, Api
+from twinprobe.record.eager.recorder import EagerRecorder
+from twinprobe.record.verbs.context import Recording, recording
+from twinprobe.record.verbs.debugger import Debugger
+from twinprobe.record.verbs.single_points import SinglePoints
+from twinprobe.record.verbs.tools import custom_api, whole_module
 
 
-def seed_python(seed: int) -> None:
-    """Check the seed; seed Python and NumPy."""
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0 or seed > 0xFFFFFFFF:
-        raise BadInput(f"seed is {seed!r}", hint="a number from 0 to 2^32 - 1")
-    os.environ["PYTHONHASHSEED"] = str(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+class EagerPoints(SinglePoints):
+    """Single-point saves by an eager recorder."""
+
+    @contextmanager
+    def working(self, doing: str) -> Iterator[None]:
+        with self._recorder.quiet(), self._recorder.guard(doing):
+            yield
+
+    def is_tensor(self, value: Any) -> bool:
+        return bool(self._recorder.adapter.is_tensor(value))
+
+    def gets_gradient(self, tensor: Any) -> bool:
+        adapter = self._recorder.adapter
+        return bool(adapter.grad_enabled() and adapter.needs_gradient(tensor))
 
 
-def replace_dropout(functional: Any, names: tuple[str, ...], rate: str) -> None:
-    """Make the dropout functions of a namespace pass their input on: their rate becomes 0."""
-    for name in names:
-        original = getattr(functional, name, None)
-        if original is None or getattr(original, "_twinprobe_without_dropout", False):
-            continue
+class EagerDebugger(Debugger, ABC):
+    """The debugger of an eager framework."""
 
-        @functools.wraps(original)
-        def passing(x: Any, _rate: float = 0.5, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
-            kwargs.pop(rate, None)
-            return _original(x, 0.0, *args, **kwargs)
+    recorder: EagerRecorder
 
-        passing._twinprobe_without_dropout = True  # type: ignore[attr-defined]
-        setattr(functional, name, passing)
+    @staticmethod
+    def make_points(recorder: Any) -> SinglePoints:
+        return EagerPoints(recorder)
 
 
-def whole_module(debugger: Any, module: Any, dump_name: str) -> None:
-    """Record this module as a whole, under this name, and nothing inside it."""
-    adapter = debugger.recorder.adapter
-    if not isinstance(module, adapter.module_class):
-        raise BadInput(f"module_dump got {type(module).__name__}, which is no {adapter.module_class.__name__}")
-    if not isinstance(dump_name, str) or not dump_name:
-        raise BadInput(f"module_dump needs a name, not {dump_name!r}")
-    debugger.recorder.modules.watch_whole(module, dump_name)
+class Verbs:
+    """The functions beside the debugger. All of them but ``record`` act on the one debugger of this process."""
 
+    def __init__(self, debugger: type[EagerDebugger], make: Callable[[RecordConfig], EagerRecorder]) -> None:
+        self._debugger = debugger
+        self._make = make
 
-def custom_api(debugger_class: Any, module: Any, api_name: str, api_prefix: str | None) -> None:
-    """Record a function that the framework does not know, as ``<api_prefix>.<api_name>``."""
-    original = getattr(module, api_name, None)
-    if not callable(original):
-        raise BadInput(f"{module!r} has no function '{api_name}'")
-    if getattr(original, "_twinprobe_custom", False):
-        return
-    prefix = api_prefix or getattr(module, "__name__", type(module).__name__).rpartition(".")[2]
-    api = Api(f"{prefix}.{api_name}.", FOCUS, False)
+    def record(
+        self, model: Any, dump_path: str | Path, *, level: str = "L1", task: str = "statistics", **more: Any
+    ) -> AbstractContextManager[Recording]:
+        """Record everything inside the block. All keys of config.json may be given; files are complete when it ends."""
+        return recording(self._make, model, dump_path, level=level, task=task, **more)
 
-    @functools.wraps(original)
-    def recorded(*args: Any, **kwargs: Any) -> Any:
-        debugger = debugger_class._current
-        recorder = debugger.recorder if debugger is not None else None
-        if (
-            recorder is None
-            or recorder.busy
-            or recorder.in_api
-            or not recorder.patches.attached
-            or not recorder.listening()
-        ):
-            return original(*args, **kwargs)
-        return recorder.apis.record(api, original, args, kwargs, sys._getframe(1))
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Save one value under a name, level ``debug``."""
+        self._debugger.current().save(variable, name, save_backward)
 
-    recorded._twinprobe_custom = True  # type: ignore[attr-defined]
-    setattr(module, api_name, recorded)
+    def module_dump(self, module: Any, dump_name: str) -> None:
+        """Record this module as a whole, under this name, and nothing inside it, until module_dump_end()."""
+        recorder = self._debugger.current().recorder
+        kind = recorder.adapter.module_class
+        whole_module(recorder, module, dump_name, kind, f"{recorder.adapter.name}.nn.{kind.__name__}")
+
+    def module_dump_end(self) -> None:
+        """End what module_dump() began."""
+        self._debugger.current().recorder.modules.end_whole()
+
+    def register_custom_api(self, module: Any, api_name: str, api_prefix: str | None = None) -> None:
+        """Record a function that the framework does not know, as ``<api_prefix>.<api_name>``."""
+        custom_api(module, api_name, api_prefix, self._custom)
+
+    def _custom(self, prefix: str, name: str) -> Any:
+        api = Api(f"{prefix}.{name}.", FOCUS, False)
+
+        def record(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType) -> Any:
+            debugger = self._debugger._current
+            recorder = debugger.recorder if debugger is not None else None
+            if recorder is None or not recorder.patches.attached or recorder.busy or recorder.in_api:
+                return original(*args, **kwargs)
+            if not recorder.listening():
+                return original(*args, **kwargs)
+            return recorder.apis.record(api, original, args, kwargs, frame)
+
+        return record

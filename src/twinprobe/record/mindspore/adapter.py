@@ -13,18 +13,21 @@ from twinprobe.record.eager.adapter import Site
 from twinprobe.record.eager.aliases import AliasWatch
 from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
+from twinprobe.record.eager.known_rows import KnownRows
 from twinprobe.record.eager.patches import Replaced, around
-from twinprobe.record.eager.recorder import EagerRecorder, check_models
+from twinprobe.record.eager.recorder import EagerRecorder
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE
-from twinprobe.record.mindspore.compiled import around_compilation, warn_of, watched_cells
+from twinprobe.record.mindspore.compiled import JitCalls, around_compilation, warn_of, watched_cells
 from twinprobe.record.mindspore.nodes import NodeGraph
-from twinprobe.record.mindspore.sites import PrimitiveSites, function_sites
+from twinprobe.record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
 from twinprobe.record.mindspore.tensors import MindSporeTensors
 from twinprobe.record.mindspore.versions import executor
 from twinprobe.record.rows import Leaf, Note
+from twinprobe.record.verbs.checks import check_models
 
 _FLOATS = frozenset({"Float16", "Float32", "Float64", "BFloat16", "Complex64", "Complex128"})
+_HANDING_OUT = ("asnumpy", "numpy", "__array__", "__dlpack__")  # arrays of the tensors' own memory
 _HAS_NODES = hasattr(ms.Tensor, "_grad_node")
 
 
@@ -67,6 +70,7 @@ class MindSporeAdapter:
     tensor_suffix = ".npy"
     container = "Cell"
     module_class = nn.Cell
+    tensor_types: tuple[type, ...] = (ms.Tensor, ms.Parameter)
     scanned: tuple[str, ...] = ("mindspore.nn.layer", "mindspore.mint.nn.layer")
 
     def __init__(self, rows: HostRows) -> None:
@@ -78,6 +82,11 @@ class MindSporeAdapter:
         self.uses_nodes = _HAS_NODES
         self._sites: list[Site] | None = None
         self._primitives = PrimitiveSites()
+        self._jit = JitCalls(self._forget)
+
+    @property
+    def known(self) -> KnownRows:
+        return self.tensors
 
     def rank(self) -> int | None:
         from mindspore.communication import GlobalComm, get_rank
@@ -96,9 +105,6 @@ class MindSporeAdapter:
     def note(self, tensor: Any, *, save: bool) -> Note:
         return self.tensors.note(tensor, save=save)
 
-    def forget(self) -> None:
-        self.tensors.forget()
-
     def special(self, value: Any, key: str | None) -> Any:
         if isinstance(value, ms.Type) if hasattr(ms, "Type") else type(value).__module__.startswith("mindspore._c"):
             return Leaf({"type": "mindspore.dtype", "value": str(value)} if key in {"dtype", "output_dtype"} else {})
@@ -115,8 +121,9 @@ class MindSporeAdapter:
     def modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
         return watched_cells(model)
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        return {name: one for name, one in module._params.items() if one is not None}
+    def parameters(self, module: Any, deep: bool) -> Mapping[str, Any]:
+        found = module.parameters_and_names() if deep else module._params.items()
+        return {name: one for name, one in found if one is not None}
 
     def layout_of(self, _module: Any, _name: str) -> str | None:
         return None
@@ -143,18 +150,25 @@ class MindSporeAdapter:
         return [Replaced(type(executor), "grad", around(begin, end))]
 
     def call_hooks(self, models: list[Any]) -> Iterable[Any]:
-        """Primitives, and arrays of the tensors' own memory."""
-        self.tensors.next_step()
-        arrays = [
-            Replaced(ms.Tensor, name, around(self._array_taken, _nothing))
-            for name in ("asnumpy", "numpy", "__array__", "__dlpack__")
-            if hasattr(ms.Tensor, name)
-        ]
-        return [*self._primitives.replaced(models, self.recorder), *arrays]
+        return self._primitives.replaced(models, self.recorder)
+
+    def writing_sites(self, recorded: bool) -> Iterable[Site]:
+        found = writing_sites()
+        known = {(id(site.owner), site.attribute) for site in self.sites()} if recorded else set()
+        return [site for site in found if (id(site.owner), site.attribute) not in known]
+
+    def write_hooks(self) -> Iterable[Any]:
+        taken = around(self._array_taken)
+        arrays = [Replaced(ms.Tensor, name, taken) for name in _HANDING_OUT if hasattr(ms.Tensor, name)]
+        watched = self.recorder.records_apis  # then call_hooks() stands before the primitives
+        return [*arrays, *self._jit.watch(), *(() if watched else self._primitives.replaced([], self.recorder))]
+
+    def _forget(self) -> None:
+        self.tensors.forget()
 
     def _array_taken(self) -> None:
-        if not self.recorder.busy:
-            self.tensors.array_taken()
+        if not self.recorder.busy:  # nobody sees what the program writes there
+            self.known.distrust()
 
     def use_hooks(self) -> Iterable[Any]:
         return []
@@ -172,10 +186,6 @@ class MindSporeAdapter:
         save_array(payload, stream)
 
 
-def _nothing() -> None:
-    """Afterwards there is nothing to do."""
-
-
 def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> EagerRecorder:
     """A recorder of MindSpore programs."""
     recorder = EagerRecorder(config, MindSporeAdapter, make_engine)
@@ -184,5 +194,4 @@ def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any
     adapter.recorder = recorder
     adapter.graph.guard = adapter.aliases.guard = recorder.hearing
     adapter.graph.outermost = lambda: not recorder.modules.calls
-    adapter.tensors.reuse = recorder.records_apis  # elsewhere nobody watches the functions that write
     return recorder

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import mindspore as ms
 
-from twinprobe.record.eager.patches import Replaced, around
+from twinprobe.record.eager.patches import Replaced, around, nothing
 from twinprobe.record.mindspore.versions import GraphExecutor, JitExecutor
 from twinprobe.record.problems import logger
 
@@ -56,6 +57,38 @@ def warn_of(models: list[Any]) -> bool:
             type(cell).__name__,
         )
     return bool(found)
+
+
+class JitCalls:
+    """Functions given to mindspore.jit that a recorded program calls: each is said once, and may write to anything."""
+
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after = after
+        self._said: set[str] = set()
+
+    def watch(self) -> list[Replaced]:
+        """Stand before the compiled code; returns handles with remove()."""
+        found = [(JitExecutor, self._function), (GraphExecutor, around(nothing, self._after))]
+        return [Replaced(owner, "__call__", make) for owner, make in found if owner is not None]
+
+    def _function(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            self._say(executor)
+            try:
+                return original(executor, *args, **kwargs)
+            finally:
+                self._after()
+
+        return call
+
+    def _say(self, executor: Any) -> None:
+        name = getattr(getattr(executor, "fn", None), "__qualname__", "")
+        if name and getattr(executor, "obj", None) is None and name not in self._said:
+            self._said.add(name)
+            logger.warning(
+                "%s is given to mindspore.jit and runs as a compiled graph: no call inside it is recorded", name
+            )
 
 
 def around_compilation(aside: Callable[[], None], back: Callable[[], None]) -> list[Replaced]:

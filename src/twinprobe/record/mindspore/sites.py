@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import ops
 
 from twinprobe.record.eager.adapter import CORE, FOCUS, Api, Site
-from twinprobe.record.torch.api_lists import CORE_NAMES, NEVER_NAMES, words
+from twinprobe.record.torch.api_lists import CORE_NAMES, IMPURE_NAMES, NEVER_NAMES, words
 
 _HOMES = (
     "mindspore.ops.function",
@@ -45,7 +45,7 @@ _SLOTS = words(
     __xor__ __invert__ __getitem__ __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__
     """
 )
-_WRITING = words("__setitem__ assign assign_add assign_sub copy_ inplace_update set_data batch_norm itemset")
+_WRITING = IMPURE_NAMES | words("__setitem__ inplace_update set_data itemset Custom EmbeddingLookup")
 _COLLECTIVE_MODULES = (
     ("Distributed", "mindspore.communication.comm_func"),
     ("MintDistributed", "mindspore.mint.distributed"),
@@ -64,7 +64,8 @@ def make_api(kind: str, name: str) -> Api:
     """An Api by type and name. As in dumps of old, shape-only calls are recorded too: only CORE is told apart."""
     bare = name.rpartition(".")[2]
     rank = CORE if bare in _CORE or "istributed" in kind else FOCUS
-    return Api(f"{kind}.{name}.", rank, writes_in_place(bare), kind == "MintDistributed")
+    given = kind == "MintDistributed"  # these write to their arguments
+    return Api(f"{kind}.{name}.", rank, given or writes_in_place(bare), given)
 
 
 def writes_in_place(bare: str) -> bool:
@@ -91,6 +92,17 @@ def function_sites() -> Iterator[Site]:
             function = getattr(module, name, None)
             if isinstance(function, FunctionType):
                 yield Site(module, name, function, make_api(kind, name))
+
+
+@functools.cache
+def writing_sites() -> tuple[Site, ...]:
+    """Everything among these that writes, and the methods that are never recorded but write."""
+    recorded = [site for site in function_sites() if site.api.in_place]
+    names = {site.attribute for site in recorded if site.owner is ms.Tensor}
+    others = [name for name in dir(ms.Tensor) if name not in names and writes_in_place(name) and name[0] != "_"]
+    methods = [(name, inspect.getattr_static(ms.Tensor, name)) for name in others if name != "requires_grad_"]
+    plain = [(name, method) for name, method in methods if callable(method) and not isinstance(method, staticmethod)]
+    return (*recorded, *(Site(ms.Tensor, name, method, make_api("Tensor", name)) for name, method in plain))
 
 
 def _functions(kind: str, space: Any) -> Iterator[Site]:
@@ -138,6 +150,11 @@ class PrimitiveSites:
 
 def writing_primitives() -> set[type]:
     """The classes of primitives that change an argument, wherever a program keeps one."""
+    return _writing_primitives(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _writing_primitives(_imported: int) -> set[type]:
     found, waiting = set(), [ops.Primitive]
     while waiting:
         kind = waiting.pop()
@@ -158,9 +175,11 @@ class _PrimitiveCall:
         def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
             known = apis.get(id(primitive))
             if known is None or recorder.busy or recorder.in_api or not recorder.listening():
-                if writes and not recorder.busy:
-                    recorder.adapter.forget()
-                return original(primitive, *args, **kwargs)
+                try:
+                    return original(primitive, *args, **kwargs)
+                finally:
+                    if writes:
+                        recorder.adapter.known.forget()
             return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
 
         setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake

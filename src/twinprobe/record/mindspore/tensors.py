@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, ClassVar
 
 import mindspore as ms
@@ -11,12 +10,14 @@ from numpy.typing import NDArray
 
 from twinprobe.record.eager.faults import ProgramFault
 from twinprobe.record.eager.host_rows import HostRows, widened
+from twinprobe.record.eager.known_rows import KnownRows
 from twinprobe.record.problems import logger
 from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import STORAGE
 
-_PURGE_AT = 8192
 _asnumpy = ms.Tensor.asnumpy  # held here, because the methods on the class are replaced while a program is recorded
+_data_ptr = getattr(ms.Tensor, "data_ptr", None)
+_COUNTS = hasattr(ms.Tensor, "_version")
 _dtypes: dict[Any, tuple[str, str]] = {}
 
 
@@ -51,57 +52,41 @@ class Reading:
         raise ProgramFault(error) from error
 
 
-class MindSporeTensors:
-    """Notes tensors. MindSpore keeps no version of a tensor's content, so a row is used again only while ``reuse``
-    says that every write is seen, and never for a parameter. Where a program has an array of a tensor's own memory,
-    nobody sees what it writes there: no row is used again until the next step."""
+Stamp = tuple[int, int]
+
+
+def _stamp(tensor: Any) -> Stamp:
+    """What MindSpore itself knows of writes: it counts some, and an exchange of the memory shows in the address."""
+    return (tensor._version if _COUNTS else 0, _data_ptr(tensor) if _data_ptr is not None else 0)
+
+
+class MindSporeTensors(KnownRows):
+    """Notes tensors. One that is as it was gets the same row again, unless it is a parameter."""
 
     def __init__(self, rows: HostRows) -> None:
-        self._rows = rows
-        self._known: dict[int, tuple[weakref.ref[Any], Row]] = {}
-        self.reuse = False
-        self._shared = False
-
-    def array_taken(self) -> None:
-        """The program holds memory of some tensor now."""
-        self._shared = True
-        self._known.clear()
-
-    def next_step(self) -> None:
-        """Tensors of the last step are gone."""
-        self._shared = False
-        self._known.clear()
+        super().__init__()
+        self._measures = rows
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
         with Reading():
             shown, name = dtype_names(tensor)
-            shape = tuple(int(size) for size in tensor.shape)
-        row = self._row(tensor, name, save) if name in STORAGE else None
+            shape, stamp = tuple(tensor.shape), _stamp(tensor)
+        row = self._row(tensor, name, stamp, save) if name in STORAGE else None
         return Note("mindspore.Tensor", shown, shape, row, None, save)
 
-    def forget(self) -> None:
-        """Believe no row any more."""
-        self._known.clear()
-
-    def _row(self, tensor: Any, name: str, save: bool) -> Row:
-        known = self._known.get(id(tensor)) if self.reuse else None
-        row = known[1] if known is not None and known[0]() is tensor else None
+    def _row(self, tensor: Any, name: str, stamp: Stamp, save: bool) -> Row:
+        row = self.find(tensor, stamp)
         if row is not None and not (save and row.payload is None and row.file is None):
             return row
-        array = self._read(tensor, name) if self._rows.wanted or save else None
+        array = self._read(tensor, name) if self._measures.wanted or save else None
         if row is None:
-            row = Row() if array is None else self._rows.row(array, name)
-            self._remember(tensor, row)
+            row = Row() if array is None else self._measures.row(array, name)
+            if not isinstance(tensor, ms.Parameter):
+                self.keep(tensor, stamp, row)
         if save and array is not None and array.size:
             row.payload = widened(array) if name == "bfloat16" else np.array(array)
         return row
-
-    def _remember(self, tensor: Any, row: Row) -> None:
-        if self.reuse and not self._shared and not isinstance(tensor, ms.Parameter):
-            if len(self._known) >= _PURGE_AT:
-                self._known.clear()
-            self._known[id(tensor)] = (weakref.ref(tensor), row)
 
     def _read(self, tensor: Any, name: str) -> NDArray[Any]:
         with Reading():

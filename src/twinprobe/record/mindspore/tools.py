@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
 
-from twinprobe.record.eager.context import Recording, recording
-from twinprobe.record.eager.debugger import EagerDebugger
 from twinprobe.record.eager.recorder import EagerRecorder
-from twinprobe.record.eager.tools import custom_api, replace_dropout, seed_python, whole_module
+from twinprobe.record.eager.tools import EagerDebugger, Verbs
 from twinprobe.record.mindspore.adapter import make_recorder
+from twinprobe.record.verbs.tools import replace_dropout, seed_python
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")
 
 
 class PrecisionDebugger(EagerDebugger):
-    """Records what a MindSpore program computes, between start() and stop(), step by step.
-
-    Configured by ``config.json``, by keyword arguments, or both (the arguments win). One per process: creating it again
-    returns the same one.
-    """
+    """Records what a MindSpore program computes, between start() and stop(), step by step."""
 
     @staticmethod
     def make_recorder(config: Any) -> EagerRecorder:
         return make_recorder(config)
 
 
-def record(
-    model: Any, dump_path: str | Path, *, level: str = "L1", task: str = "statistics", **more: Any
-) -> AbstractContextManager[Recording]:
-    """Record everything inside the block. All keys of config.json may be given; files are complete when it ends."""
-    return recording(make_recorder, model, dump_path, level=level, task=task, **more)
-
-
-def save(variable: Any, name: str, save_backward: bool = True) -> None:
-    """Save one value under a name, level ``debug``, with this process's debugger."""
-    PrecisionDebugger.current().save(variable, name, save_backward)
+_verbs = Verbs(PrecisionDebugger, make_recorder)
+record, save = _verbs.record, _verbs.save
+module_dump, module_dump_end = _verbs.module_dump, _verbs.module_dump_end
+register_custom_api = _verbs.register_custom_api
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> None:
@@ -50,9 +37,9 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
         setter = getattr(ms, "set_deterministic", None)
         setter(True) if setter is not None else ms.set_context(deterministic="ON")
     if rm_dropout:
-        replace_dropout(ms.ops, _DROPOUTS, "p")
+        replace_dropout(ms.ops, _DROPOUTS)
         if hasattr(ms, "mint"):
-            replace_dropout(ms.mint.nn.functional, _DROPOUTS, "p")
+            replace_dropout(ms.mint.nn.functional, _DROPOUTS)
         _silence_dropout_cells()
 
 
@@ -68,18 +55,3 @@ def _passing(_self: Any, x: Any) -> Any:
 
 
 _passing._twinprobe_without_dropout = True  # type: ignore[attr-defined]
-
-
-def module_dump(module: Any, dump_name: str) -> None:
-    """Record this cell as a whole, under this name, and nothing inside it, until module_dump_end()."""
-    whole_module(PrecisionDebugger.current(), module, dump_name)
-
-
-def module_dump_end() -> None:
-    """End what module_dump() began."""
-    PrecisionDebugger.current().recorder.modules.end_whole()
-
-
-def register_custom_api(module: Any, api_name: str, api_prefix: str | None = None) -> None:
-    """Record a function that MindSpore does not know, as ``<api_prefix>.<api_name>``."""
-    custom_api(PrecisionDebugger, module, api_name, api_prefix)

@@ -11,18 +11,22 @@ from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Site
 from twinprobe.record.eager.gradients import Crossings
 from twinprobe.record.eager.host_rows import HostRows, save_array
+from twinprobe.record.eager.known_rows import KnownRows
 from twinprobe.record.eager.patches import Patches, Replaced, around
-from twinprobe.record.eager.recorder import EagerRecorder, check_models
+from twinprobe.record.eager.recorder import EagerRecorder
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE
 from twinprobe.record.paddle.gradients import UseGraph, UseWatch
-from twinprobe.record.paddle.operations import CustomLayers, Operations
-from twinprobe.record.paddle.sites import all_sites
+from twinprobe.record.paddle.operations import CustomLayers, Operations, operation_sites, writes
+from twinprobe.record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe.record.paddle.tensors import PaddleTensors
+from twinprobe.record.problems import logger
 from twinprobe.record.rows import Leaf, Note
+from twinprobe.record.verbs.checks import check_models
 
 IN_OUT = "in_out"
 _TRANSPOSED = (paddle.nn.Linear,)  # weight is [in, out] here, [out, in] in PyTorch and MindSpore
+_HANDING_OUT = ("get_tensor", "value", "__dlpack__", "__cuda_array_interface__")  # nobody sees what is written there
 _PLACES = (paddle.CPUPlace, paddle.CUDAPlace, paddle.base.core.Place)
 
 
@@ -43,6 +47,7 @@ class PaddleAdapter:
     tensor_suffix = ".npy"
     container = "Module"
     module_class = paddle.nn.Layer
+    tensor_types: tuple[type, ...] = (paddle.Tensor, paddle.base.framework.EagerParamBase)
     scanned: tuple[str, ...] = ("paddle.nn.layer", "paddle.incubate.nn.layer")
 
     def __init__(self, rows: HostRows) -> None:
@@ -51,6 +56,10 @@ class PaddleAdapter:
         self.graph = UseGraph()
         self.recorder: Any = None
         self._operations: Operations | None = None
+
+    @property
+    def known(self) -> KnownRows:
+        return self._tensors
 
     def rank(self) -> int | None:
         distributed = paddle.distributed
@@ -68,9 +77,6 @@ class PaddleAdapter:
     def note(self, tensor: Any, *, save: bool) -> Note:
         return self._tensors.note(tensor, save=save)
 
-    def forget(self) -> None:
-        self._tensors.forget()
-
     def special(self, value: Any, key: str | None) -> Any:
         if isinstance(value, paddle.dtype):
             return Leaf({"type": "paddle.dtype", "value": str(value)} if key == "dtype" else {})
@@ -81,7 +87,15 @@ class PaddleAdapter:
     def check_models(self, model: Any, level: str) -> list[Any]:
         return check_models(model, level, self.module_class, "paddle.nn.Layer")
 
-    def subfolder(self, _models: list[Any]) -> str:
+    def subfolder(self, models: list[Any]) -> str:
+        for path, layer, traced in (one for model in models for one in self.modules(model)):
+            if traced:
+                logger.warning(
+                    "%s (%s) was given to paddle.jit.to_static and runs as a program, where Python sees nothing: only "
+                    "what goes in and comes out is recorded",
+                    path,
+                    type(layer).__name__,
+                )
         return ""
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
@@ -97,11 +111,15 @@ class PaddleAdapter:
                 inside.append(path)
             yield path, layer, compiled
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        return {name: one for name, one in module._parameters.items() if one is not None}
+    def parameters(self, module: Any, deep: bool) -> Mapping[str, Any]:
+        found = module.named_parameters() if deep else module._parameters.items()
+        return {name: one for name, one in found if one is not None}
 
     def layout_of(self, module: Any, name: str) -> str | None:
-        return IN_OUT if name == "weight" and isinstance(module, _TRANSPOSED) else None
+        *path, last = name.split(".")
+        for part in path:  # a parameter inside a traced layer
+            module = getattr(module, part, None)
+        return IN_OUT if last == "weight" and isinstance(module, _TRANSPOSED) else None
 
     def mark(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
         if prefix == "Functional.linear.":
@@ -131,11 +149,26 @@ class PaddleAdapter:
     def call_hooks(self, _models: list[Any]) -> Iterable[Replaced]:
         return []
 
+    def writing_sites(self, recorded: bool) -> Iterable[Site]:
+        if not recorded:
+            yield from (site for site in self.sites() if site.api.in_place)
+        yield from unrecorded_writes()
+        if not self.recorder.backward:  # else use_hooks() stands before all operations
+            yield from (site for site in operation_sites() if writes(site.attribute))
+
+    def write_hooks(self) -> Iterable[Replaced]:
+        make = around(self._handed_out)
+        return [Replaced(paddle.Tensor, name, make) for name in _HANDING_OUT if hasattr(paddle.Tensor, name)]
+
+    def _handed_out(self) -> None:
+        if not self.recorder.busy:
+            self._tensors.distrust()
+
     def use_hooks(self) -> Iterable[Any]:
         if self._operations is None:
             self._operations = Operations(self.recorder, self.graph)
             self._places = Patches(self._operations.wrap, "paddle", ("paddle.",))
-        self._places.attach(self._operations.sites())
+        self._places.attach(operation_sites())
         return [_Attached(self._places), CustomLayers(self.recorder, self.graph)]
 
     def suspend_hooks(self, _aside: Callable[[], None], _back: Callable[[], None]) -> Iterable[Replaced]:
@@ -157,9 +190,13 @@ def is_static(layer: Any) -> bool:
     return type(layer.forward).__name__ in {"StaticFunction", "SymbolicStaticFunction", "ASTStaticFunction"}
 
 
-def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> EagerRecorder:
+def make_recorder(
+    config: RecordConfig,
+    make_engine: Callable[[RecordConfig, Any], Engine] = Engine,
+    make_adapter: Callable[[HostRows], PaddleAdapter] = PaddleAdapter,
+) -> EagerRecorder:
     """A recorder of Paddle programs."""
-    recorder = EagerRecorder(config, PaddleAdapter, make_engine)
+    recorder = EagerRecorder(config, make_adapter, make_engine)
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder

@@ -77,7 +77,9 @@ class UseGraph:
                 return value
             alias = made.get(id(value))
             if alias is None:
-                alias = made[id(value)] = share(value, self._listener(value))
+                heard = self._listener(value)
+                # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
+                alias = made[id(value)] = value if heard is None and value.is_leaf else share(value, heard)
             return alias
 
         return replaced(tuple(args), swap), replaced(kwargs, swap)

@@ -34,37 +34,48 @@ class Operations:
     def __init__(self, recorder: EagerRecorder, graph: UseGraph) -> None:
         self._recorder = recorder
         self._graph = graph
-        self._sites: list[Site] = []
 
     def wrap(self, site: Site) -> Any:
         """An operation that passes aliases on."""
         recorder, graph, original, in_place = self._recorder, self._graph, site.original, site.api.in_place
+        changes = writes(site.attribute)
 
         @functools.wraps(original)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
                 with recorder.quiet(), recorder.guard("following gradients"):
                     args, kwargs = graph.aliased(args, kwargs, in_place=in_place)
-            return original(*args, **kwargs)
+            if not changes:
+                return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.adapter.known.forget()
 
         return operation
 
-    def sites(self) -> list[Site]:
-        """All operations, looked up once."""
-        if not self._sites:
-            self._sites = list(self._find())
-        return self._sites
 
-    @staticmethod
-    def _find() -> Iterator[Site]:
-        for space in (paddle._C_ops, paddle._legacy_C_ops):
-            for name, function in sorted(vars(space).items()):
-                if not name.startswith("_") and type(function) is BuiltinFunctionType and name not in _PROGRAMS:
-                    yield Site(space, name, function, _operation(name))
-        for name in sorted(COMPILED_METHODS):
-            method = vars(paddle.Tensor).get(name)
-            if type(method).__name__ == "method_descriptor":
-                yield Site(paddle.Tensor, name, method, _operation(name))
+@functools.cache
+def operation_sites() -> tuple[Site, ...]:
+    """All operations, looked up once."""
+    return tuple(_find())
+
+
+def _find() -> Iterator[Site]:
+    for space in (paddle._C_ops, paddle._legacy_C_ops):
+        for name, function in sorted(vars(space).items()):
+            ours = not name.startswith("_") and not name.rstrip("_").endswith("_grad") and name not in _PROGRAMS
+            if ours and type(function) is BuiltinFunctionType:
+                yield Site(space, name, function, _operation(name))
+    for name in sorted(COMPILED_METHODS):
+        method = vars(paddle.Tensor).get(name)
+        if type(method).__name__ == "method_descriptor":
+            yield Site(paddle.Tensor, name, method, _operation(name))
+
+
+def writes(name: str) -> bool:
+    """Whether an operation may change an argument, the running statistics of a normalisation among them."""
+    return _operation(name).in_place or "batch_norm" in name or name.startswith(("fused_", "set_", "merged_"))
 
 
 def _operation(name: str) -> Api:

@@ -40,6 +40,12 @@ _SLOTS = words(
     __and__ __or__ __xor__ __invert__ __getitem__ __setitem__
     """
 )
+_WRITING_METHODS = words(
+    """
+    set_value set_ _inplace_assign _copy_gradient_from _clear_data _share_buffer_to _share_underline_tensor_to _set_impl
+    _zero_grads clear_grad clear_gradient
+    """
+)
 _METHODS = words("clone contiguous detach copy_")
 _COLLECTIVES = words(
     """
@@ -61,6 +67,19 @@ def make_api(kind: str, name: str) -> Api:
     else:
         rank = FOCUS
     return Api(f"{kind}.{name}.", rank, writes_in_place(bare) or kind == "Distributed", kind == "Distributed")
+
+
+def unrecorded_writes() -> Iterator[Site]:
+    """What changes a tensor without being an API that is recorded."""
+    for name in sorted(_WRITING_METHODS):
+        method = vars(paddle.Tensor).get(name)
+        if callable(method):
+            yield Site(paddle.Tensor, name, method, make_api("Tensor", name))
+    stream = paddle.distributed.communication.stream
+    for name in sorted(_COLLECTIVES):
+        function = getattr(stream, name, None)
+        if isinstance(function, FunctionType):
+            yield Site(stream, name, function, make_api("Distributed", name))
 
 
 def writes_in_place(bare: str) -> bool:

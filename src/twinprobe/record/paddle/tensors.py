@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from math import prod
 from typing import Any
 
@@ -11,14 +10,15 @@ import paddle
 from numpy.typing import NDArray
 
 from twinprobe.record.eager.host_rows import HostRows, widened
+from twinprobe.record.eager.known_rows import KnownRows
 from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import STORAGE
 
 _ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol
-_PURGE_AT = 8192
 # Held here, because the methods on the class are replaced while a program is recorded.
 _numpy = paddle.Tensor.numpy
 _detach = paddle.Tensor.detach
+_data_ptr = paddle.Tensor.data_ptr
 _dlpack = getattr(paddle.Tensor, "__dlpack__", None)  # younger than the rest
 _dlpack_device = getattr(paddle.Tensor, "__dlpack_device__", None)
 _NATIVE = frozenset(name for name, storage in STORAGE.items() if np.dtype(storage).name == name)
@@ -64,12 +64,12 @@ def host_array(tensor: Any, name: str) -> NDArray[Any] | None:
     return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
 
 
-class PaddleTensors:
-    """Notes tensors. One that is still the same object and the same version gets the same row again."""
+class PaddleTensors(KnownRows):
+    """Notes tensors. One that is as it was gets the same row again."""
 
     def __init__(self, rows: HostRows) -> None:
-        self._rows = rows
-        self._known: dict[int, tuple[weakref.ref[Any], int, Row]] = {}
+        super().__init__()
+        self._measures = rows
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
@@ -79,22 +79,15 @@ class PaddleTensors:
         shape = tuple(int(size) for size in tensor.shape)
         return Note("paddle.Tensor", f"paddle.{name}", shape, row, not tensor.stop_gradient, save, None, extra)
 
-    def forget(self) -> None:
-        """Believe no row any more."""
-        self._known.clear()
-
     def _row(self, tensor: Any, content: Any, name: str, save: bool) -> Row:
-        version = int(tensor.inplace_version)
-        known = self._known.get(id(tensor))
-        row = known[2] if known is not None and known[0]() is tensor and known[1] == version else None
+        stamp = (tensor.inplace_version, _data_ptr(content) if content._is_initialized() else 0)
+        row = self.find(tensor, stamp)
         if row is not None and not (save and row.payload is None and row.file is None):
             return row
-        array = host_array(content, name) if self._rows.wanted or save else None
+        array = host_array(content, name) if self._measures.wanted or save else None
         if row is None:
-            row = Row() if array is None else self._rows.row(array, name)
-            if len(self._known) >= _PURGE_AT:
-                self._known.clear()
-            self._known[id(tensor)] = (weakref.ref(tensor), version, row)
+            row = Row() if array is None else self._measures.row(array, name)
+            self.keep(tensor, stamp, row)
         if save and array is not None and array.size:
             row.payload = widened(array) if name == "bfloat16" else np.array(array)
         return row

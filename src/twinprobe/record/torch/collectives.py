@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from twinprobe.record.rows import Leaf, Note
+from twinprobe.record.pending import without_values
 from twinprobe.record.torch.api_lists import words
 from twinprobe.record.torch.quiet import Quiet
 
@@ -137,7 +137,7 @@ class Collectives:
         capture = self._recorder.capture
         outputs = [capture(item) for item in args] + [capture(item, key) for key, item in kwargs.items()]
         if name in _ASYNC or (kwargs.get("async_op") and result is not None):
-            outputs = [_without_values(item) for item in outputs]  # still on its way; waiting would change the run
+            outputs = [without_values(item) for item in outputs]  # still on its way; waiting would change the run
         if name == "isend" and outputs:
             outputs[0] = None
         return outputs
@@ -168,13 +168,3 @@ def as_written(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         return dict(kwargs)
     return {key: item for key, item in kwargs.items() if key not in defaults or item is not defaults[key]}
-
-
-def _without_values(value: Any) -> Any:
-    if isinstance(value, Note):
-        return Note(value.type, value.dtype, value.shape, None, value.requires_grad, False, None, value.extra)
-    if isinstance(value, list):
-        return [_without_values(item) for item in value]
-    if isinstance(value, Leaf):
-        return Leaf({key: _without_values(item) for key, item in value.json.items()})
-    return value

@@ -26,6 +26,7 @@ from twinprobe.record.torch.quiet import Quiet
 from twinprobe.record.torch.tensors import TensorBook
 from twinprobe.record.torch.values import TorchValues
 from twinprobe.record.torch.watch_mode import WatchMode
+from twinprobe.record.verbs.checks import check_models, check_token_range
 
 FORWARD_PARTS = (
     ("input_args", "input"),
@@ -97,7 +98,7 @@ class TorchRecorder:
 
     def start(self, model: Any = None, token_range: Any = None) -> None:
         """Begin observing; ``model`` is a module or several."""
-        models = check_models(model, self.config.level)
+        models = check_models(model, self.config.level, torch.nn.Module, "torch.nn.Module")
         check_token_range(token_range)
         if token_range is not None and not models:
             raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")
@@ -245,26 +246,6 @@ def _without_last_nulls(items: list[Any]) -> list[Any]:
     while end and items[end - 1] is None:
         end -= 1
     return items[:end]
-
-
-def check_models(model: Any, level: str) -> list[torch.nn.Module]:
-    """The modules to watch; refuses what is no module."""
-    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
-    for one in models:
-        if not isinstance(one, torch.nn.Module):
-            raise BadInput(f"start(model=...) got {type(one).__name__}, which is no torch.nn.Module")
-    if not models and level in {"L0", "mix"}:
-        raise BadInput(f"level {level} records modules: call start(model=...)")
-    return models
-
-
-def check_token_range(token_range: Any) -> None:
-    """A pair of counts from 0 on, first not after last."""
-    if token_range is None:
-        return
-    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
-    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
-        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
 
 
 def _md5(tensor: torch.Tensor) -> Any:

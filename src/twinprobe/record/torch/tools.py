@@ -41,6 +41,11 @@ def module_dump_end() -> None:
     PrecisionDebugger.current().recorder.modules.end_whole()
 
 
+def save(variable: Any, name: str, save_backward: bool = True) -> None:
+    """Record one value, and its gradient, under a name (level debug)."""
+    PrecisionDebugger.current().save(variable, name, save_backward)
+
+
 def register_custom_api(module: Any, api_name: str, api_prefix: str | None = None) -> None:
     """Record a function that PyTorch does not know, as ``<api_prefix>.<api_name>``."""
     custom_api(module, api_name, api_prefix, _custom)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -21,6 +22,7 @@ _MOST_ELEMENTS = 1 << 56
 _END = b"$End=1\n"
 _STATISTICS = ("max", "min", "mean", "l2norm")
 _NUMBER = re.compile(r"-?\d{1,20}")
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,20 @@ def _decoded(data: Contents, header: AtbHeader, count: int, held: int) -> HostTe
         raise DamagedTensor(f"claims {size} bytes of {shown} elements, but only {held} are there")
     bytes_of = np.dtype(np.uint8)
     stored = elements(data, bytes_of, size, header.start, whole=True) if size else np.empty(0, bytes_of)
-    return HostTensor(name, header.shape, np.ascontiguousarray(decoded(code, stored, count), STORAGE[name]))
+    out = np.empty(count, STORAGE[name])
+    for first, last in _pieces(count):
+        begin, end = (first, last) if size == count else (packed_bytes(code, first), packed_bytes(code, last))
+        out[first:last] = decoded(code, stored[begin:end], last - first)
+    return HostTensor(name, header.shape, out)
+
+
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Spans of whole bytes, so that the steps of decoding need little memory; the last has never one element alone."""
+    first = 0
+    while first < count:
+        last = count if count - first <= _PIECE + 1 else first + _PIECE
+        yield first, last
+        first = last
 
 
 def _head(data: Contents) -> tuple[bytes, int]:

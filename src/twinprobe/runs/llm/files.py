@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from twinprobe.runs.places import remote
-from twinprobe.runs.scan import expect_all, scan
+from twinprobe.runs.scan import Entry, expect_all, scan
 
 INPUT, OUTPUT = "input", "output"
 _TORCH = re.compile(r"(?P<io>input|output)(?:_(?P<place>.+))?\.(?:pth|pt|npy)")
@@ -16,10 +17,13 @@ _ATB = re.compile(r"(?P<io>in|out)tensor(?P<place>\d{1,9})(?:_(?P<label>[^/]*))?
 _OPERATOR = re.compile(r"\d+_.+")
 _DEEPEST = 64
 
+# The kinds of a folder's entries. A folder that is named like a tensor is a damaged one.
+_FOLDER, _FILE, _LINK = "folder", "file", "link"
+Entries = tuple[tuple[str, str], ...]
 
-@dataclass(frozen=True, slots=True)
-class TensorFile:
-    """One tensor of an operator. ``place`` orders its inputs or outputs; ``file`` is under the dump's root."""
+
+class TensorFile(NamedTuple):
+    """One tensor of an operator. ``place`` orders its inputs or outputs; ``file`` is under the token's folder."""
 
     io: str
     place: tuple[int | str, ...]
@@ -37,21 +41,29 @@ class TensorFile:
         return tuple((0, part, "") if isinstance(part, int) else (1, 0, part) for part in self.place)
 
 
-Files = dict[str, list[TensorFile]]
+# By operator. Tokens whose folders hold the same names share the tuples.
+Files = dict[str, tuple[TensorFile, ...]]
+
+
+def under(folder: str, file: TensorFile) -> str:
+    """The path of a file from the dump's root on, by the folder of its token."""
+    return f"{folder}/{file.file}" if folder else file.file
 
 
 def torch_files(root: Path, token: str) -> Files:
     """Files of one token by module folder."""
-    found: Files = {}
     top = _Folder(root, token)
-    for folder in top.listed()[0]:
-        files = []
-        for name, linked in top.listed(folder)[1]:
-            match = _TORCH.fullmatch(name)
-            if match is not None:
-                files.append(TensorFile(match["io"], _place(match["place"]), f"{token}/{folder}/{name}", linked))
-        found[folder] = _sorted(files)
-    return found
+    return {name: _module_files(name, top.listed(name)) for name, kind in top.listed() if kind == _FOLDER}
+
+
+@lru_cache(maxsize=1 << 16)
+def _module_files(folder: str, entries: Entries) -> tuple[TensorFile, ...]:
+    files = []
+    for name, kind in entries:
+        match = _TORCH.fullmatch(name)
+        if match is not None:
+            files.append(TensorFile(match["io"], _place(match["place"]), f"{folder}/{name}", kind == _LINK))
+    return _sorted(files)
 
 
 def atb_files(root: Path, round_folder: str) -> Files:
@@ -61,29 +73,37 @@ def atb_files(root: Path, round_folder: str) -> Files:
     waiting = [("", 0)]
     while waiting:
         folder, depth = waiting.pop()
-        below = top.listed(folder)[0]
+        before, after, below = _parts(top.listed(folder))
         if folder:
-            found[folder] = _operator_files(top, round_folder, folder, below)
-        if depth < _DEEPEST:
+            taken = top.listed(f"{folder}/before") if before else ()
+            given = top.listed(f"{folder}/after") if after else ()
+            found[folder] = _operator_files(folder, taken, given)
+        if depth < _DEEPEST and below:
             front = f"{folder}/" if folder else ""
-            waiting.extend((front + name, depth + 1) for name in below if _OPERATOR.fullmatch(name))
+            waiting += [(front + name, depth + 1) for name in below]
     return found
 
 
-def _operator_files(top: _Folder, round_folder: str, folder: str, below: list[str]) -> list[TensorFile]:
+@lru_cache(maxsize=1 << 10)
+def _parts(entries: Entries) -> tuple[bool, bool, tuple[str, ...]]:
+    """What an operator's folder holds: inputs, outputs, and the folders of inner operators."""
+    folders = [name for name, kind in entries if kind == _FOLDER]
+    return "before" in folders, "after" in folders, tuple(name for name in folders if _OPERATOR.fullmatch(name))
+
+
+@lru_cache(maxsize=1 << 16)
+def _operator_files(folder: str, before: Entries, after: Entries) -> tuple[TensorFile, ...]:
     """Inputs from ``before``, outputs from ``after``; what one of them lacks is taken from the other."""
     kept: dict[tuple[str, int], TensorFile] = {}
-    for when in ("before", "after"):
-        if when not in below:
-            continue
-        for name, linked in top.listed(f"{folder}/{when}")[1]:
+    for when, entries in (("before", before), ("after", after)):
+        for name, kind in entries:
             match = _ATB.fullmatch(name)
             if match is None:
                 continue
             io = INPUT if match["io"] == "in" else OUTPUT
             key = (io, int(match["place"]))
             if key not in kept or (io == OUTPUT) == (when == "after"):
-                kept[key] = TensorFile(io, (key[1],), f"{round_folder}/{folder}/{when}/{name}", linked)
+                kept[key] = TensorFile(io, (key[1],), f"{folder}/{when}/{name}", kind == _LINK)
     return _sorted(list(kept.values()))
 
 
@@ -102,8 +122,8 @@ def _place(text: str | None) -> tuple[int | str, ...]:
     return tuple(parts)
 
 
-def _sorted(files: list[TensorFile]) -> list[TensorFile]:
-    return sorted(files, key=lambda file: (file.io, file.order))
+def _sorted(files: list[TensorFile]) -> tuple[TensorFile, ...]:
+    return tuple(sorted(files, key=lambda file: (file.io, file.order)))
 
 
 class _Folder:
@@ -114,18 +134,19 @@ class _Folder:
         self._text = None if remote(root) is not None else str(self._path)
         expect_all(self._path)
 
-    def listed(self, name: str = "") -> tuple[list[str], list[tuple[str, bool]]]:
-        """The folders in a folder, and all else with whether it is a link; links to folders are not followed."""
-        folders: list[str] = []
-        others: list[tuple[str, bool]] = []
+    def listed(self, name: str = "") -> Entries:
+        """What a folder holds, in the order of the names; links to folders are not followed."""
         try:
             with scan(self._path / name) if self._text is None else os.scandir(f"{self._text}/{name}") as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.name)
-                        others.append((entry.name, False))  # named like a tensor it is a damaged one
-                    else:
-                        others.append((entry.name, entry.is_symlink()))
+                found = [(entry.name, _kind(entry)) for entry in entries]
         except OSError:
-            return [], []
-        return sorted(folders), sorted(others)
+            return ()
+        if len(found) > 1:
+            found.sort()
+        return tuple(found)
+
+
+def _kind(entry: Entry | os.DirEntry[str]) -> str:
+    if entry.is_dir(follow_symlinks=False):
+        return _FOLDER
+    return _LINK if entry.is_symlink() else _FILE

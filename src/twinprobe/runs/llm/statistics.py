@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files
+from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files, under
 from twinprobe.runs.llm.layout import TORCH
 from twinprobe.runs.llm.tensor import open_llm_header
 
@@ -39,12 +39,12 @@ def _torch(root: Path, token: str) -> tuple[Files, dict[str, Recorded]]:
             io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
             # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
             at = sum(file.io == io for file in listed)
-            file = TensorFile(io, (at,), f"{token}/{folder}/{_TORCH_FILE}#{io}.{at}")
+            file = TensorFile(io, (at,), f"{folder}/{_TORCH_FILE}#{io}.{at}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
             found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
             listed.append(file)
         if listed:
-            files[folder] = listed
+            files[folder] = tuple(listed)
     return files, found
 
 
@@ -54,7 +54,7 @@ def _atb(root: Path, round_folder: str) -> tuple[Files, dict[str, Recorded]]:
     for listed in files.values():
         for file in listed:
             try:
-                header = open_llm_header(root, file.file, linked=file.linked)
+                header = open_llm_header(root, under(round_folder, file), linked=file.linked)
             except DamagedTensor:
                 continue
             if header.statistics:
@@ -76,8 +76,8 @@ def _from_round_file(root: Path, round_folder: str, files: Files, found: dict[st
         place = (_whole(row.get("Index", "0")),)
         file = next((one for one in files[folder] if one.io == io and one.place == place), None)
         if file is None:
-            file = TensorFile(io, place, f"{round_folder}/{_ROUND_FILE}#{folder}.{io}.{place[0]}")
-            files[folder].append(file)
+            file = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
+            files[folder] += (file,)
         values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
         found[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
 

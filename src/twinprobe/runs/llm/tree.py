@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import json_file
 
 ORDER, EXECUTION = "order", "execution"
 """Set in the param of a tree whose modules stand in the order of their calls."""
@@ -146,8 +147,8 @@ def _texts(value: dict[str, Any], key: str) -> tuple[str, ...]:
 
 def _document(path: Path) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(json_file(path))
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"is not valid JSON: {error}", where=path) from None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from functools import total_ordering
 from pathlib import PurePath, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from twinprobe.errors import BadInput
 from twinprobe.runs.remote.asking import Options
 
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ class UrlName:
         self._protocol, self._options, self._front, self._inner, self._named = protocol, options, front, inner, named
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self._protocol, self._options, self._front, self._inner, self._named)
+        own = (self._protocol, self._options, self._front, self._inner, self._named)
+        return _arrived, (type(self), own, os.getpid())
 
     def __str__(self) -> str:
         return self._front + self._inner
@@ -127,3 +130,12 @@ class UrlName:
         return self
 
     absolute = resolve = expanduser
+
+
+def _arrived(kind: type[UrlName], own: tuple[Any, ...], sender: int) -> UrlName:
+    """A path that was sent here; what is in one process's memory cannot be reached from another."""
+    path = kind(*own)
+    if path.protocol == "memory" and sender != os.getpid():
+        raise BadInput("is in the memory of one process, which others cannot read", where=str(path),
+                       hint="use --engine inline")  # fmt: skip
+    return path

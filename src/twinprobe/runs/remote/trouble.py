@@ -35,7 +35,9 @@ def understood(error: BaseException, where: str) -> OSError | BadInput:
     names = {kind.__name__ for kind in type(error).__mro__}
     text = _one_line(error)
     if isinstance(error, ImportError):
-        return BadInput(f"needs a package that is missing: {text}", where=where, hint="install it with pip")
+        package = (error.name or "").partition(".")[0]
+        hint = f"pip install {package}" if package else "install it with pip"
+        return BadInput(f"needs a package that is missing: {text}", where=where, hint=hint)
     if names & _NO_CREDENTIALS:
         return BadInput(f"no credentials for this storage: {text}", where=where, hint=CREDENTIALS_HINT)
     if names & _NO_ANSWER or (isinstance(error, OSError) and error.errno in _NO_ANSWER_NUMBERS):

@@ -1,4 +1,4 @@
-"""PrecisionDebugger: the interface that training scripts already use, for any eager framework."""
+"""PrecisionDebugger: the interface that training scripts already use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from twinprobe.errors import BadInput
-from twinprobe.record.config import load_config
-from twinprobe.record.eager.recorder import EagerRecorder
-from twinprobe.record.eager.single_points import SinglePoints
+from twinprobe.record.config import RecordConfig, load_config
+from twinprobe.record.verbs.single_points import SinglePoints
 
 
 class _Verb:
@@ -19,7 +18,7 @@ class _Verb:
         self._function = function
         self.__doc__ = function.__doc__
 
-    def __get__(self, instance: EagerDebugger | None, owner: type[EagerDebugger]) -> Any:
+    def __get__(self, instance: Debugger | None, owner: type[Debugger]) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             return self._function(instance or owner.current(), *args, **kwargs)
 
@@ -27,7 +26,7 @@ class _Verb:
         return call
 
 
-class EagerDebugger(ABC):
+class Debugger(ABC):
     """Records what a program computes, between start() and stop(), step by step.
 
     Configured by ``config.json``, by keyword arguments, or both (the arguments win). One per process: creating it again
@@ -35,9 +34,9 @@ class EagerDebugger(ABC):
     """
 
     _current: ClassVar[Any] = None
-    recorder: EagerRecorder
+    recorder: Any
 
-    def __new__(cls, *_: Any, **__: Any) -> EagerDebugger:
+    def __new__(cls, *_: Any, **__: Any) -> Debugger:
         if cls._current is None:
             cls._current = super().__new__(cls)
         return cls._current  # type: ignore[no-any-return]
@@ -60,12 +59,17 @@ class EagerDebugger(ABC):
         except BaseException:
             type(self)._current = None
             raise
-        self._points = SinglePoints(self.recorder)
+        self._points = self.make_points(self.recorder)
 
     @staticmethod
     @abstractmethod
-    def make_recorder(config: Any) -> EagerRecorder:
+    def make_recorder(config: RecordConfig) -> Any:
         """The framework's own recorder."""
+
+    @staticmethod
+    @abstractmethod
+    def make_points(recorder: Any) -> SinglePoints:
+        """What saves single values for it."""
 
     @classmethod
     def current(cls) -> Any:
@@ -97,11 +101,15 @@ class EagerDebugger(ABC):
 
     def close(self) -> None:
         """End the recording; a new PrecisionDebugger may be created afterwards. Happens at exit by itself."""
-        if self.recorder.attached:
+        if self.watching():
             self.recorder.stop()
         self.recorder.engine.close()
         if type(self)._current is self:
             type(self)._current = None
+
+    def watching(self) -> bool:
+        """Whether anything is being watched now."""
+        return bool(self.recorder.attached)
 
     start = _Verb(_start)
     stop = _Verb(_stop)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe.record.config import RecordConfig, load_config
-from twinprobe.record.eager.recorder import EagerRecorder
 
 
 class Recording:
     """What ``record`` hands out: call ``step()`` at the end of each training step."""
 
-    def __init__(self, recorder: EagerRecorder, model: Any) -> None:
+    def __init__(self, recorder: Any, model: Any) -> None:
         self._recorder = recorder
         self._model = model
         self.path = recorder.config.dump_path
@@ -27,7 +26,7 @@ class Recording:
 
 @contextmanager
 def recording(
-    make: Callable[[RecordConfig], EagerRecorder], model: Any, dump_path: str | Path, **options: Any
+    make: Callable[[RecordConfig], Any], model: Any, dump_path: str | Path, **options: Any
 ) -> Iterator[Recording]:
     """Record everything inside the block; files are complete when it ends."""
     recorder = make(load_config(dump_path=dump_path, **options))

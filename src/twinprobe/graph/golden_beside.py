@@ -1,0 +1,164 @@
+"""Large graphs by two processes: a forked one reads and renders the trusted run, and writes the file.
+
+They exchange the trusted run's table and tree one way, as soon as they are there; the other way the tree of the run
+under test and the links, then its values. Whatever fails over there is done here instead, so that its error is raised
+here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twinprobe.graph.communication import read_communication
+from twinprobe.graph.extras import node_extras, summary_rows
+from twinprobe.graph.nested import nested
+from twinprobe.graph.node_values import CallValues
+from twinprobe.graph.picture import GOLDEN, Picture, Side, side_of
+from twinprobe.graph.side_parts import pack_side, unpack_side
+from twinprobe.graph.spool import Spool
+from twinprobe.graph.values import DB, CallTexts
+from twinprobe.graph.vis_db import GraphDb, new_indices, tensor_folder
+from twinprobe.runs.handing_over import hand_over, take_over
+from twinprobe.runs.run import Run, open_run
+
+_PIECES_AHEAD = 24  # rendered while the runs are matched; about 2 MB each
+
+
+class _Compared(msgspec.Struct):
+    """What is known of the run under test once it is compared: per call, and in all."""
+
+    severity: list[int]
+    drift: list[float]
+    error: list[float]
+    origin: list[str]
+    rule: list[str]
+    summary: list[tuple[Any, ...]]
+    tensor_folder: str | None
+
+
+class GoldenBeside:
+    """A process that writes the rows of both runs into ``part``, which it creates."""
+
+    def __init__(self, golden: Path, part: Path, step: int, rank: int, *, overflow_check: bool) -> None:
+        self._part = part
+        self._place = step, rank
+        self._ours, self._theirs = Spool(), Spool()
+        self._run_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                self._ours.receives()
+                self._theirs.sends()
+                self._work(golden, overflow_check)
+                code = 0
+            finally:
+                os._exit(code)
+        self._ours.sends()
+        self._theirs.receives()
+
+    def _work(self, golden: Path, overflow_check: bool) -> None:
+        run = nested(open_run(golden))
+        _ = run.stacks  # for its notes
+        hand_over(run, self._run_file)
+        self._run_file.flush()
+        self._theirs.send(b"")
+        side, _ = side_of(GOLDEN, run, overflow_check=overflow_check)
+        self._theirs.send(pack_side(side))
+        texts = side.texts(DB)
+        rendered = list(islice(texts, _PIECES_AHEAD))
+        packed, link = self._next(), self._next()
+        target = unpack_side(packed, Run(run.path, "", "", "", [], run.table.clear(), []))
+        side.link = msgspec.msgpack.decode(link, type=list[int])
+        db = GraphDb(self._part, nodes=len(side.tree) + len(target.tree))
+        folder = tensor_folder(run)
+        db.add_side(side, target.paths, *self._place, chain(_used_up(rendered), texts), folder=folder)
+        self._write_target(db, side, target)
+        db.close()
+
+    def _write_target(self, db: GraphDb, side: Side, target: Side) -> None:
+        known = msgspec.msgpack.decode(self._next(), type=_Compared)
+        severity = np.array(known.severity, dtype=np.int8)
+        values = CallValues(severity, np.array(known.drift), np.array(known.error), known.origin, known.rule)
+        picture = Picture(*self._place, target, side, 0, None, values)
+        db.add_extras(node_extras(picture), known.summary)
+        indices, folder = new_indices(picture), known.tensor_folder
+        db.add_side(target, side.paths, *self._place, self._pieces(), indices, folder)
+
+    def _pieces(self) -> Iterator[CallTexts]:
+        decode = msgspec.msgpack.Decoder(CallTexts).decode
+        while piece := self._next():
+            yield decode(piece)
+
+    def _next(self) -> bytes:
+        message = self._ours.receive()
+        if message is None:
+            raise EOFError  # the other process has ended: so does this one
+        return message
+
+    def run(self) -> Run | None:
+        """The trusted run, or None where reading it failed."""
+        if self._theirs.receive() is None:
+            return None
+        self._run_file.seek(0)
+        return take_over(self._run_file)
+
+    def side(self, run: Run) -> Side | None:
+        """The trusted run's tree; None where the other process has given up."""
+        packed = self._theirs.receive()
+        if packed is None:
+            return None
+        side = unpack_side(packed, run)
+        side.communication = read_communication(run)
+        return side
+
+    def linked(self, target: Side, golden: Side) -> None:
+        """Let the other process write the trusted run's rows: both sides are matched."""
+        self._ours.send(pack_side(target), msgspec.msgpack.encode(golden.link))
+
+    def write(self, picture: Picture) -> bool:
+        """Have the rows of the run under test written; False where all has to be drawn anew, here."""
+        values, side = picture.values, picture.target
+        assert values is not None
+        known = _Compared(
+            values.severity.tolist(), values.drift.tolist(), values.error.tolist(), values.origin, values.rule,
+            list(summary_rows(picture)), tensor_folder(side.run),
+        )  # fmt: skip
+        encode = msgspec.msgpack.Encoder().encode
+        self._ours.send(encode(known))
+        for piece in picture.texts(side, DB):
+            self._ours.send(encode(piece))
+        self._ours.send(b"")
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        if status:
+            self._part.unlink(missing_ok=True)
+        return status == 0
+
+    def __enter__(self) -> GoldenBeside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        self._ours.close()
+        self._theirs.close()
+        self._run_file.close()
+
+
+def _used_up(items: list[CallTexts]) -> Iterator[CallTexts]:
+    """The items of a list, each forgotten when the next is taken."""
+    items.reverse()
+    while items:
+        yield items.pop()

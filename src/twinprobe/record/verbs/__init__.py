@@ -1,0 +1,1 @@
+"""What scripts call, the same for every framework."""

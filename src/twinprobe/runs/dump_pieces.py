@@ -1,0 +1,155 @@
+"""The entries of a dump, piece by piece: however large the file, few of them are in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe.errors import BadInput
+from twinprobe.runs.tolerant_json import loads, without_surrogates
+
+Bytes = bytes | bytearray | memoryview
+Batch = tuple[bool, dict[str, Any]]  # whether the entries are still JSON, and the entries
+
+PIECE = 1 << 20
+# A call with more JSON values than this is no call. In a piece of the usual size there cannot be many more.
+MOST_VALUES = 1 << 18
+_SHOWN = 200
+# Between two entries: the end of an object, then a key that names a call (or a point) and begins a container.
+_CUT = re.compile(
+    rb'\}\s*,\s*(?="[^"\\]{0,4096}\.(?:forward|backward|parameters_grad|debug)(?:\.\d{1,18})?"\s*:\s*[{\[])'
+)
+_FIRST_KEY = re.compile(rb'\s*\{?\s*"([^"\\]{0,200})')
+
+_decode_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def whole_batches(path: Path, members: Bytes) -> Iterator[Batch]:
+    """The entries of the inside of a JSON object that is known to be whole."""
+    waiting: bytes = b""
+    for piece in _pieces(members):
+        waiting += piece
+        found = batch_of(path, b"{" + waiting + b"}")
+        if found is None:
+            waiting += b","  # the cut was inside of an entry
+            continue
+        yield found
+        waiting = b""
+    if waiting.strip(b", \t\r\n"):
+        raise BadInput("is not JSON", where=f"{path}: data[{first_key(waiting)!r}]")
+
+
+def batches_up_to_damage(path: Path, members: Bytes) -> Generator[Batch, None, str]:
+    """The entries as far as they are whole; returns what is wrong with the rest, or nothing.
+
+    ``members`` goes on to the end of the file, and so holds the two braces that should stand there.
+    """
+    waiting = b""
+    for piece in _pieces(members):
+        waiting += piece
+        found = batch_of(path, b"{" + waiting + b"}") or batch_of(path, b"{" + _without_end(waiting))
+        if found is not None:
+            yield found
+            waiting = b""
+        elif len(waiting) < 4 * PIECE:
+            waiting += b","  # perhaps the cut was inside of an entry
+        else:
+            break
+    if not waiting:
+        return ""
+    text = waiting.decode("utf-8", "replace")
+    yield False, saved(text)
+    return "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
+
+
+def _ends_early(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) - 1 or "Unterminated" in str(error)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def batch_of(path: Path, text: bytes) -> Batch | None:
+    """The members of one JSON object; None where it is none. BadInput where it holds out of all proportion."""
+    check_values(path, text)
+    try:
+        return True, _decode_entries(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        found = loads(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return (False, found) if isinstance(found, dict) else None
+
+
+def check_values(path: Path, text: bytes) -> None:
+    """Refuse a piece that would become very many objects, before it does."""
+    if len(text) > 2 * PIECE:
+        values = text.count(b",") + text.count(b"[") + text.count(b"{")
+        if values > MOST_VALUES:
+            raise BadInput(
+                f"holds up to {values} values, more than any call has (at most {MOST_VALUES} are read)",
+                where=f"{path}: data[{first_key(text)!r}]",
+            )
+
+
+def first_key(text: bytes) -> str:
+    """The first key of an object, for messages."""
+    found = _FIRST_KEY.match(text)
+    return found[1].decode("utf-8", "replace")[:_SHOWN] if found else ""
+
+
+def saved(text: str) -> dict[str, Any]:
+    """The members of an object before the place where its text cannot be read further."""
+    decoder, found, at = json.JSONDecoder(), dict[str, Any](), 0
+    try:
+        while True:
+            name, at = decoder.raw_decode(text, skip(text, at))
+            at = expect(text, at, ":")
+            entry, at = decoder.raw_decode(text, skip(text, at))
+            if not isinstance(name, str):
+                break
+            found[without_surrogates(name)] = without_surrogates(entry)
+            at = expect(text, at, ",")
+    except (ValueError, RecursionError, IndexError):
+        pass
+    return found
+
+
+def skip(text: str, at: int) -> int:
+    """The next place that is not empty."""
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def expect(text: str, at: int, sign: str) -> int:
+    """The place after this sign, which must come next."""
+    at = skip(text, at)
+    if text[at] != sign:
+        raise ValueError(f"expected {sign!r} at {at}")
+    return at + 1
+
+
+def _pieces(members: Bytes) -> Iterator[bytes]:
+    at, end = 0, len(members)
+    while at < end:
+        cut = _CUT.search(members, at + PIECE) if end - at > PIECE else None
+        stop = cut.start() + 1 if cut else end
+        yield bytes(members[at:stop])
+        at = cut.end() if cut else end
+
+
+def _without_end(piece: bytes) -> bytes:
+    """The last piece with one of the two braces that end the file."""
+    stripped = piece.rstrip()
+    return stripped[:-1] if stripped.endswith(b"}") else stripped

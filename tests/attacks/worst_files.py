@@ -1,0 +1,223 @@
+"""For every reader the files that cost it most for their size: dense, repeated, nested or claiming too much.
+
+A file is some megabytes long. What a reader may take is 64 MB and so many times the size of the file.
+"""
+# ruff: noqa: UP031, PLW0108  JSON is full of braces, which the other ways of formatting want doubled
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import fuzz_seeds as seeds
+import numpy as np
+
+SIZE = 6_000_000
+TENSOR, TABLE, PACKED, TREE, LOOSE = 3, 8, 10, 12, 16
+_LOOSE = ("alignment", "compare_json")
+
+
+@dataclass(frozen=True)
+class Worst:
+    """A file for a reader of tests/fuzz, and how many times its size the reader may take beyond 64 MB."""
+
+    reader: str
+    times: int
+    content: Callable[[], bytes]
+
+
+def _dump(entries: str) -> bytes:
+    head = '"task": "statistics", "level": "L1", "framework": "pytorch"'
+    return f'{{{head}, "data": {{{entries}}}}}'.encode()
+
+
+def _part(lines: Iterator[str]) -> bytes:
+    return ('{"task": "statistics", "level": "L1", "framework": "pytorch"}\n' + "\n".join(lines)).encode()
+
+
+def _call(arguments: str, number: int = 0, name: str = "f") -> str:
+    return f'"Torch.{name}.{number}.forward":{{"input_args":[{arguments}]}}'
+
+
+def _many(text: str, size: int = SIZE) -> str:
+    return ",".join([text] * (size // (len(text) + 1)))
+
+
+def _calls(arguments: str, name: str = "f") -> str:
+    return ",".join(_call(arguments, at, name) for at in range(SIZE // len(_call(arguments, 99_999, name))))
+
+
+def _keys(text: str, size: int = SIZE) -> str:
+    return ",".join(text % at for at in range(size // len(text % 999_999)))
+
+
+_LEAF = '{"type":"torch.Tensor","dtype":"torch.float32","shape":[2],"md5":"0badf00d"}'
+_NAN = '{"type":"t","dtype":"d","shape":[],"Max":NaN,"Min":NaN,"Mean":-Infinity,"Norm":NaN}'
+_DUMPS: dict[str, Callable[[], bytes]] = {
+    "nulls in one call": lambda: _dump(_call(_many("null"))),
+    "keys in one call": lambda: _dump('"Torch.f.0.forward":{"input_kwargs":{%s}}' % _keys('"k%d":null')),
+    "empty lists in one call": lambda: _dump(_call(_many("[]"))),
+    "nulls in many calls": lambda: _dump(_calls(_many("null", 5000))),
+    "calls of nothing": lambda: _dump(_keys('"%d.forward":{}')),
+    "entries that are no calls": lambda: _dump(_keys('"%d":0')),
+    "dense checksums": lambda: _dump(_calls(_many(_LEAF, 320))),
+    "statistics that are NaN": lambda: _dump(_calls(_many(_NAN, 900))),
+    "NaN beside the statistics": lambda: _dump(_calls(_LEAF.replace("}", ',"x":NaN}'))),
+    "cut off": lambda: _dump(_calls(_many(_LEAF, 320)))[:-3000],
+    "wide characters": lambda: _dump(_calls('{"type":"str","value":"\U0001f600%s","x":NaN}' % ("a" * 150))),
+    "long names": lambda: _dump(_calls(_many("null", 200), "f" * 300)),
+}
+_PARTS: dict[str, Callable[[], bytes]] = {
+    "empty lines": lambda: _part(iter(["\n" * SIZE])),
+    "one line": lambda: _part(iter(["{%s}" % _call(_many("null"))])),
+    "lines of nulls": lambda: _part("{%s}" % _call(_many("null", 5000), at) for at in range(SIZE // 5000)),
+}
+_POINTS: dict[str, Callable[[], bytes]] = {
+    "points that are null": lambda: _dump(_keys('"a%d.debug":null')),
+    "a list of nulls": lambda: _dump('"a.0.debug":[%s]' % _many("null")),
+}
+
+
+def _pt(elements: bytes, claim: int, method: int) -> bytes:
+    """A file of torch.save with one float32 tensor that claims so many elements."""
+    pickled = (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpu"
+        b"J%btQK\0J%b\x85K\1\x85\x89ccollections\nOrderedDict\n)RtR." % (2 * (claim.to_bytes(4, "little"),))
+    )
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        archive.writestr("a/data.pkl", pickled)
+        archive.writestr("a/version", "3\n")
+        archive.writestr("a/data/0", elements)
+    return file.getvalue()
+
+
+def _npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def _atb(code: int, dims: str, payload: bytes) -> bytes:
+    head = f"$Version=1.0\n$Object.Count=1\n$Object.Length={len(payload)}\nformat=2\ndtype={code}\ndims={dims}\n"
+    return f"{head}$Object.data=0,{len(payload)}\n$End=1\n".encode() + payload
+
+
+def _vis() -> bytes:
+    names = [f"Module.m{at}.M.forward.0" for at in range(20_000)]
+    node = {"node_type": 0, "output_data": {}, "input_data": {}, "upnode": "DefaultModel", "subnodes": []}
+    nodes = {name: {"id": name, **node} for name in names}
+    root = {"id": "DefaultModel", **node, "upnode": "None", "subnodes": names}
+    return json.dumps({"root": "DefaultModel", "node": {"DefaultModel": root, **nodes}}).encode()
+
+
+def _database() -> bytes:
+    """A sound graph file with a thousand nodes of long texts beside its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "a.vis.db")
+        path.write_bytes(seeds.vis_databases()[0])
+        database = sqlite3.connect(path)
+        columns = ", ".join(row[1] for row in database.execute("PRAGMA table_info(tb_nodes)") if row[1] != "id")
+        text = columns.replace("node_name", f"node_name || '{'x' * 5000}'", 1)
+        for _ in range(6):
+            database.execute(f"INSERT INTO tb_nodes ({columns}) SELECT {text} FROM tb_nodes")
+        database.commit()
+        database.close()
+        return path.read_bytes()
+
+
+_TENSORS: list[tuple[str, str, Callable[[], bytes]]] = [
+    ("pt", "stored", lambda: _pt(bytes(SIZE), SIZE // 4, zipfile.ZIP_STORED)),
+    ("pt", "a compressed one that unpacks to a thousand times its size",
+     lambda: _pt(bytes(64_000_000), 16_000_000, zipfile.ZIP_DEFLATED)),
+    ("pt", "one that claims more than it has", lambda: _pt(bytes(SIZE), 1 << 30, zipfile.ZIP_STORED)),
+    ("npy", "columns first, the other byte order", lambda: _npy(np.asfortranarray(np.ones((1000, 1500), ">f4")))),
+    ("npy", "a few bytes that claim eight terabytes",
+     lambda: _npy(np.ones(4, "<f8")).replace(b"(4,), }" + b" " * 12, b"(1099511627776,), }")),
+    ("bin", "plain", lambda: _atb(0, f"{SIZE // 4}", bytes(SIZE))),
+    ("vis", "many nodes", _vis),
+    ("vis_db", "long names", _database),
+]  # fmt: skip
+
+
+def _yaml(text: str) -> bytes:
+    return text.encode()
+
+
+_YAML: dict[str, Callable[[], bytes]] = {
+    "one letter for each value": lambda: _yaml("a: [" + _many("a") + "]"),
+    "keys of few letters": lambda: _yaml("".join(f"{at:x}: b\n" for at in range(SIZE // 9))),
+    "empty lists": lambda: _yaml("a: [" + _many("[]") + "]"),
+    "plain lines of few letters": lambda: _yaml("".join(f"a{at:x}: b\n" for at in range(SIZE // 9))),
+    "long plain lines": lambda: _yaml("".join(f"a{at:x}{'x' * 45}: b{'y' * 45}\n" for at in range(SIZE // 100))),
+    "lines below a class": lambda: _yaml("A:\n" + "".join(f"  a{at:x}.b.c: d.e.f\n" for at in range(SIZE // 20))),
+    "names of many parts": lambda: _yaml(
+        "A:\n" + "".join(f"  {'ab.cd.' * 50}{at:x}: x\n" for at in range(SIZE // 310))
+    ),
+}
+_TREES: dict[str, dict[str, Callable[[], bytes]]] = {
+    "stack": {
+        "short frames": lambda: ('{"a":["%s"]}' % _keys("%d").replace(",", '","')).encode(),
+        "numbers": lambda: ('{"a":[%s]}' % _keys("%d")).encode(),
+        "long frames": lambda: ("{%s}" % _keys('"%d":["File x.py, line 1, in f, return self.layers(x)"]')).encode(),
+    },
+    "construct": {
+        "short names": lambda: ("{%s}" % _keys('"%d":null')).encode(),
+        "names of calls": lambda: ("{%s}" % _keys('"Module.layers.%d.mlp.MLP.forward.0":"Module.forward.0"')).encode(),
+        "lists": lambda: ("{%s}" % _keys('"%d":[]')).encode(),
+    },
+    "model_tree": {
+        "small children": lambda: ('{"name":"r","children":[%s]}' % _many('{"name":"a"}')).encode(),
+        "children with all": lambda: (
+            '{"name":"r","children":[%s]}' % _keys('{"name":"root.layers.%d","type":"Linear","children":[]}')
+        ).encode(),
+    },
+    "topology": {
+        "small operators": lambda: ('{"nodes":[%s]}' % _many('{"opType":"a"}')).encode(),
+        "tensors": lambda: ('{"nodes":[{"opType":"a","inTensors":[%s]}]}' % _keys('"t%d"')).encode(),
+    },
+    "kernel_names": {"short lines": lambda: "".join(f"{at:x},b\n" for at in range(SIZE // 9)).encode()},
+    "kernel_statistics": {
+        "short lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + b"a,b,0,0,1,input,0,,,,,,\n" * (SIZE // 25),
+    },
+    "merge_config": {"short names": lambda: ("api: [%s]" % _keys("a%d")).encode()},
+    "op_mapping": {
+        "short names": lambda: ("{%s}" % _keys('"a%d":["b"]', 1 << 20)).encode(),
+        "more than is read": lambda: ("{%s}" % _keys('"a%d":["b"]')).encode(),
+    },
+    "alignment": {
+        "short names": lambda: ('{"relations":[%s]}' % _keys('{"target":"a%d","golden":"b"}')).encode(),
+        "names of calls": lambda: ('{"relations":[%s]}' % ",".join(
+            f'{{"target": "Module.layers.{at}.mlp.MLP.forward.0", "golden": "Module.h.{at}.mlp.MLP.forward.0"}}'
+            for at in range(SIZE // 100))).encode(),
+    },
+    "compare_json": {"short names": lambda: ('{"npu_path":"a",%s}' % _keys('"a%d":0')).encode()},
+}  # fmt: skip
+
+
+def worst_files() -> dict[str, Worst]:
+    """All of them, by reader and what is bad about the file."""
+    found = {f"{reader}: {what}": Worst(reader, TENSOR, content) for reader, what, content in _TENSORS}
+    for code, elements in ((29, 2), (30, 8), (40, 2)):
+        what = f"bin: {elements} elements in a byte, of type {code}"
+        found[what] = Worst("bin", PACKED, partial(_atb, code, f"{elements},{SIZE}", bytes(SIZE)))
+    for reader, files in (("dump", _DUMPS), ("part", _PARTS), ("debug", _POINTS)):
+        found |= {f"{reader}: {what}": Worst(reader, TABLE, content) for what, content in files.items()}
+    for reader in ("api_mapping", "cell_mapping", "data_mapping", "layer_mapping"):
+        few = reader in ("cell_mapping", "data_mapping")  # they share a reader
+        found |= {
+            f"{reader}: {what}": Worst(reader, TABLE, content)
+            for what, content in _YAML.items()
+            if not few or "plain" in what
+        }
+    for reader, files in _TREES.items():
+        times = LOOSE if reader in _LOOSE else TREE
+        found |= {f"{reader}: {what}": Worst(reader, times, content) for what, content in files.items()}
+    return found

@@ -1,0 +1,11 @@
+"""Fuzzing the page on graph files."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_trial import fuzz
+
+
+@pytest.mark.parametrize("name", ["page_of_vis", "page_of_vis_db"])
+def test_only_our_own_errors_leave_a_reader(name: str) -> None:
+    fuzz(name)

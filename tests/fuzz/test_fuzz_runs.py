@@ -1,0 +1,11 @@
+"""Fuzzing dump.json in all its forms."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_trial import fuzz
+
+
+@pytest.mark.parametrize("name", ["dump", "part", "debug"])
+def test_only_our_own_errors_leave_a_reader(name: str) -> None:
+    fuzz(name)

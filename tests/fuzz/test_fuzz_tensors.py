@@ -1,0 +1,11 @@
+"""Fuzzing tensor files."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_trial import fuzz
+
+
+@pytest.mark.parametrize("name", ["pt", "npy", "bin"])
+def test_only_our_own_errors_leave_a_reader(name: str) -> None:
+    fuzz(name)

@@ -1,0 +1,228 @@
+"""Small files go many at a time: with the same numbers as one by one, and never past what a file says of itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from llm_dumps import CODES, Sizes, atb_bytes, atb_layer, atb_model, decoder_values, write_atb, write_atb_model
+
+from twinprobe.align.ops.table import read_table
+from twinprobe.compare.llm.measured import Measuring, measure_rows
+from twinprobe.compare.llm.plan import Plan, make_plan
+from twinprobe.compare.llm.results import MeasuredRows
+from twinprobe.compare.llm.rows import rows_of
+from twinprobe.compare.llm.token import Where
+from twinprobe.measure.engine import PLAIN, engine_of
+from twinprobe.measure.llm_batch import measure_llm_pairs
+from twinprobe.measure.llm_metrics import LlmMetrics, measure_llm_pair
+from twinprobe.runs.host_tensor import HostTensor
+from twinprobe.runs.llm.described import described_torch
+from twinprobe.runs.llm.dump import open_llm_dump
+from twinprobe.runs.llm.small_files import LARGEST, SmallFiles
+from twinprobe.runs.pt_file import read_pt
+
+KERNELS = engine_of(1 << 40)
+torch = pytest.importorskip("torch")
+
+
+def saved(tensor: object) -> bytes:
+    out = io.BytesIO()
+    torch.save(tensor, out)
+    return out.getvalue()
+
+
+def alike(found: LlmMetrics, wanted: LlmMetrics) -> bool:
+    """Equal but for the last digits of the divergence, whose logarithm is taken column by column."""
+    same = found._replace(kl=None) == wanted._replace(kl=None)
+    return same and found.kl == pytest.approx(wanted.kl, rel=1e-9, abs=1e-300)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from(["float16", "float32"]))
+def test_many_pairs_have_the_numbers_of_each_alone(data: st.DataObject, dtype: str) -> None:
+    finite = st.floats(-1e4, 1e4, width=16).filter(lambda value: value == 0 or abs(value) > 1e-3)
+    shapes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    sides = [[data.draw(arrays.arrays(dtype, size, elements=finite)) for size in shapes] for _ in range(2)]
+    starts = np.concatenate([[0], np.cumsum(shapes)[:-1]])
+    places = np.array([(at, at, size) for at, size in zip(starts, shapes, strict=True)], np.int64)
+    whole = [np.frombuffer(np.concatenate(side).tobytes().ljust(2048, b"\0"), np.uint8) for side in sides]
+    found = measure_llm_pairs(dtype, whole[0], whole[1], places)
+    for one, my, golden in zip(found, *sides, strict=True):
+        alone = measure_llm_pair(HostTensor(dtype, my.shape, my), HostTensor(dtype, my.shape, golden), engine=KERNELS)
+        assert one is not None
+        assert alike(one, alone)
+
+
+def test_pairs_with_nan_or_inf_are_left_to_be_measured_alone() -> None:
+    values = np.array([1, 2, np.nan, 1, np.inf, 3], np.float32)
+    memory = np.frombuffer(values.tobytes(), np.uint8)
+    found = measure_llm_pairs("float32", memory, memory, np.array([(0, 0, 2), (2, 2, 2), (4, 4, 2)], np.int64))
+    assert [one is None for one in found] == [False, True, True]
+
+
+def test_places_outside_of_the_memory_are_never_read() -> None:
+    memory = np.zeros(64, np.uint8)
+    with pytest.raises(AssertionError):
+        measure_llm_pairs("float32", memory, memory, np.array([(0, 10, 8)], np.int64))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(["float16", "float32"]), st.integers(0, 3), st.integers(1, 50)), max_size=8))
+def test_elements_off_their_boundaries_arrive_as_they_are(
+    tmp_path_factory: pytest.TempPathFactory, files: list[tuple[str, int, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("small")
+    arrays_of = []
+    for at, (dtype, odd, size) in enumerate(files):
+        array = np.arange(size, dtype=dtype) + at
+        content = atb_bytes(array.tobytes(), (size,), CODES[dtype], more="x" * odd)
+        (folder / f"{at}.bin").write_bytes(content)
+        arrays_of.append(array)
+    with SmallFiles(str(folder)) as small:
+        held = [small.read(f"{at}.bin") for at in range(len(files))]
+        for one, array in zip(held, arrays_of, strict=True):
+            assert one is not None
+            memory = small.octets[: small.octets.size // 8 * 8].view(array.dtype)
+            assert memory[one.first : one.first + one.what.elements].tolist() == array.tolist()
+
+
+def test_links_fifos_folders_and_large_or_short_files_are_no_small_files(tmp_path: Path) -> None:
+    write_atb(tmp_path / "good.bin", np.ones(4, np.float32))
+    whole = (tmp_path / "good.bin").read_bytes()
+    (tmp_path / "short.bin").write_bytes(whole[:-1])
+    (tmp_path / "empty.bin").write_bytes(b"")
+    (tmp_path / "link.bin").symlink_to("good.bin")
+    (tmp_path / "folder.bin").mkdir()
+    os.mkfifo(tmp_path / "fifo.bin")
+    write_atb(tmp_path / "large.bin", np.ones(LARGEST, np.float32))
+    write_atb(tmp_path / "integers.bin", np.ones(4, np.int32))
+    (tmp_path / "alias.bin").write_bytes(atb_bytes(b"\0" * 8, (2,), 0, data="0_outtensor0.bin"))
+    with SmallFiles(str(tmp_path)) as small:
+        assert small.read("good.bin") is not None
+        for name in ("short", "empty", "link", "folder", "fifo", "large", "integers", "alias", "missing"):
+            assert small.read(f"{name}.bin") is None, name
+
+
+def test_a_torch_file_is_known_again_by_all_that_its_reader_looks_at() -> None:
+    first, second = saved(torch.arange(6.0).reshape(2, 3)), saved(torch.full((2, 3), 7.0))
+    one, two = described_torch(first), described_torch(second)
+    assert one is not None
+    assert one == two
+    assert np.frombuffer(second, np.float32, one.elements, one.start).tolist() == [7.0] * 6
+    other = described_torch(saved(torch.zeros(3, 2)))
+    assert other is not None
+    assert other.shown_shape == "[3, 2]"
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_a_changed_torch_file_is_never_taken_for_the_one_before(data: st.DataObject) -> None:
+    sound = saved(torch.arange(6.0))
+    described_torch(sound)
+    changed = bytearray(sound)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    found = described_torch(bytes(changed))
+    if found is not None:
+        tensor = read_pt(bytes(changed))
+        assert (found.dtype, found.shown_shape) == (tensor.dtype, str(list(tensor.shape)))
+        assert tensor.data.tobytes() == bytes(changed[found.start : found.end])
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(6.0).reshape(2, 3).T,
+        torch.arange(6),
+        torch.zeros(0),
+        torch.arange(6.0, dtype=torch.float64),
+        {"a": torch.zeros(2)},
+    ],
+    ids=["strided", "integers", "empty", "float64", "no tensor"],
+)
+def test_other_torch_files_are_left_to_their_reader(tensor: object) -> None:
+    assert described_torch(saved(tensor)) is None
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> tuple[Path, Path]:
+    """Two ATB dumps of two rounds that differ a little."""
+    sizes = Sizes()
+    for at, name in enumerate(("mine", "golden")):
+        rounds = {number: decoder_values(sizes, seed=number) for number in (0, 1)}
+        for values in rounds.values():
+            values["0.o"] = values["0.o"] + at * np.float32(0.125)
+        write_atb_model(tmp_path / name / "ait_dump", "0_7", rounds, atb_model(sizes.layers, atb_layer()))
+    return tmp_path / "mine" / "ait_dump", tmp_path / "golden" / "ait_dump"
+
+
+def planned(engines: tuple[Path, Path]) -> tuple[Plan, list[Where]]:
+    my, golden = (open_llm_dump(path) for path in engines)
+    tokens = [dump.tokens(dump.layout.devices[0])[0] for dump in (my, golden)]
+    plan = make_plan(my, golden, (tokens[0], tokens[1]), read_table(None))
+    return plan, [Where(dump.kind, dump.root, tokens[0].folder) for dump in (my, golden)]
+
+
+def measured(engines: tuple[Path, Path], how: Measuring) -> MeasuredRows:
+    plan, (my, golden) = planned(engines)
+    stores = my.store(), golden.store()
+    return measure_rows(rows_of(plan, stores[0].files, stores[1].files, None), *stores, how)
+
+
+def test_a_token_measured_many_at_a_time_reads_like_one_measured_row_by_row(engines: tuple[Path, Path]) -> None:
+    together, alone = measured(engines, Measuring(KERNELS)), measured(engines, Measuring(PLAIN))
+    threads = measured(engines, Measuring(KERNELS, None, 3))
+    assert threads == together
+    for one, other in zip(together, alone, strict=True):
+        assert one._replace(metrics=None) == other._replace(metrics=None)
+        assert one.metrics is not None
+        assert other.metrics is not None
+        assert one.metrics.my == pytest.approx(other.metrics.my, rel=1e-6)
+        assert one.metrics.cosine == pytest.approx(other.metrics.cosine, rel=1e-6)
+        assert one.metrics.identical == other.metrics.identical
+
+
+def test_one_bad_file_among_small_ones_is_one_row_with_a_reason(engines: tuple[Path, Path]) -> None:
+    layer = engines[0] / "tensors/0_7/0/1_CommonLayer/0_RmsNormOperation"
+    bad = layer / "after/outtensor0.bin"
+    bad.write_bytes(bad.read_bytes()[:-3])
+    link = layer / "before/intensor0.bin"
+    outside = engines[0].parent / "outside.bin"
+    link.rename(outside)
+    link.symlink_to(outside)
+    found = measured(engines, Measuring(KERNELS))
+    faults = sorted(one.fault for one in found if one.fault)
+    assert len(faults) == 2
+    assert any("claims" in fault for fault in faults)
+    assert any("outside" in fault for fault in faults)
+
+
+def test_rows_of_the_next_token_are_those_of_the_one_before_unless_its_files_differ(
+    engines: tuple[Path, Path],
+) -> None:
+    plan, (my, golden) = planned(engines)
+    theirs = golden.store().files
+    next_token = Where(my.kind, my.root, my.folder[:-1] + "1")
+    first = rows_of(plan, my.store().files, theirs, None)
+    assert rows_of(plan, next_token.store().files, theirs, None) is first
+    lost = my.root / next_token.folder / "1_CommonLayer/0_RmsNormOperation/after/outtensor0.bin"
+    lost.unlink()
+    fewer = rows_of(plan, next_token.store().files, theirs, None)
+    assert [row.my for row in fewer] != [row.my for row in first]
+
+
+def test_a_plan_arrives_once_in_another_process(engines: tuple[Path, Path]) -> None:
+    plan, _ = planned(engines)
+    packed = pickle.dumps(plan)
+    one, other = pickle.loads(packed), pickle.loads(packed)
+    assert one is other
+    assert one.calls == plan.calls
+    assert one.links == plan.links

@@ -1,0 +1,48 @@
+"""A killed process leaves a readable dump; a full disk or a defect in the recorder never stops the training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from framework_kit import Kit
+
+import survival
+from dump_reading import Dump
+
+
+@pytest.mark.parametrize("task", ["statistics", "tensor"])
+def test_a_killed_process_leaves_a_readable_dump(kit: Kit, tmp_path: Path, task: str) -> None:
+    survival.check_kill(kit.script, tmp_path / "dump", task)
+
+
+def test_a_full_disk_stops_recording_and_not_the_training(kit: Kit, tmp_path: Path) -> None:
+    survival.check_full_disk(kit.script, tmp_path / "dump")
+
+
+def test_an_unwritable_place_stops_recording_and_not_the_training(kit: Kit, tmp_path: Path) -> None:
+    survival.check_unwritable(kit.script, tmp_path / "file")
+
+
+def test_an_earlier_dump_is_not_overwritten(kit: Kit, tmp_path: Path) -> None:
+    survival.check_earlier_dump(kit.script, tmp_path / "dump")
+
+
+class Awkward:
+    """An argument whose attributes cannot be read."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("do not look at me")
+
+
+def test_an_error_in_the_recorder_is_logged_once_and_training_goes_on(kit: Kit, tmp_path: Path) -> None:
+    inner = kit.module("Inner", lambda _, x, ignored: x * 2)
+    model = kit.module("Outer", lambda self, x: self.inner(x, Awkward()) + self.inner(x, Awkward()), inner=inner)
+    with kit.api.record(model, tmp_path / "dump", level="mix"):
+        output = model(kit.tensor([1, 1, 1]))
+    assert kit.array(output).tolist() == [4.0, 4.0, 4.0]
+    dump = Dump(tmp_path / "dump")
+    assert dump.log().count("RuntimeError: do not look at me") == 1
+    assert "Tensor.__mul__.1.forward" in dump.data
