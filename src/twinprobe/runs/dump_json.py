@@ -72,7 +72,7 @@ def read_entries(path: Path) -> Entries:
 
 def _read_document(path: Path, blob: bytes) -> Entries:
     try:
-        document = msgspec.json.decode(_quote_specials(blob), type=Document)
+        document = _strict(blob)
     except msgspec.ValidationError as error:
         raise BadInput(f"is not a dump: {error}", where=path, hint=_EXPECTED) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -85,6 +85,19 @@ def _read_document(path: Path, blob: bytes) -> Entries:
         )
     header = {key: getattr(document, key) for key in _HEADER_KEYS}
     return Entries(header, len(blob), whole_batches(path, members[1:-1]))
+
+
+def _strict(blob: bytes) -> Document:
+    # NaN and Infinity are looked for only when they, or something else, stood in the way: most files have none.
+    try:
+        return msgspec.json.decode(blob, type=Document)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        quoted = _quote_specials(blob)
+        if quoted is blob:
+            raise
+    return msgspec.json.decode(quoted, type=Document)
 
 
 def _quote_specials(blob: bytes) -> bytes | bytearray:

@@ -33,10 +33,10 @@ def whole_batches(path: Path, members: Bytes) -> Iterator[Batch]:
     """The entries of the inside of a JSON object that is known to be whole."""
     waiting: bytes = b""
     for piece in _pieces(members):
-        waiting += piece
-        found = batch_of(path, b"{" + waiting + b"}")
+        text = b"".join((b"{", waiting, piece, b"}"))
+        found = batch_of(path, text)
         if found is None:
-            waiting += b","  # the cut was inside of an entry
+            waiting = text[1:-1] + b","  # the cut was inside of an entry
             continue
         yield found
         waiting = b""
@@ -140,12 +140,13 @@ def expect(text: str, at: int, sign: str) -> int:
     return at + 1
 
 
-def _pieces(members: Bytes) -> Iterator[bytes]:
+def _pieces(members: Bytes) -> Iterator[memoryview]:
+    members = memoryview(members)
     at, end = 0, len(members)
     while at < end:
         cut = _CUT.search(members, at + PIECE) if end - at > PIECE else None
         stop = cut.start() + 1 if cut else end
-        yield bytes(members[at:stop])
+        yield members[at:stop]
         at = cut.end() if cut else end
 
 
