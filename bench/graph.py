@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     head = [
         "nodes a side",
         "seconds",
-        "MB memory",
+        "MB, larger process",
         "MB file",
         "us a node",
         "bytes a node",

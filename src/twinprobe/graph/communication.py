@@ -55,7 +55,7 @@ def read_communication(run: Run) -> Communication:
         if name in names:
             try:
                 entry = msgspec.json.decode(raw) if entries.raw else raw
-            except (ValueError, RecursionError):
+            except (msgspec.DecodeError, ValueError, RecursionError):
                 entry = None
             if not isinstance(entry, dict):
                 raise BadInput("is not an object", where=f"{run.path}: data[{name!r}]")

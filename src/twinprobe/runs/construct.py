@@ -34,7 +34,7 @@ def read_micro_steps(path: Path) -> dict[str, int]:
     try:
         blob = json_file(path)
         document = msgspec.json.decode(blob) if _MICRO_STEPS.encode() in blob else {}
-    except (OSError, ValueError, RecursionError):
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError):
         return {}
     numbers = {}
     for name, value in document.items() if isinstance(document, dict) else ():

@@ -150,5 +150,5 @@ def _document(path: Path) -> Any:
         return msgspec.json.decode(json_file(path))
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # older versions of msgspec have no ValueError
         raise BadInput(f"is not valid JSON: {error}", where=path) from None
