@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gloo_recorder import Recorder, gloo_recorder
 from graph_drawing import draw, nodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,26 +23,11 @@ from twinprobe.graph.stage_names import StageNames
 from twinprobe.runs.run import open_run
 
 PROGRAM = Path(__file__).with_name("parallel_model.py")
-Recorder = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
-    """Record the toy model on real gloo ranks, each layout once."""
-    pytest.importorskip("torch")
-    known: dict[tuple[int, ...], Path] = {}
-
-    def record(tp: int, pp: int, faulty: int = -1) -> Path:
-        key = (tp, pp, faulty)
-        if key not in known:
-            folder = tmp_path_factory.mktemp("layout")
-            command = [sys.executable, str(PROGRAM), str(folder), *map(str, key)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-            assert done.returncode == 0, done.stderr
-            known[key] = folder / "step0"
-        return known[key]
-
-    return record
+    return gloo_recorder(PROGRAM, tmp_path_factory)
 
 
 def compare(target: Path, golden: Path, out: Path, target_layout: Layout, golden_layout: Layout) -> Any:
@@ -72,7 +55,7 @@ def test_a_layout_agrees_with_the_single_rank_twin(recorded: Recorder, tmp_path:
 
 
 def test_a_fault_in_one_shard_of_one_stage_is_found_where_it_is(recorded: Recorder, tmp_path: Path) -> None:
-    outcome = compare(recorded(2, 2, 2), recorded(1, 1), tmp_path, Layout(4, 2, 2), Layout(1, 1, 1))
+    outcome = compare(recorded(2, 2, faulty=2), recorded(1, 1), tmp_path, Layout(4, 2, 2), Layout(1, 1, 1))
     first = outcome.summaries[0].first
     assert first is not None
     golden = open_run(recorded(1, 1) / "rank0")

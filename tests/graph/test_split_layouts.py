@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gloo_recorder import Recorder, gloo_recorder
 from graph_drawing import draw, nodes
 
 from support import forward, tensor, write_dump
@@ -18,26 +17,11 @@ from twinprobe.runs.run import open_run
 
 PROGRAM = Path(__file__).with_name("split_model.py")
 SINGLE = Layout(1, 1, 1)
-Recorder = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
-    """Record the toy model on real gloo ranks, each layout once."""
-    pytest.importorskip("torch")
-    known: dict[tuple[object, ...], Path] = {}
-
-    def record(kind: str, ranks: int, level: str, faulty: int = -1) -> Path:
-        key = (kind, ranks, level, faulty)
-        if key not in known:
-            folder = tmp_path_factory.mktemp("split")
-            command = [sys.executable, str(PROGRAM), str(folder), *map(str, key)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-            assert done.returncode == 0, done.stderr
-            known[key] = folder / "step0"
-        return known[key]
-
-    return record
+    return gloo_recorder(PROGRAM, tmp_path_factory)
 
 
 def sides(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -95,7 +79,7 @@ def test_experts_of_all_ranks_stand_in_one_model(recorded: Recorder, tmp_path: P
 
 
 def test_a_faulty_expert_on_the_second_rank_is_found(recorded: Recorder, tmp_path: Path) -> None:
-    runs = recorded("expert", 2, "L0", 3), recorded("expert", 1, "L0")
+    runs = recorded("expert", 2, "L0", faulty=3), recorded("expert", 1, "L0")
     (summary,) = draw(*runs, tmp_path, layouts=(Layout(2, 1, 1, ep=2), SINGLE)).summaries
     assert summary.first is not None
     assert summary.first.op == "Module.layers.1.inner.experts.3.up.Linear.forward.0"

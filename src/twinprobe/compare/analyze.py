@@ -15,8 +15,8 @@ from twinprobe.compare.one import Comparison
 from twinprobe.compare.ranks.arrange import arranged, finish, job_mark, job_name
 from twinprobe.compare.ranks.many import Gathered
 from twinprobe.compare.ranks.over_ranks import conclude, dataset_exchanges, flat, rank_facts, words
-from twinprobe.compare.ranks.resume import once
 from twinprobe.compare.ranks.slices import Cut, TooLarge
+from twinprobe.compare.resume import once
 from twinprobe.judge.culprit import RankFacts, find_culprits
 from twinprobe.judge.summary import Summary
 from twinprobe.report.analysis import call_report, write_calls, write_culprits

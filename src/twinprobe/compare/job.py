@@ -13,9 +13,9 @@ from twinprobe.compare.one import Comparison, Measurer, Options, compare_paths, 
 from twinprobe.compare.ranks.arrange import arranged, finish, is_large, job_mark, job_name, unchanged
 from twinprobe.compare.ranks.many import Gathered, run_all
 from twinprobe.compare.ranks.over_ranks import conclude, flat, rank_facts
-from twinprobe.compare.ranks.resume import once
 from twinprobe.compare.ranks.slices import Cut, TooLarge, cutting, gathering
 from twinprobe.compare.request import Job, Outcome, RankOutcome, Request
+from twinprobe.compare.resume import once
 from twinprobe.errors import BadInput
 from twinprobe.judge.summary import Summary
 from twinprobe.report.atomic import prepare_folder

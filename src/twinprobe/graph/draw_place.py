@@ -8,7 +8,7 @@ from pathlib import Path
 from twinprobe.align.matcher import build_matcher
 from twinprobe.compare.both import open_both, worth_two
 from twinprobe.compare.ranks.arrange import unchanged
-from twinprobe.compare.ranks.resume import once_in_folder
+from twinprobe.compare.resume import once_in_folder
 from twinprobe.graph.call_log import log_calls
 from twinprobe.graph.folders import Place, check_dump
 from twinprobe.graph.golden_beside import GoldenBeside

@@ -7,8 +7,6 @@ here.
 
 from __future__ import annotations
 
-import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -30,6 +28,7 @@ from twinprobe.graph.values import DB, CallTexts
 from twinprobe.graph.vis_db import GraphDb, new_indices, tensor_folder
 from twinprobe.runs.handing_over import hand_over, take_over
 from twinprobe.runs.run import Run, open_run
+from twinprobe.scale.beside import Forked
 
 _PIECES_AHEAD = 24  # rendered while the runs are matched; about 2 MB each
 
@@ -54,16 +53,13 @@ class GoldenBeside:
         self._place = step, rank
         self._ours, self._theirs = Spool(), Spool()
         self._run_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
-        self._pid = os.fork()
-        if self._pid == 0:
-            code = 1
-            try:
-                self._ours.receives()
-                self._theirs.sends()
-                self._work(golden, overflow_check)
-                code = 0
-            finally:
-                os._exit(code)
+
+        def work() -> None:
+            self._ours.receives()
+            self._theirs.sends()
+            self._work(golden, overflow_check)
+
+        self._process = Forked(work)
         self._ours.sends()
         self._theirs.receives()
 
@@ -139,19 +135,16 @@ class GoldenBeside:
         for piece in picture.texts(side, DB):
             self._ours.send(encode(piece))
         self._ours.send(b"")
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
-        if status:
+        written = self._process.succeeds()
+        if not written:
             self._part.unlink(missing_ok=True)
-        return status == 0
+        return written
 
     def __enter__(self) -> GoldenBeside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        self._process.stop()
         self._ours.close()
         self._theirs.close()
         self._run_file.close()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from twinprobe.compare.ranks.resume import Command, session_of
+from twinprobe.compare.resume import Command, session_of
 from twinprobe.errors import BadInput, TwinProbeError
 from twinprobe.graph.draw_place import Drawn, Job, calls_file, open_runs, run_job
 from twinprobe.graph.folders import Place, find_places, find_replicas

@@ -23,6 +23,33 @@ def can_fork() -> bool:
     return single and hasattr(os, "fork") and cores() > 1
 
 
+class Forked:
+    """A forked process that does one piece of work and ends."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            code = 1
+            try:
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+
+    def succeeds(self) -> bool:
+        """Wait for its end."""
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = 0
+        return status == 0
+
+    def stop(self) -> None:
+        """End it now, unless it has ended."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            self._pid = 0
+
+
 class Beside:
     """Runs ``function(file)`` in a forked process; what it wrote to the file is the result.
 
@@ -32,28 +59,22 @@ class Beside:
 
     def __init__(self, function: Callable[[IO[bytes]], None]) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - given away by result
-        self._pid = os.fork()
-        if self._pid == 0:
-            code = 1
-            try:
-                function(self._file)
-                self._file.flush()
-                code = 0
-            finally:
-                os._exit(code)
+
+        def work() -> None:
+            function(self._file)
+            self._file.flush()
+
+        self._process = Forked(work)
 
     def result(self) -> IO[bytes] | None:
         """Wait for the work to end."""
-        _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
+        done = self._process.succeeds()
         self._file.seek(0)
-        return self._file if status == 0 else None
+        return self._file if done else None
 
     def __enter__(self) -> Beside:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+        self._process.stop()
         self._file.close()

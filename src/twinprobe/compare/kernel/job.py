@@ -10,8 +10,8 @@ from twinprobe import __version__
 from twinprobe.compare.kernel.pairs import KernelPair, compare_kernel_pair, kernel_stem, pair_kernels
 from twinprobe.compare.ranks.arrange import finish, is_large, opened_session
 from twinprobe.compare.ranks.many import run_all
-from twinprobe.compare.ranks.resume import once
 from twinprobe.compare.request import Outcome, Request
+from twinprobe.compare.resume import once
 from twinprobe.judge.summary import Summary
 from twinprobe.report.atomic import prepare_folder
 from twinprobe.report.row_log import log_rows

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from twinprobe import __version__
 from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, compare_token
-from twinprobe.compare.ranks.resume import Command, once_in_folder, session_of
+from twinprobe.compare.resume import Command, once_in_folder, session_of
 from twinprobe.judge.summary import Divergence
 from twinprobe.report.atomic import prepare_folder, replacing
 from twinprobe.runs.fingerprint import files_below, files_fingerprint, whole_fingerprint

@@ -16,7 +16,7 @@ from twinprobe.compare.merge.files import RankFiles, find_results
 from twinprobe.compare.merge.groups import GroupCheck, check_groups
 from twinprobe.compare.merge.read import RankRows, ReadJob, kind_of, natural_order, read_rank
 from twinprobe.compare.merge.write import MOST_ROWS, RankColumn, write_merged
-from twinprobe.compare.ranks.resume import Command, session_of
+from twinprobe.compare.resume import Command, session_of
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.report.atomic import prepare_folder
 from twinprobe.report.names import timestamp_now

@@ -13,7 +13,7 @@ from twinprobe import __version__
 from twinprobe.compare.merge.config import GRAD_METRIC, STATISTICS, TENSORS
 from twinprobe.compare.merge.files import RankFiles
 from twinprobe.compare.merge.groups import checkable, touched
-from twinprobe.compare.ranks.resume import once_in_folder
+from twinprobe.compare.resume import once_in_folder
 from twinprobe.errors import BadInput
 from twinprobe.report.atomic import replacing
 from twinprobe.runs.fingerprint import whole_fingerprint

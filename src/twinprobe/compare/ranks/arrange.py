@@ -11,8 +11,8 @@ from pathlib import Path
 from twinprobe import __version__
 from twinprobe.align.matcher import MappingOptions
 from twinprobe.compare.ranks.many import Gathered
-from twinprobe.compare.ranks.resume import Command, session_of
 from twinprobe.compare.request import Job, Request
+from twinprobe.compare.resume import Command, session_of
 from twinprobe.errors import BadInput
 from twinprobe.report.dataset import dataset_folder
 from twinprobe.runs.fingerprint import run_fingerprint, state_of
