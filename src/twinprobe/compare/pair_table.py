@@ -42,6 +42,7 @@ def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[p
 
     index = pl.Series("row", rows, dtype=pl.Int32)
     index = index.set(index < 0, None)
-    # The recorded type is shown, never compared.
-    picked = table.select(pl.exclude("type").gather(index)).rename(lambda name: prefix + name)
-    return [index.alias(prefix + "row"), *picked.get_columns()]
+    table = table.select(pl.exclude("type"))  # shown, never compared
+    if not np.array_equal(rows, np.arange(table.height)):  # else the table itself will do, and no copy is needed
+        table = table.select(pl.all().gather(index))
+    return [index.alias(prefix + "row"), *table.rename(lambda name: prefix + name).get_columns()]

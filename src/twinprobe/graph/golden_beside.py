@@ -30,7 +30,7 @@ from twinprobe.runs.handing_over import hand_over, take_over
 from twinprobe.runs.run import Run, open_run
 from twinprobe.scale.beside import Forked
 
-_PIECES_AHEAD = 24  # rendered while the runs are matched; about 2 MB each
+_PIECES_AHEAD = 12  # rendered while the runs are matched; about 1 MB each
 
 
 class _Compared(msgspec.Struct):
