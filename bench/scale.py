@@ -52,7 +52,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--ranks", type=int)
     parser.add_argument("--calls", type=int)
     parser.add_argument("--tensor-gb", type=float, help="on both sides together; 0 leaves tensors out")
-    parser.add_argument("--slice-mb", type=int, default=1024)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--engines", nargs="+", default=["process"], choices=("inline", "process", "ray"))
     parser.add_argument("--folder", type=Path, help="where the temporary folder is made")
@@ -117,7 +116,7 @@ def many_bytes(folder: Path, options: argparse.Namespace, figures: Figures) -> N
     rows, totals = [], {}
     for engine, workers in _kinds(options):
         plain = plain_pairs(folder, workers)
-        command = [*_compare(folder, engine, workers), "--slice-mb", str(options.slice_mb)]
+        command = _compare(folder, engine, workers)
         taken = run(command)
         totals[engine, workers] = taken
         rows.append(_tensor_row(f"{engine}, {workers}, from memory", made.named, taken, workers, alone.seconds,

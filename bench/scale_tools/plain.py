@@ -31,18 +31,19 @@ print((time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / l
 _PAIRS = """
 import sys, time
 from pathlib import Path
+from twinprobe.compare.tensors import AT_ONCE
 from twinprobe.measure.engine import announce
 from twinprobe.measure.pair import measure_pair
 from twinprobe.runs.tensor_files import open_tensor
 target, golden = (Path(word) for word in sys.argv[1:])
 pairs = [(path, golden / path.name) for path in sorted(target.iterdir())[:40]]
 announce(1 << 40)
-measure_pair(*(open_tensor(path) for path in pairs[0]))
+measure_pair(*(open_tensor(path, at_once=AT_ONCE) for path in pairs[0]))
 print("ready", flush=True)
 sys.stdin.readline()
 began, cpu = time.perf_counter(), time.process_time()
 for pair in pairs:
-    measure_pair(*(open_tensor(path) for path in pair))
+    measure_pair(*(open_tensor(path, at_once=AT_ONCE) for path in pair))
 size = sum(path.stat().st_size for pair in pairs for path in pair)
 print((time.perf_counter() - began) / size, (time.process_time() - cpu) / size)
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -180,6 +181,27 @@ def test_a_rank_in_slices_gives_the_same_tables(tensors: Path, tmp_path: Path) -
     assert sliced(tensors, tmp_path / "inline", "inline", 8) == whole
     assert sliced(tensors, tmp_path / "process", "process", 8) == whole
     assert list((tmp_path / "inline").rglob("slice*")) == []
+
+
+def test_an_interrupted_rank_may_be_resumed_in_other_slices(tensors: Path, tmp_path: Path) -> None:
+    from twinprobe.compare.job import Request, run_request
+    from twinprobe.scale.engine import EngineOptions
+
+    def after_two(what: str, done: int, _total: int) -> None:
+        if (what, done) == ("slices", 2):
+            raise KeyboardInterrupt
+
+    sides = (tensors / "t/rank0", tensors / "g/rank0")
+    request = Request(*sides, tmp_path / "out", ("csv",), "20260102030405", resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_request(replace(request, engine=EngineOptions("inline", slice_bytes=8 << 10)), after_two)
+    assert len(list((tmp_path / "out").rglob("slice*"))) == 2
+    run_request(
+        replace(request, engine=EngineOptions("inline", slice_bytes=20 << 10)), lambda _what, _done, _total: None
+    )
+    plain = Request(*sides, tmp_path / "plain", ("csv",), "20260102030405")
+    run_request(plain, lambda _what, _done, _total: None)
+    assert tables(tmp_path / "out") == tables(tmp_path / "plain")
 
 
 def test_one_large_rank_is_spread_over_workers_when_asked(tensors: Path, tmp_path: Path) -> None:

@@ -21,8 +21,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = Fals
     add("--ray-address", metavar="ADDRESS",
         help="a running Ray cluster, HOST:PORT or auto (default: RAY_ADDRESS, else one started here)")  # fmt: skip
     if slices:
-        add("--slice-mb", type=_positive, default=1024, metavar="N",
-            help="tensors of a rank are cut into slices of so many MiB (default: 1024)")  # fmt: skip
+        add("--slice-mb", type=_positive, metavar="N",
+            help="tensors of a rank are cut into slices of so many MiB (default: 1024, or 8192 where every worker "
+            "has at least 4 ranks)")  # fmt: skip
     if resume:
         add("--resume", action="store_true", help="go on with the same command where it was interrupted")
 
@@ -31,8 +32,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     """The engine that the arguments ask for."""
     from twinprobe.scale.engine import EngineOptions
 
-    slice_bytes = getattr(args, "slice_mb", 1024) << 20
-    return EngineOptions(args.engine, args.workers, args.ray_address, slice_bytes)
+    slice_mb = getattr(args, "slice_mb", None)
+    return EngineOptions(args.engine, args.workers, args.ray_address, slice_mb and slice_mb << 20)
 
 
 def _positive(text: str) -> int:

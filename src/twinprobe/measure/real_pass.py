@@ -17,16 +17,16 @@ from twinprobe.runs.host_tensor import HostTensor
 
 def real_totals(engine: Engine, target: HostTensor, golden: HostTensor, start: int, stop: int) -> PairTotals:
     """The totals of the elements from ``start`` to ``stop``."""
-    t, g = target.data[start:stop], golden.data[start:stop]
-    rows = _rows(engine, (target.dtype, t), (golden.dtype, g))
+    rows = _rows(engine, target, golden, start, stop)
     totals = PairTotals.of_rows(rows)
     if isfinite(totals.target_squares + totals.golden_squares):
         return totals
     odd = Oddities()
     finite = np.isfinite(rows[:, TARGET_SQUARES]) & np.isfinite(rows[:, GOLDEN_SQUARES])
     for k in np.flatnonzero(~finite).tolist():
-        block = slice(k * BLOCK, (k + 1) * BLOCK)
-        rows[k] = _row_without_nonfinite(engine, (target.dtype, t[block]), (golden.dtype, g[block]), odd)
+        block = slice(start + k * BLOCK, min(start + (k + 1) * BLOCK, stop))
+        t, g = target.data[block], golden.data[block]
+        rows[k] = _row_without_nonfinite(engine, (target.dtype, t), (golden.dtype, g), odd)
     totals = PairTotals.of_rows(rows)
     totals.odd = odd
     return totals
@@ -34,8 +34,20 @@ def real_totals(engine: Engine, target: HostTensor, golden: HostTensor, start: i
 
 Stored = tuple[str, NDArray[Any]]
 
+_PIECE = 8 * BLOCK  # elements of a file that are read at once: some MiB, which the processor's cache still holds
 
-def _rows(engine: Engine, target: Stored, golden: Stored) -> NDArray[np.float64]:
+
+def _rows(engine: Engine, target: HostTensor, golden: HostTensor, start: int, stop: int) -> NDArray[np.float64]:
+    """A row for each block. Elements that lie in a file are read and measured piece by piece."""
+    found = []
+    for at in range(start, stop, _PIECE):
+        piece = slice(at, min(at + _PIECE, stop))
+        # What was read has no name here: its memory takes the next piece.
+        found.append(_rows_of_piece(engine, (target.dtype, target.data[piece]), (golden.dtype, golden.data[piece])))
+    return np.concatenate(found)
+
+
+def _rows_of_piece(engine: Engine, target: Stored, golden: Stored) -> NDArray[np.float64]:
     (dtype, t), (golden_dtype, g) = target, golden
     if dtype == golden_dtype and engine.reads(dtype) and t.flags.aligned and g.flags.aligned:
         return engine.pair_rows(dtype, t, g)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from twinprobe.runs.local_contents import LocalContents
 from twinprobe.runs.remote.contents import RemoteContents
 
-# Up to here the elements are read at once. Of larger files they are read strip by strip, as they are measured: memory
-# for all of them may be lacking.
+# Up to here the elements are read at once, unless less is asked for. Of larger files they are read strip by strip, as
+# they are measured: memory for all of them may be lacking.
 LARGEST_READ = 256 << 20
 
 Held = bytes | NDArray[np.uint8]
@@ -32,7 +32,7 @@ def stretch(data: Contents, start: int, length: int, *, whole: bool = True) -> t
 
 def elements(data: Contents, dtype: np.dtype[Any], count: int, start: int, *, whole: bool = False) -> NDArray[Any]:
     """``count`` elements from the byte ``start`` on; of a large file FileElements, unless they are wanted whole."""
-    if isinstance(data, LocalContents) and not whole and count * dtype.itemsize > LARGEST_READ:
+    if isinstance(data, LocalContents) and not whole and count * dtype.itemsize > (data.at_once or LARGEST_READ):
         from twinprobe.runs.file_elements import FileElements
 
         return cast("NDArray[Any]", FileElements(data, dtype, count, start))

@@ -24,10 +24,12 @@ _AT_ONCE = 1 << 30
 class LocalContents:
     """Slices are read as they are asked for; elements go to memory that is used again as soon as nobody looks at it."""
 
-    __slots__ = ("_changed", "_file", "_head", "_size")
+    __slots__ = ("_changed", "_file", "_head", "_size", "at_once")
 
-    def __init__(self, handle: int, status: os.stat_result) -> None:
+    def __init__(self, handle: int, status: os.stat_result, at_once: int | None = None) -> None:
         """Takes over the handle of an open file."""
+        self.at_once = at_once
+        """The most bytes of elements that are read at once, if somebody has said."""
         self._file = io.FileIO(handle)
         self._size, self._changed = status.st_size, status.st_mtime_ns
         self._head = self._file.read(_HEAD) or b""

@@ -21,8 +21,8 @@ MOST_BYTES = 256 << 20
 _MOST_WAITING = 4 * REQUESTS
 
 
-def tensor_loaders(files: Iterable[tuple[Path, str]]) -> Iterator[Loader]:
-    """A loader for each file, given as the folder of the tensors and the name in it.
+def tensor_loaders(files: Iterable[tuple[Path, str]], *, at_once: int | None = None) -> Iterator[Loader]:
+    """A loader for each file, given as the folder of the tensors and the name in it; ``at_once`` as in open_tensor.
 
     Local ones load when they are called. Remote ones are under way before, as far as ``MOST_BYTES`` of memory allow;
     one that is too large to wait there loads when it is called, so nothing here ever waits for who takes them.
@@ -34,7 +34,7 @@ def tensor_loaders(files: Iterable[tuple[Path, str]]) -> Iterator[Loader]:
     try:
         while True:
             while len(waiting) < _MOST_WAITING and (found := next(rest, None)) is not None:
-                load = _loader(*found)
+                load = _loader(*found, at_once)
                 if remote(found[0]) is None:
                     waiting.append(load)
                     continue
@@ -49,8 +49,8 @@ def tensor_loaders(files: Iterable[tuple[Path, str]]) -> Iterator[Loader]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _loader(folder: Path, name: str) -> Loader:
-    return lambda: open_tensor(inside(folder, name))
+def _loader(folder: Path, name: str, at_once: int | None) -> Loader:
+    return lambda: open_tensor(inside(folder, name), at_once=at_once)
 
 
 def _size(folder: Path, name: str) -> int:

@@ -23,13 +23,13 @@ SMALL_FILE = 64 << 10
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-def open_tensor(path: Path, *, enough: int | None = None) -> HostTensor:
+def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = None) -> HostTensor:
     """Open one ``.pt``, ``.pth`` or ``.npy`` file; whatever is wrong with it is a DamagedTensor that names the file.
 
     Of a remote file only the ranges with the tensor are fetched. ``enough`` says how many bytes of the elements will
     be looked at, if not all: the rest is not fetched then.
-    Nothing is mapped, since a mapped file that somebody shortens kills the process. Above 256 MiB the elements are
-    read strip by strip, as they are looked at; compressed, strided and Fortran-ordered ones are copied into memory,
+    Nothing is mapped, since a mapped file that somebody shortens kills the process. Above ``at_once`` bytes (256 MiB)
+    the elements are read strip by strip, as they are looked at; compressed, strided and Fortran-ordered ones are copied into memory,
     within a bound set by the size of the file.
     """
     try:
@@ -38,7 +38,7 @@ def open_tensor(path: Path, *, enough: int | None = None) -> HostTensor:
             raise DamagedTensor(
                 f"is no tensor file: its suffix is {path.suffix!r}", hint="known are .pt, .pth and .npy"
             )
-        return reader(contents(path, enough=enough))
+        return reader(contents(path, enough=enough, at_once=at_once))
     except DamagedTensor as error:
         raise DamagedTensor(error.what, where=_shown(path), hint=error.hint) from None
     except OSError as error:
@@ -48,7 +48,7 @@ def open_tensor(path: Path, *, enough: int | None = None) -> HostTensor:
         raise DamagedTensor("needs more memory than this machine has free", where=_shown(path)) from None
 
 
-def contents(path: Path | str, *, enough: int | None = None) -> Contents:
+def contents(path: Path | str, *, enough: int | None = None, at_once: int | None = None) -> Contents:
     """The contents of a file, as far as possible without reading them. A text names a file of this machine."""
     elsewhere = None if isinstance(path, str) else remote(path)
     if elsewhere is not None:
@@ -66,7 +66,7 @@ def contents(path: Path | str, *, enough: int | None = None) -> Contents:
         if status.st_size <= SMALL_FILE:
             return os.read(handle, SMALL_FILE)
         opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
-        return LocalContents(opened, status)
+        return LocalContents(opened, status, at_once)
     finally:
         if handle >= 0:
             os.close(handle)

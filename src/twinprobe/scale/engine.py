@@ -18,6 +18,8 @@ ENGINES = (AUTO, INLINE, PROCESS, RAY)
 # Below this many bytes of input, starting worker processes costs more than they save.
 SMALL_WORK = 8 << 20
 SLICE_BYTES = 1 << 30
+# With many ranks for each worker none has to be shared, and cutting costs: only the very large ones are cut then.
+MANY_TO_A_WORKER, LARGER_SLICES = 4, 8
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class EngineOptions:
     engine: str = AUTO
     workers: int | None = None
     address: str | None = None
-    slice_bytes: int = SLICE_BYTES
+    slice_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -36,13 +38,21 @@ class EngineOptions:
             raise BadInput(f"{self.workers} workers cannot work", hint="give --workers 1 or more")
         if self.address is not None and self.engine not in (AUTO, RAY):
             raise BadInput(f"a Ray address does not go with the engine {self.engine!r}", hint="use --engine ray")
-        if self.slice_bytes < 1:
+        if self.slice_bytes is not None and self.slice_bytes < 1:
             raise BadInput("a slice holds at least one byte")
 
     @property
     def wanted(self) -> bool:
         """Whether the user asked for other processes, so that even one rank is spread over them."""
         return self.engine in (PROCESS, RAY) or self.address is not None
+
+    def slice_of(self, ranks: int) -> int:
+        """The bytes of a slice, where so many ranks are to be done."""
+        if self.slice_bytes is not None:
+            return self.slice_bytes
+        local = self.engine != RAY and self.address is None
+        many = local and ranks >= MANY_TO_A_WORKER * (self.workers or cores())
+        return SLICE_BYTES * LARGER_SLICES if many else SLICE_BYTES
 
     def choose(self, items: int, size: int | None = None) -> str:
         """The engine for so many items of so many bytes in all (None: not known)."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,6 +154,15 @@ def _serve(pipe: Connection, threads: int) -> None:
                 pipe.send(Failed(TwinProbeError(f"the work cannot be loaded: {error}"), again=False))
                 continue
             _send(pipe, carry_out(function, item))
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End without taking the interpreter apart, which takes a fifth of a second: the command waits for it."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _send(pipe: Connection, outcome: Outcome) -> None:

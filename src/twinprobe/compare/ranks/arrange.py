@@ -31,10 +31,12 @@ def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[lis
         many = ranks > FEW_RANKS or DATASET in request.formats
         formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
         dataset = dataset_folder(request.output, stamp) if many else None
-        yield (
-            [replace(job.stamped(stamp), formats=formats, dataset=dataset, session=session) for job in jobs],
-            notes,
-        )
+        size = request.options.slice_of(len(jobs))
+        made = [
+            replace(job.stamped(stamp), formats=formats, dataset=dataset, session=session, slice_bytes=size)
+            for job in jobs
+        ]
+        yield made, notes
 
 
 def is_large(request: Request, jobs: Sequence[object]) -> bool:

@@ -36,8 +36,8 @@ class Slice:
 
     @property
     def file(self) -> Path:
-        """Where the metrics of these rows go."""
-        return self.folder / f"slice{self.number}.arrow"
+        """Where the metrics of these rows go. A resumed command may cut otherwise, so the name tells the rows."""
+        return self.folder / f"slice{self.start}-{self.stop}.arrow"
 
 
 @dataclass(frozen=True)
