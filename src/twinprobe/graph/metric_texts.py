@@ -10,6 +10,7 @@ from twinprobe.compare.one import Comparison
 from twinprobe.graph.texts import escaped, percents
 from twinprobe.graph.values import DB, Style
 from twinprobe.measure.stat_columns import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
+from twinprobe.report.titles import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES
 from twinprobe.runs.leaf import NULL
 from twinprobe.runs.run import DIGESTS
 from twinprobe.runs.table import FLOAT, INT, STATS
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-NOT_APPLICABLE = "N/A"
-_DIFFS = ("Max diff", "Min diff", "Mean diff", "L2norm diff")
-_RELATIVES = ("MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr")
-_METRICS = {
-    "Cosine": "cosine",
-    "EucDist": "euclid",
-    "MaxAbsErr": "max_abs",
-    "MaxRelativeErr": "max_rel",
-    "One Thousandth Err Ratio": "one_thousandth",
-    "Five Thousandths Err Ratio": "five_thousandths",
-}
 # All that is rendered of a pair table; the rest may go before anything is written.
 NEEDED = (
     "g_row", "t_kind", "t_requires_grad", "g_requires_grad", "t_digest", "g_digest", "t_value_digest", "g_value_digest",
@@ -98,8 +88,9 @@ class MetricTexts:
         shares = percents(pl.Series(np.where(number & shown, relative, 0.0)))
         shares = shares.scatter(np.flatnonzero(~shown), _words(case[~shown]))
         size = end - start
-        columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_DIFFS)]
-        return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in enumerate(_RELATIVES)]
+        columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(DIFFERENCES.values())]
+        titles = enumerate(RELATIVES.values())
+        return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in titles]
 
     def _diff(
         self,
@@ -122,7 +113,7 @@ class MetricTexts:
 
         words = escaped(metrics["status"]).replace({"ok": "unsupported", "scalar": "unsupported"})
         found = []
-        for title, field in _METRICS.items():
+        for title, field in METRICS.items():
             numbers = metrics[field]
             texts = self._style.number(numbers).replace({"nan": "Nan"})
             chosen = pl.when(numbers.is_null()).then(words).otherwise(texts)

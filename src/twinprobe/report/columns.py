@@ -9,27 +9,15 @@ import numpy as np
 from twinprobe.judge.verdicts import Evidence, Judged
 from twinprobe.measure.stat_columns import MINUS_INF, MISSING, NAN, NUMBER, OTHER, PLUS_INF, SAME, StatDifference
 from twinprobe.report.floats import float_texts
+from twinprobe.report.titles import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES
 from twinprobe.runs.run import DIGESTS, Run
 from twinprobe.runs.table import STATS
 
 if TYPE_CHECKING:
     import polars as pl
 
-NOT_APPLICABLE = "N/A"
 _SIDES = (("t", "NPU"), ("g", "Bench"))
 _CASE_TEXTS = {SAME: "0", NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf", MISSING: NOT_APPLICABLE, OTHER: "Diff"}
-_DIFF_NAMES = {"max": "Max diff", "min": "Min diff", "mean": "Mean diff", "norm": "L2norm diff"}
-_RELATIVE_NAMES = {
-    "max": "MaxRelativeErr", "min": "MinRelativeErr", "mean": "MeanRelativeErr", "norm": "NormRelativeErr",
-}  # fmt: skip
-_METRICS = {
-    "Cosine": "cosine",
-    "EucDist": "euclid",
-    "MaxAbsErr": "max_abs",
-    "MaxRelativeErr": "max_rel",
-    "One Thousandth Err Ratio": "one_thousandth",
-    "Five Thousandths Err Ratio": "five_thousandths",
-}
 
 
 def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFrame:
@@ -100,8 +88,8 @@ def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 
 
 def _differences(differences: dict[str, StatDifference]) -> dict[str, pl.Series]:
-    diffs = {_DIFF_NAMES[stat]: _by_case(d, d.diff, "") for stat, d in differences.items()}
-    relatives = {_RELATIVE_NAMES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences.items()}
+    diffs = {DIFFERENCES[stat]: _by_case(d, d.diff, "") for stat, d in differences.items()}
+    relatives = {RELATIVES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences.items()}
     return diffs | relatives
 
 
@@ -125,7 +113,7 @@ def _tensor_metrics(metrics: pl.DataFrame) -> dict[str, pl.Series]:
 
     unsupported = metrics["status"].replace({"ok": "unsupported", "scalar": "unsupported"})
     columns = {}
-    for title, field in _METRICS.items():
+    for title, field in METRICS.items():
         numbers = metrics[field]
         texts = float_texts(numbers).replace({"nan": "Nan"})
         columns[title] = pl.select(pl.when(numbers.is_null()).then(unsupported).otherwise(texts)).to_series()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from twinprobe.report.floats import float_texts
+from twinprobe.report.titles import METRICS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -13,7 +14,6 @@ _SIDES = ("NPU", "Bench")
 _STATISTICS = ("max", "min", "mean", "l2norm")
 
 STATISTICS = tuple(f"{side} {statistic}" for side in _SIDES for statistic in _STATISTICS)
-METRICS = ("Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio")
 RELATIVE_ERROR = "Relative Error"
 STACK = "NPU_Stack_Info"
 

@@ -10,23 +10,15 @@ from numpy.typing import NDArray
 from twinprobe.compare.kernel.run import KernelRun
 from twinprobe.judge.verdicts import Evidence, Judged
 from twinprobe.report.floats import float_texts
+from twinprobe.report.titles import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES
 from twinprobe.runs.kernel.statistics import NULL
 from twinprobe.runs.table import STATS
 
 if TYPE_CHECKING:
     import polars as pl
 
-NOT_APPLICABLE = "N/A"
 YES, NO, NONE, UNMATCHED = "Yes", "No", "None", "Unmatched"
 _SIDES = (("t", "NPU"), ("g", "Bench"))
-_DIFFS = {"max": "Max diff", "min": "Min diff", "mean": "Mean diff", "norm": "L2norm diff"}
-_RELATIVES = {
-    "max": "MaxRelativeErr", "min": "MinRelativeErr", "mean": "MeanRelativeErr", "norm": "NormRelativeErr",
-}  # fmt: skip
-_METRICS = {
-    "Cosine": "cosine", "EucDist": "euclid", "MaxAbsErr": "max_abs", "MaxRelativeErr": "max_rel",
-    "One Thousandth Err Ratio": "one_thousandth", "Five Thousandths Err Ratio": "five_thousandths",
-}  # fmt: skip
 # The known limits of "Accuracy Reached or Not".
 _COSINE, _MAX_ABS, _LOW_COSINE, _HIGH_ABS = 0.99, 0.001, 0.9, 1.0
 _MAGNITUDE, _SMALLEST = 0.5, 1e-10
@@ -93,12 +85,12 @@ def _differences(pairs: pl.DataFrame) -> dict[str, pl.Series]:
             gap = np.where(t == g, 0.0, np.abs(t - g))
             relative = np.where(np.isinf(t) & (t == g), 0.0, np.abs(gap / g) * 100)
         known = float_texts(pl.Series(gap)).replace({"nan": "Nan"})
-        diffs[_DIFFS[stat]] = known.zip_with(comparable, pl.Series([NOT_APPLICABLE]))
+        diffs[DIFFERENCES[stat]] = known.zip_with(comparable, pl.Series([NOT_APPLICABLE]))
         percent = float_texts(pl.Series(relative))
         percent = percent.zip_with(pl.Series(np.isinf(relative)), percent + "%")
         percent = percent.zip_with(pl.Series(~np.isnan(relative)), pl.Series(["Nan"]))
         usable = comparable & pl.Series(g != 0)
-        relatives[_RELATIVES[stat]] = percent.zip_with(usable, pl.Series([NOT_APPLICABLE]))
+        relatives[RELATIVES[stat]] = percent.zip_with(usable, pl.Series([NOT_APPLICABLE]))
     return diffs | relatives
 
 
@@ -113,7 +105,7 @@ def _accuracy_of_statistics(pairs: pl.DataFrame) -> pl.Series:
 
 def _tensor_metrics(metrics: pl.DataFrame) -> dict[str, pl.Series]:
     columns = {}
-    for title, field in _METRICS.items():
+    for title, field in METRICS.items():
         numbers = metrics[field]
         reason = metrics["status"].replace({"ok": "unsupported", "scalar": "unsupported"})
         columns[title] = float_texts(numbers).replace({"nan": "Nan"}).zip_with(numbers.is_not_null(), reason)

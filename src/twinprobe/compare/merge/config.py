@@ -10,14 +10,10 @@ from pathlib import Path
 
 from twinprobe.align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, at, read_yaml, text_of
 from twinprobe.errors import BadInput
+from twinprobe.report import titles
 
-STATISTICS_METRICS = (
-    "Max diff", "Min diff", "Mean diff", "L2norm diff",
-    "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr",
-)  # fmt: skip
-TENSOR_METRICS = (
-    "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio",
-)  # fmt: skip
+STATISTICS_METRICS = (*titles.DIFFERENCES.values(), *titles.RELATIVES.values())
+TENSOR_METRICS = tuple(titles.METRICS)
 GRAD_METRIC = "Requires_grad Consistent"
 STATISTICS, TENSORS = "statistics", "real data"
 METRICS = {STATISTICS: (*STATISTICS_METRICS, GRAD_METRIC), TENSORS: (*TENSOR_METRICS, GRAD_METRIC)}
