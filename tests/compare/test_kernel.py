@@ -6,68 +6,19 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_dumps import BASE, DATA, NPY, OURS, only, save
 
-from twinprobe.cli import main
-from twinprobe.compare.job import Request
-from twinprobe.compare.kernel.job import run_kernel_request
 from twinprobe.compare.kernel.pairs import (
     compare_kernel_pair,
     compare_kernels,
     is_kernel_folder,
-    kernel_stem,
     pair_kernels,
 )
-from twinprobe.errors import BadInput, NothingToCompare
-from twinprobe.report.write import write_reports
+from twinprobe.errors import BadInput
 from twinprobe.runs.kernel.names import parse_kernel_name
-
-DATA = Path(__file__).resolve().parents[1] / "data"
-BASE = [
-    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
-    "NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm",
-    "Accuracy Reached or Not", "Err_message",
-]  # fmt: skip
-NPY = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio", "Five Thousandths Err Ratio"]
-STATISTICS = [
-    "Max diff", "Min diff", "Mean diff", "L2norm diff",
-    "MaxRelativeErr", "MinRelativeErr", "MeanRelativeErr", "NormRelativeErr", "NPU CSV File", "Bench CSV File",
-]  # fmt: skip
-OURS = ["Result", "Reason", "Matched By", "Origin", "Relative Error"]
-HEADER = (
-    "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape,"
-    "Max Value,Min Value,Avg Value,L2Norm Value"
-)
-
-
-def only(target: Path, golden: Path, **filters: set[int]) -> tuple[pl.DataFrame, dict[str, int]]:
-    """The result of dumps that have one rank and step in common."""
-    asked = {"ranks": None, "steps": None} | filters
-    ((_, _, table, verdicts),) = compare_kernels(target, golden, **asked)
-    return table, verdicts
-
-
-def save(root: Path, name: str, array: object, *, rank: int = 0, step: int = 0, graph: str = "Net/0") -> Path:
-    """One dumped tensor; ``name`` is everything before the slot's format."""
-    folder = root / f"rank_{rank}" / graph / str(step)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.DefaultFormat.Float32.npy"
-    np.save(path, np.asarray(array))
-    return path
-
-
-def save_statistics(root: Path, lines: list[str], *, header: str = HEADER) -> Path:
-    folder = root / "rank_0" / "Net" / "0" / "0"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "statistic.csv").write_text("\n".join([header, *lines]) + "\n")
-    return folder / "statistic.csv"
-
-
-def line(name: str, values: str, *, io: str = "output", slot: int = 0, time: int = 1, shape: str = "(2,3)") -> str:
-    return f'MatMul,{name},0,0,{time},{io},{slot},24,Float32,"{shape}",{values}'
 
 
 def test_the_real_pair_has_the_known_columns_and_true_numbers() -> None:
@@ -252,137 +203,6 @@ def test_verdicts_tell_what_the_old_columns_hide(
     row = table.row(1, named=True)
     assert row["Result"] == verdict
     assert accuracy is None or row["Accuracy Reached or Not"] == accuracy
-
-
-def test_statistics_have_the_known_columns_and_unsigned_accuracy(tmp_path: Path) -> None:
-    target = save_statistics(tmp_path / "t", [line("a", "-5,-6,-5.5,10"), line("b", "1.0,-1.0,0.5,2.0", time=2)])
-    save_statistics(tmp_path / "g", [line("a", "-1,-2,-1.5,4"), line("b", "1.0,-1.0,0.5,2.0", time=2)])
-    table, verdicts = only(tmp_path / "t", tmp_path / "g")
-    assert table.columns == BASE + STATISTICS + OURS
-    a, b = table.rows(named=True)
-    assert a["NPU Name"] == "a.0.output.0"
-    assert a["NPU CSV File"] == str(target)
-    assert (a["NPU Tensor Shape"], a["NPU Dtype"]) == ("[2, 3]", "Float32")
-    assert (a["Max diff"], a["MaxRelativeErr"]) == ("4.0", "400.0%")
-    assert a["Accuracy Reached or Not"] == "No"  # with signs, 4 / -1 would be below one half
-    assert a["Result"] != "pass"
-    assert (b["Accuracy Reached or Not"], b["Result"], b["Max diff"]) == ("Yes", "pass", "0.0")
-    assert sum(verdicts.values()) == 2
-
-
-def test_values_that_were_not_computed_stay_unknown_to_the_verdict(tmp_path: Path) -> None:
-    save_statistics(tmp_path / "t", [line("a", "True,False,null,null"), line("b", "null,null,null,null", slot=1)])
-    save_statistics(tmp_path / "g", [line("a", "True,False,null,null"), line("b", "0,0,0,0", slot=1)])
-    table, _ = only(tmp_path / "t", tmp_path / "g")
-    a, b = table.rows(named=True)
-    assert [a[f"NPU {stat}"] for stat in ("max", "min", "mean", "l2norm")] == ["1.0", "0.0", "0", "0"]
-    assert a["MeanRelativeErr"] == "N/A"
-    assert a["Result"] == "pass"
-    assert b["Result"] == "warning"
-    assert b["Reason"] == "nothing that could be compared was recorded"
-
-
-def test_nan_and_inf_in_statistics_are_told(tmp_path: Path) -> None:
-    save_statistics(tmp_path / "t", [line("a", "nan,nan,nan,nan"), line("b", "inf,1,2,inf", slot=1)])
-    save_statistics(tmp_path / "g", [line("a", "nan,nan,nan,nan"), line("b", "1,1,1,1", slot=1)])
-    table, _ = only(tmp_path / "t", tmp_path / "g")
-    a, b = table.rows(named=True)
-    assert (a["Accuracy Reached or Not"], a["Result"], a["MaxRelativeErr"]) == ("Yes", "pass", "Nan")
-    assert (b["Accuracy Reached or Not"], b["Result"], b["Max diff"]) == ("No", "error", "inf")
-
-
-def test_a_line_that_is_cut_off_is_left_out_with_a_note(tmp_path: Path) -> None:
-    path = save_statistics(tmp_path, [line("a", "1,1,1,1"), line("b", "1,1,1,1", time=2)])
-    path.write_text(path.read_text()[:-30])
-    notes: list[str] = []
-    ((_, _, table, _),) = compare_kernels(tmp_path, tmp_path, ranks=None, steps=None, notes=notes)
-    assert table["NPU Name"].to_list() == ["a.0.output.0"]
-    assert "cut off" in notes[0]
-
-
-def test_columns_are_found_by_their_titles(tmp_path: Path) -> None:
-    save_statistics(tmp_path / "g", [line("a", "1,2,3,4")])
-    header = HEADER.replace("Max Value,Min Value", "Min Value,Max Value") + ",MD5"
-    save_statistics(tmp_path / "t", [line("a", "2,1,3,4,abc")], header=header)
-    _, verdicts = only(tmp_path / "t", tmp_path / "g")
-    assert verdicts["pass"] == 1
-
-
-def test_inputs_that_cannot_be_compared_are_refused_with_their_place(tmp_path: Path) -> None:
-    save(tmp_path / "npy", "Add.a.0.0.1.output.0", [1.0])
-    save(tmp_path / "other", "Mul.b.0.0.1.output.0", [1.0])
-    save_statistics(tmp_path / "csv", [line("a", "1,1,1,1")])
-    save_statistics(tmp_path / "narrow", ["a,b"], header="a,b")
-    save_statistics(tmp_path / "empty", [])
-    raw = tmp_path / "bin" / "rank_0" / "Net" / "0" / "0"
-    raw.mkdir(parents=True)
-    (raw / "Add.a.0.0.1.bin").write_bytes(b"x")
-    (tmp_path / "nothing").mkdir()
-    for target, golden, what in (
-        ("npy", "csv", "holds npy files, but .* holds statistic.csv"),
-        ("narrow", "narrow", "has 2 columns, at least 13"),
-        ("bin", "bin", "neither npy files nor statistic.csv"),
-        ("nothing", "npy", "holds no kernel dump"),
-        ("missing", "npy", "does not exist"),
-    ):
-        with pytest.raises(BadInput, match=what):
-            only(tmp_path / target, tmp_path / golden)
-    for target, golden in (("npy", "other"), ("empty", "csv")):
-        with pytest.raises(NothingToCompare):
-            only(tmp_path / target, tmp_path / golden)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [["-fm"], ["-am"], ["-cm"], ["-dm", "x.yaml"], ["-lm", "x.yaml"], ["-da"]],
-    ids=lambda option: option[0],
-)
-def test_mapping_options_are_refused_by_name(
-    option: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["compare", "-tp", str(DATA / "kernel_dump_A"), "-gp", str(DATA / "kernel_dump_B"), "-o", str(tmp_path)]
-    assert main([*words, *option]) == 2
-    assert f"{option[0]} (--" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_recognises_kernel_folders_by_their_layout(tmp_path: Path) -> None:
-    words = ["compare", "-tp", str(DATA / "kernel_dump_A"), "-gp", str(DATA / "kernel_dump_B"), "-o", str(tmp_path)]
-    assert main([*words, "--rank", "0", "--step", "0"]) == 0
-    (result,) = tmp_path.iterdir()
-    assert result.name.startswith("compare_result_0_0_")
-
-
-def test_results_can_be_written_in_every_format(tmp_path: Path) -> None:
-    pairs, _ = pair_kernels(DATA / "kernel_dump_A", DATA / "kernel_dump_B")
-    result = compare_kernel_pair(pairs[0])
-    stem = kernel_stem(result.rank, result.step, "20260102030405")
-    files = write_reports(result.table, result.summary, tmp_path, stem, ["xlsx", "csv", "parquet", "json", "html"])
-    assert [file.name.rpartition(".")[0] for file in files] == ["compare_result_0_0_20260102030405"] * 5
-    assert pl.read_csv(files[1], infer_schema=False)["NPU Name"].to_list() == result.table["NPU Name"].to_list()
-
-
-def test_a_request_over_several_ranks_writes_a_result_for_each(tmp_path: Path) -> None:
-    for side in ("t", "g"):
-        for rank in (0, 1):
-            save(tmp_path / side, "Add.a.0.0.1.output.0", [1.0, 2.0], rank=rank, step=3)
-    request = Request(tmp_path / "t", tmp_path / "g", tmp_path / "out", ("csv", "xlsx"), "20260102030405", workers=2)
-    outcome = run_kernel_request(request, lambda _what, _done, _total: None)
-    assert [summary.rank for summary in outcome.summaries] == ["step3/rank0", "step3/rank1"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        f"compare_result_{rank}_3_20260102030405.{form}" for rank in (0, 1) for form in ("csv", "xlsx")
-    ]
-
-
-def test_the_output_of_a_collective_may_have_begun_on_another_rank(tmp_path: Path) -> None:
-    for side, last in (("t", 1.5), ("g", 1.0)):
-        for time, kind in enumerate(("AllReduce", "Add")):
-            save(tmp_path / side, f"{kind}.{kind}-op0.0.0.{time}1.input.0", np.ones(10))
-            save(tmp_path / side, f"{kind}.{kind}-op0.0.0.{time}2.output.0", [1.0] * 9 + [last])
-    table, _ = only(tmp_path / "t", tmp_path / "g")
-    _, received, _, added = table.rows(named=True)
-    assert "may have begun on another rank" in received["Reason"]
-    assert (received["Origin"], added["Origin"]) == ("inherited", "injected")
 
 
 part = st.text(st.characters(categories=("Lu", "Ll"), include_characters="_-"), min_size=1, max_size=12)

@@ -1,15 +1,14 @@
-"""The page in Chromium, used as people use it, on files of other tools and on ours."""
+"""The page in Chromium, used as people use it: files of other tools and ours, opened, unfolded and moved through."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from graph_files import flat, node, write_pair
-from page_tools import becomes, box, current, names, settles, show, stands_on
+from page_tools import becomes, box, names, settles, show, stands_on
 from reference_files import FILES
 
 GELU = "Functional.gelu.1.backward"
@@ -96,177 +95,6 @@ def test_long_names_keep_their_end_and_have_the_whole_on_hover(
     )
 
 
-def test_next_and_previous_walk_through_the_suspicious_nodes(
-    page: Any, serve: Callable[..., str], results: Path
-) -> None:
-    show(page, serve(results / "cmp_stat"))
-    page.wait_for_selector(".details .table")
-    for key, place in (("n", "2 of 4"), ("n", "3 of 4"), ("p", "2 of 4")):
-        page.keyboard.press(key)
-        page.wait_for_selector(f".steps:has-text('{place}')")
-    stands_on(page, "Module.language_model.encoder.layers.1.mlp.MLP.backward.0")
-
-
-def test_a_click_on_the_strip_goes_there(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "cmp_stat"))
-    page.wait_for_selector(".details .table")
-    area = page.locator(".strip-canvas").bounding_box()
-    page.mouse.click(area["x"] + 2, area["y"] + 20)
-    page.wait_for_selector(".pane-target .box.current:has-text('embedding')")
-    stands_on(page, "Functional.embedding.0.forward")
-
-
-def test_a_metric_and_a_limit_of_the_users_choice_move_the_first_divergence(
-    page: Any, serve: Callable[..., str], results: Path
-) -> None:
-    show(page, serve(results / "cmp_stat"))
-    page.get_by_label("Colour").first.select_option("NormRelativeErr")
-    page.get_by_label("limit", exact=True).fill("0.001")
-    page.get_by_label("limit", exact=True).press("Enter")
-    page.wait_for_selector(".banner .said[title^='Functional.linear.6.forward']")
-    page.locator(".first-button").click()
-    page.wait_for_selector(".pane-target .box.current:has-text('linear.forward.6')")
-    assert "4.66 %" in page.locator(".pane-target .box.current").inner_text()
-    fills = page.eval_on_selector_all(
-        ".pane-target .box", "all => new Set(all.map(e => e.style.getPropertyValue('--fill'))).size"
-    )
-    assert fills >= 3
-
-
-def test_search_finds_nodes_and_goes_to_them(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "cmp_stat"))
-    page.keyboard.press("/")
-    page.keyboard.type("softmax.0.for")
-    page.wait_for_selector(".list-row:has-text('softmax.forward.0')")
-    page.locator(".list-row").first.click()
-    page.wait_for_selector(".pane-golden .box.current:has-text('softmax.forward.0')")
-    stands_on(page, "Torch.softmax.0.forward")
-
-
-def test_lists_of_unmatched_nodes_on_either_side(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "cmp_lm2"), tab="unmatched")
-    page.wait_for_selector(".list-row")
-    becomes(page, page.locator(".list-row").count, lambda count: count == 10)
-    page.locator(".segments button").nth(1).click()
-    page.wait_for_selector(".list[aria-label] .list-row:nth-child(8)")
-    page.locator(".list-row").first.click()
-    page.wait_for_selector(".pane-golden .box.current.unmatched")
-
-
-def test_filters_by_level_narrow_the_list(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "cmp_stat"))
-    page.wait_for_selector(".list-row:nth-child(4)")
-    page.locator(".chip", has_text="error").click()
-    page.wait_for_selector(".list .quiet")
-    page.locator(".chip", has_text="warning").click()
-    page.wait_for_selector(".list-row:nth-child(4)")
-
-
-def test_overflow_levels_can_be_filtered(page: Any, serve: Callable[..., str], tmp_path: Path) -> None:
-    nodes = flat(["Torch.add.0.forward", "Torch.mul.0.forward", "Torch.div.0.forward"])
-    nodes["Torch.mul.0.forward"]["data"] |= {"precision_index": 1, "overflow_level": "critical"}
-    nodes["Torch.div.0.forward"]["data"] |= {"precision_index": 1, "overflow_level": "high"}
-    write_pair(tmp_path / "compare_1.vis", nodes, nodes, OverflowCheck=True)
-    show(page, serve(tmp_path))
-    page.wait_for_selector(".list-row:nth-child(2)")
-    page.locator(".chip", has_text="critical").click()
-    page.wait_for_selector(".list-row:nth-child(2)", state="detached")
-    page.wait_for_selector(".list-row[title='Torch.mul.0.forward']")
-
-
-def test_the_address_holds_the_state_and_a_link_shows_the_same(
-    page: Any, chromium: Any, serve: Callable[..., str], results: Path
-) -> None:
-    show(page, serve(results / "ranks_cmp"))
-    page.get_by_label("Rank").first.select_option("1")
-    page.wait_for_selector(".banner.found")
-    page.keyboard.press("/")
-    page.keyboard.type("softmax")
-    page.locator(".list-row", has_text="softmax.backward.1").first.click()
-    page.wait_for_selector(".pane-target .box.current:has-text('softmax.backward.1')")
-    page.locator(".icon-button[aria-label='Light or dark']").click()
-    page.keyboard.press("Escape")
-    page.keyboard.press("s")
-
-    def shown(one: Any) -> tuple[Any, ...]:
-        return one.url, sorted(names(one, "target")), sorted(names(one, "golden")), current(one)
-
-    before = settles(page, lambda: shown(page))
-    other = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US").new_page()
-    other.goto(page.url)
-    other.wait_for_selector(".pane-target .box.current:has-text('softmax.backward.1')")
-    assert settles(other, lambda: shown(other)) == before
-    assert other.evaluate("() => document.documentElement.dataset.theme") == "dark"
-    assert other.locator(".search-input").input_value() == "softmax"
-    other.context.close()
-
-
-def test_tables_can_be_sorted_and_copied(page: Any, serve: Callable[..., str], results: Path) -> None:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    show(page, serve(results / "cmp_stat"), node="Functional.linear.6.forward")
-    page.wait_for_selector(".details tbody tr:nth-child(3)")
-    heads = lambda: page.locator(".details figure").first.locator("tbody th").all_inner_texts()  # noqa: E731
-    becomes(page, heads, lambda names: names == ["input.0", "input.1", "input.2"])
-    page.locator(".details figure").first.locator("thead button", has_text="Norm").first.click()
-    becomes(page, heads, lambda names: names == ["input.0", "input.1", "input.2"])  # 15.99, 4.84, 1.1: largest first
-    page.locator(".details figure").first.locator("thead button", has_text="Norm").first.click()
-    becomes(page, heads, lambda names: names == ["input.2", "input.1", "input.0"])
-    page.locator(".details figure").first.locator("figcaption button").click()
-    lines = page.evaluate("() => navigator.clipboard.readText()").split("\n")
-    assert lines[0].startswith("Argument\tdtype\tshape")
-    assert [line.split("\t")[0] for line in lines[1:]] == ["input.2", "input.1", "input.0"]
-
-
-def test_details_show_stacks_of_both_sides(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "cmp_stat"), node="Functional.linear.6.forward")
-    page.wait_for_selector(".details .stack li")
-    becomes(page, page.locator(".details .stack").count, lambda count: count == 2)
-    assert "torch/nn/modules/linear.py" in page.locator(".details .stack li").first.inner_text()
-
-
-def test_a_collective_leads_to_its_peer_rank(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "ranks_cmp"), node="Distributed.all_reduce.0.forward")
-    page.locator(".details .chip", has_text="rank 1").click()
-    page.wait_for_selector(".field:has-text('Rank') select")
-    page.wait_for_selector(".pane-target .box.current:has-text('all_reduce')")
-    becomes(page, page.get_by_label("Rank").first.input_value, lambda value: value == "1")
-
-
-def test_ranks_by_steps_is_a_map_to_click(page: Any, serve: Callable[..., str], results: Path) -> None:
-    show(page, serve(results / "ranks_cmp"))
-    page.locator(".text-button", has_text="Ranks").click()
-    page.wait_for_selector(".heat-hint:has-text('4 suspicious')")
-    area = page.locator(".heat-canvas").bounding_box()
-    page.mouse.click(area["x"] + area["width"] - 10, area["y"] + area["height"] - 8)
-    becomes(page, page.get_by_label("Rank").first.input_value, lambda rank: rank == "1")
-
-
-def test_matching_by_hand_in_the_page_and_the_layer_mapping_that_comes_of_it(
-    page: Any, serve: Callable[..., str], copied: Callable[[str], Path]
-) -> None:
-    place = copied("cmp_lm2")
-    show(page, serve(place), tab="byHand")
-    box(page, "target", "language_model.forward").click()
-    box(page, "golden", "decoder.forward").click(modifiers=["Control"])
-    page.locator(".wide-button.primary").click()
-    page.wait_for_selector(".pairs li")
-    assert "language_model.forward.LM.0" in page.locator(".pairs").inner_text()
-    page.wait_for_selector(".pane-target .box:not(.unmatched):has-text('language_model.forward')")
-    with page.expect_download() as download:
-        page.locator(".wide-button", has_text="layer_mapping.yaml").click()
-    assert Path(download.value.path()).read_text() == "TopLayer:\n  language_model: decoder\n"
-    with page.expect_download() as download:
-        page.locator(".wide-button", has_text="Export matches").click()
-    pairs = json.loads(Path(download.value.path()).read_text())
-    page.locator(".pairs .icon-button").first.click()
-    page.wait_for_selector(".pane-target .box.unmatched:has-text('language_model.forward')")
-    page.locator("input[type=file]").set_input_files(
-        {"name": "m.json", "mimeType": "application/json", "buffer": json.dumps(pairs).encode()}
-    )
-    page.wait_for_selector(".message:has-text('fit this graph')")
-    assert next(place.glob("*.matches.json")).exists()
-
-
 def test_chinese_and_dark(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_stat"))
     page.locator(".language").click()
@@ -314,56 +142,6 @@ def test_fit_zoom_and_minimap_move_the_view(page: Any, serve: Callable[..., str]
     page.mouse.move(area["x"] - 200, area["y"] + 100)
     page.mouse.wheel(0, -150)
     becomes(page, lambda: place("scrollTop"), lambda now: now < top)
-
-
-def test_a_damaged_file_gives_a_message_and_another_file_still_opens(
-    page: Any, serve: Callable[..., str], copied: Callable[[str], Path]
-) -> None:
-    place = copied("cmp_stat")
-    whole = next(place.glob("*.vis.db"))
-    (place / "cut.vis.db").write_bytes(whole.read_bytes()[:200_000])
-    page.goto(serve(place) + "#file=cut.vis.db")
-    page.wait_for_selector(".blocker-box")
-    assert "damaged" in page.locator(".blocker-box").inner_text()
-    page.get_by_label("File").first.select_option(whole.name)
-    page.wait_for_selector(".banner.found")
-    page.complaints[:] = [text for text in page.complaints if "422" not in text]
-
-
-def test_a_late_answer_about_the_file_before_changes_nothing(
-    page: Any, serve: Callable[..., str], results: Path
-) -> None:
-    held: list[Any] = []
-
-    def hold(route: Any) -> None:
-        if "cmp_lm2" in route.request.url:
-            held.append(route)
-        else:
-            route.continue_()
-
-    page.route("**/api/unfold*", hold)
-    before = next((results / "cmp_lm2").glob("*.vis.db")).name
-    page.goto(serve(results) + f"#file=cmp_lm2%2F{before}&node=Module.decoder.Enc.forward.0&side=golden")
-    becomes(page, lambda: len(held), lambda count: count > 0)
-    now = next((results / "cmp_stat").glob("*.vis.db")).name
-    page.get_by_label("File").first.select_option(f"cmp_stat/{now}")
-    stands_on(page, GELU, "target", "golden")
-    for route in held:
-        route.continue_()
-    page.wait_for_selector(".details .table")
-    assert settles(page, lambda: (current(page), names(page, "golden"))) == (GELU, names(page, "golden"))
-    assert "Module.decoder.Enc.forward.0" not in names(page, "golden")
-
-
-def test_two_tabs_do_not_disturb_each_other(page: Any, serve: Callable[..., str], results: Path) -> None:
-    url = serve(results / "cmp_stat")
-    show(page, url, node="DefaultModel")
-    other = page.context.new_page()
-    show(other, url, node="Functional.gelu.0.forward")
-    box(page, "target", "optimizer").dblclick()
-    page.wait_for_selector(".pane-golden .box:has-text('Tensor.add_')")
-    assert "Tensor.add_.0.forward" not in names(other, "target")
-    stands_on(other, "Functional.gelu.0.forward")
 
 
 def test_thousands_of_children_are_scrolled_through_with_few_boxes(

@@ -1,0 +1,88 @@
+"""The page in Chromium: its address, several tabs, late answers and files that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from page_tools import becomes, box, current, names, settles, show, stands_on
+
+GELU = "Functional.gelu.1.backward"
+
+
+def test_the_address_holds_the_state_and_a_link_shows_the_same(
+    page: Any, chromium: Any, serve: Callable[..., str], results: Path
+) -> None:
+    show(page, serve(results / "ranks_cmp"))
+    page.get_by_label("Rank").first.select_option("1")
+    page.wait_for_selector(".banner.found")
+    page.keyboard.press("/")
+    page.keyboard.type("softmax")
+    page.locator(".list-row", has_text="softmax.backward.1").first.click()
+    page.wait_for_selector(".pane-target .box.current:has-text('softmax.backward.1')")
+    page.locator(".icon-button[aria-label='Light or dark']").click()
+    page.keyboard.press("Escape")
+    page.keyboard.press("s")
+
+    def shown(one: Any) -> tuple[Any, ...]:
+        return one.url, sorted(names(one, "target")), sorted(names(one, "golden")), current(one)
+
+    before = settles(page, lambda: shown(page))
+    other = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US").new_page()
+    other.goto(page.url)
+    other.wait_for_selector(".pane-target .box.current:has-text('softmax.backward.1')")
+    assert settles(other, lambda: shown(other)) == before
+    assert other.evaluate("() => document.documentElement.dataset.theme") == "dark"
+    assert other.locator(".search-input").input_value() == "softmax"
+    other.context.close()
+
+
+def test_a_damaged_file_gives_a_message_and_another_file_still_opens(
+    page: Any, serve: Callable[..., str], copied: Callable[[str], Path]
+) -> None:
+    place = copied("cmp_stat")
+    whole = next(place.glob("*.vis.db"))
+    (place / "cut.vis.db").write_bytes(whole.read_bytes()[:200_000])
+    page.goto(serve(place) + "#file=cut.vis.db")
+    page.wait_for_selector(".blocker-box")
+    assert "damaged" in page.locator(".blocker-box").inner_text()
+    page.get_by_label("File").first.select_option(whole.name)
+    page.wait_for_selector(".banner.found")
+    page.complaints[:] = [text for text in page.complaints if "422" not in text]
+
+
+def test_a_late_answer_about_the_file_before_changes_nothing(
+    page: Any, serve: Callable[..., str], results: Path
+) -> None:
+    held: list[Any] = []
+
+    def hold(route: Any) -> None:
+        if "cmp_lm2" in route.request.url:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/api/unfold*", hold)
+    before = next((results / "cmp_lm2").glob("*.vis.db")).name
+    page.goto(serve(results) + f"#file=cmp_lm2%2F{before}&node=Module.decoder.Enc.forward.0&side=golden")
+    becomes(page, lambda: len(held), lambda count: count > 0)
+    now = next((results / "cmp_stat").glob("*.vis.db")).name
+    page.get_by_label("File").first.select_option(f"cmp_stat/{now}")
+    stands_on(page, GELU, "target", "golden")
+    for route in held:
+        route.continue_()
+    page.wait_for_selector(".details .table")
+    assert settles(page, lambda: (current(page), names(page, "golden"))) == (GELU, names(page, "golden"))
+    assert "Module.decoder.Enc.forward.0" not in names(page, "golden")
+
+
+def test_two_tabs_do_not_disturb_each_other(page: Any, serve: Callable[..., str], results: Path) -> None:
+    url = serve(results / "cmp_stat")
+    show(page, url, node="DefaultModel")
+    other = page.context.new_page()
+    show(other, url, node="Functional.gelu.0.forward")
+    box(page, "target", "optimizer").dblclick()
+    page.wait_for_selector(".pane-golden .box:has-text('Tensor.add_')")
+    assert "Tensor.add_.0.forward" not in names(other, "target")
+    stands_on(other, "Functional.gelu.0.forward")
