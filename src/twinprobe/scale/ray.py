@@ -52,14 +52,21 @@ class RayEngine:
 
     def close(self) -> None:
         """Cancel what is under way and leave the cluster."""
-        for reference in self._tickets:
-            with suppress(Exception):  # a cluster that is gone has nothing to cancel
+        with suppress(Exception):  # a cluster that is gone has nothing to cancel
+            # Ctrl-C has reached the workers as well. Ray aborts when it cancels what is just coming to its end, so
+            # what ends by itself is let go first.
+            for reference in self._unfinished(1):
                 self._ray.cancel(reference)
-        if self._tickets:
-            with suppress(Exception):
-                self._ray.wait(list(self._tickets), num_returns=len(self._tickets), timeout=5)
+            self._unfinished(5)
         self._tickets.clear()
         self._cluster.leave()
+
+    def _unfinished(self, seconds: float) -> list[Any]:
+        """What is still under way after so long a wait."""
+        if not self._tickets:
+            return []
+        _, left = self._ray.wait(list(self._tickets), num_returns=len(self._tickets), timeout=seconds)
+        return list(left)
 
     def _outcome(self, reference: Any) -> Outcome:
         errors = self._ray.exceptions
