@@ -1,50 +1,33 @@
 """Inference dumps: the reference's 12 layers x 3 tokens, and made runs of many layers, tokens and devices.
 
-    python bench llm [--layers 80 --tokens 32 --devices 8 --rows 8 --hidden 256 --kind atb|torch]
+    python bench llm [--layers 80 --tokens 32 --devices 8 --rows 8 --hidden 256 --kind atb|torch] [--linked]
 
 The made run holds, per layer, the eight operators of a decoder with their outputs and first inputs in float16. The
-default is a sixteenth of the run that the words above ask for; ``--tokens 32 --devices 8`` makes 1.3 million files.
-Processor time is that of the command and all of its workers.
+default is a sixteenth of 80 layers x 32 tokens x 8 devices, which have 655,360 files in 1.1 million folders.
+
+In the same run, as many processes as there are cores list, open, read and close the same files, and do so again with
+numpy.sum over their bytes as float32: what is left to gain. Shares are theirs over ours, of processor time (the command
+and all of its workers, start included) and by the clock. numpy.sum alone is taken over bytes in memory, on one core.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import os
 import resource
 import shutil
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
-import numpy as np
-
+from llm_tools.limits import Limits, limits
+from llm_tools.made import ATB, TORCH, Extent, make_dump
 from measure_command import Cost, cost_of, own_command, table
 
-ATB, TORCH = "atb", "torch"
-# By the folders of a layer's operators: those of an engine, and the modules that do the same.
-OPERATORS = {
-    "0_RmsNormOperation": "input_layernorm",
-    "1_Attention/0_LinearOperation": "self_attn.qkv_proj",
-    "1_Attention/1_SelfAttentionOperation": "self_attn.core",
-    "1_Attention/2_LinearOperation": "self_attn.o_proj",
-    "2_RmsNormOperation": "post_attention_layernorm",
-    "3_Mlp/0_LinearOperation": "mlp.up_proj",
-    "3_Mlp/1_ActivationOperation": "mlp.act_fn",
-    "3_Mlp/2_LinearOperation": "mlp.down_proj",
-}
-TYPES = {
-    "input_layernorm": "RMSNorm", "post_attention_layernorm": "RMSNorm", "core": "CoreAttention", "act_fn": "SiLU",
-    "self_attn": "Attention", "mlp": "MLP",
-}  # fmt: skip
 DEFAULTS = {"layers": 80, "tokens": 8, "devices": 2, "hidden": 256, "rows": 8, "repeat": 1, "workers": 0}
-HEAD = ["run", "rows", "MB a side", "seconds", "processor s", "us/row", "MB/s", "peak MB"]
+HEAD = ["run", "rows", "MB a side", "seconds", "processor s", "us/row", "MB/s a core", "peak MB"]
+SHARES = ["files only", "with numpy.sum", "processor", "clock", "numpy.sum in memory", "share"]
 
 
 def main(words: list[str]) -> None:
@@ -53,11 +36,14 @@ def main(words: list[str]) -> None:
     for name, default in DEFAULTS.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kind", choices=(ATB, TORCH), default=ATB)
+    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
+    parser.add_argument("--linked", action="store_true", help="later tokens are hard links to the first one's files")
     args = parser.parse_args(words)
-    rows = [*_reference(args.repeat)]
+    rows = _reference(args.repeat)
     with tempfile.TemporaryDirectory(prefix="twinprobe-llm-") as folder:
-        rows.append(_made(Path(folder), args))
-    table("llm compare", HEAD, rows)
+        made, shares = _made(Path(folder), args)
+    table("llm compare", HEAD, [*rows, made])
+    table("the same files, listed, opened, read and closed: processor s (clock s), our share", SHARES, [shares])
 
 
 def _reference(times: int) -> list[list[str]]:
@@ -85,14 +71,15 @@ def _took(command: list[str], times: int) -> tuple[Cost, float]:
 
 def _row(name: str, count: int, size: float, took: tuple[Cost, float]) -> list[str]:
     cost, processor = took
-    per_row, rate = f"{1e6 * processor / count:,.0f}", f"{2 * size / cost.seconds:,.0f}"
+    per_row, rate = f"{1e6 * processor / count:,.0f}", f"{2 * size / processor:,.0f}"
     seconds = [f"{cost.seconds:.2f}", f"{processor:.2f}"]
     return [name, f"{count:,}", f"{size:,.1f}", *seconds, per_row, rate, f"{cost.megabytes:.0f}"]
 
 
-def _made(folder: Path, args: argparse.Namespace) -> list[str]:
+def _made(folder: Path, args: argparse.Namespace) -> tuple[list[str], list[str]]:
     began = time.perf_counter()
-    extent = Extent(args.layers, args.tokens, args.devices, args.rows, args.hidden, args.kind)
+    numbers = args.layers, args.tokens, args.devices, args.rows, args.hidden
+    extent = Extent(*numbers, args.kind, args.dtype, args.linked)
     size = sum(make_dump(folder / side, extent, seed) for seed, side in enumerate(("a", "b")))
     print(f"made two dumps of {size / 2e6:,.0f} MB in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     out = folder / "out"
@@ -102,128 +89,17 @@ def _made(folder: Path, args: argparse.Namespace) -> list[str]:
     import polars as pl
 
     count = pl.scan_parquet(next(out.glob("*.parquet"))).select(pl.len()).collect().item()
-    shutil.rmtree(folder / "a")
-    name = f"{args.kind}: {args.layers} layers x {args.tokens} tokens x {args.devices} devices"
-    return _row(name, count, size / 2e6, took)
+    least = limits([folder / "a", folder / "b"], args.workers or len(os.sched_getaffinity(0)))
+    for side in ("a", "b"):
+        shutil.rmtree(folder / side)
+    name = f"{args.kind}, {args.dtype}: {args.layers} layers x {args.tokens} tokens x {args.devices} devices"
+    return _row(name, count, size / 2e6, took), _shares(least, took, size)
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much is made. Every operator has its first input and its output, in float16."""
-
-    layers: int
-    tokens: int
-    devices: int
-    rows: int
-    hidden: int
-    kind: str = ATB
-
-
-def make_dump(root: Path, extent: Extent, seed: int) -> int:
-    """Write one dump; returns its bytes. Tensors repeat: what is measured is reading and comparing them."""
-    content = _atb_content(extent, seed) if extent.kind == ATB else _torch_content(extent, seed)
-    make, folders = (_make_atb, _atb_folders) if extent.kind == ATB else (_make_torch, _torch_folders)
-    with ProcessPoolExecutor() as pool:
-        return sum(pool.map(make, folders(root, extent), repeat(content), repeat(extent))) * len(content)
-
-
-def _values(extent: Extent, seed: int) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    shape = extent.rows, extent.hidden
-    return (rng.standard_normal(shape) + seed * 1e-4 * rng.standard_normal(shape)).astype(np.float16)
-
-
-def _atb_content(extent: Extent, seed: int) -> bytes:
-    payload = _values(extent, seed).tobytes()
-    head = f"format=2\ndtype=1\ndims={extent.rows},{extent.hidden}\n$Object.data=0,{len(payload)}\n$End=1\n"
-    return head.encode() + payload
-
-
-def _atb_folders(root: Path, extent: Extent) -> list[Path]:
-    dump = root / "ait_dump"
-    for device in range(extent.devices):
-        _write_topology(dump / "model" / str(100 + device), extent.layers)
-    return [dump / "tensors" / f"{device}_{100 + device}" for device in range(extent.devices)]
-
-
-def _make_atb(folder: Path, content: bytes, extent: Extent) -> int:
-    """The files of one device; how many there are."""
-    count = 0
-    for token in range(extent.tokens):
-        for layer in range(extent.layers):
-            for operator in OPERATORS:
-                top = f"{folder}/{token}/{layer}_Layer/{operator}"
-                _write(f"{top}/before", "intensor0.bin", content)
-                _write(f"{top}/after", "outtensor0.bin", content)
-                count += 2
-    return count
-
-
-def _torch_content(extent: Extent, seed: int) -> bytes:
-    import torch
-
-    saved = io.BytesIO()
-    torch.save(torch.from_numpy(_values(extent, seed)), saved)
-    return saved.getvalue()
-
-
-def _torch_folders(root: Path, extent: Extent) -> list[Path]:
-    folders = [root / f"{100 + device}_npu{device}" for device in range(extent.devices)]
-    for folder in folders:
-        folder.mkdir(parents=True)
-        (folder / "model_tree.json").write_text(json.dumps(_tree(extent.layers)))
-    return folders
-
-
-def _make_torch(folder: Path, content: bytes, extent: Extent) -> int:
-    count = 0
-    for token in range(extent.tokens):
-        for layer in range(extent.layers):
-            for module in OPERATORS.values():
-                top = f"{folder}/{token}/root.model.layers.{layer}.{module}"
-                _write(top, "input_0.pth", content)
-                _write(top, "output.pth", content)
-                count += 2
-    return count
-
-
-def _write(folder: str, file: str, content: bytes) -> None:
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  by the hundred thousand
-    with open(f"{folder}/{file}", "wb", buffering=0) as stream:  # noqa: PTH123
-        stream.write(content)
-
-
-def _tree(layers: int) -> dict[str, object]:
-    def node(name: str, kind: str, children: list[dict[str, object]]) -> dict[str, object]:
-        return {"name": name, "type": kind, "children": children}
-
-    def layer(name: str) -> dict[str, object]:
-        tops: dict[str, list[dict[str, object]]] = {}
-        for module in OPERATORS.values():
-            first, _, inner = module.partition(".")
-            below = tops.setdefault(first, [])
-            if inner:
-                below.append(node(f"{name}.{module}", TYPES.get(inner, "Linear"), []))
-        return node(name, "Layer", [node(f"{name}.{top}", TYPES[top], below) for top, below in tops.items()])
-
-    stack = [layer(f"root.model.layers.{at}") for at in range(layers)]
-    model = node("root.model", "Model", [node("root.model.layers", "ModuleList", stack)])
-    return node("root", "CausalLM", [model])
-
-
-def _write_topology(folder: Path, layers: int) -> None:
-    def node(kind: str, name: str, children: list[dict[str, object]]) -> dict[str, object]:
-        return {"opName": name, "opType": kind, "param": {}, "inTensors": [], "outTensors": [], "nodes": children}
-
-    def layer(at: int) -> dict[str, object]:
-        tops: dict[str, list[dict[str, object]]] = {}
-        for operator in OPERATORS:
-            first, _, inner = operator.partition("/")
-            below = tops.setdefault(first, [])
-            if inner:
-                below.append(node(inner.partition("_")[2], operator, []))
-        return node("Layer", f"Layer_{at}", [node(top.partition("_")[2], top, below) for top, below in tops.items()])
-
-    folder.mkdir(parents=True, exist_ok=True)
-    document = {"modelName": "Made", "nodes": [layer(at) for at in range(layers)]}
-    (folder / "Made.json").write_text(json.dumps(document))
+def _shares(least: Limits, took: tuple[Cost, float], size: float) -> list[str]:
+    cost, processor = took
+    files, summed = (f"{one.processor:.2f} ({one.seconds:.2f})" for one in (least.read, least.summed))
+    by_processor = [f"{one.processor / processor:.0%}" for one in (least.read, least.summed)]
+    by_clock = [f"{one.seconds / cost.seconds:.0%}" for one in (least.read, least.summed)]
+    rate, share = f"{least.sum_rate / 1e9:.1f} GB/s", f"{size / processor / least.sum_rate:.0%}"
+    return [files, summed, " / ".join(by_processor), " / ".join(by_clock), rate, share]

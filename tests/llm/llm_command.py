@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass
@@ -12,3 +15,14 @@ class Said:
     code: int
     out: str
     err: str
+
+
+Run = Callable[..., Said]
+
+
+def report(folder: Path) -> list[dict[str, str]]:
+    """The rows of the one report in a folder."""
+    files = list(folder.glob("ait_cmp_report_*.csv"))
+    assert len(files) == 1
+    with files[0].open(newline="") as file:
+        return list(csv.DictReader(file))

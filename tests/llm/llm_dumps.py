@@ -51,6 +51,9 @@ class Sizes:
     vocab: int = 37
 
 
+SMALL = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=10)
+
+
 def decoder_values(sizes: Sizes, seed: int = 0) -> Values:
     """Numbers for every place of one forward pass; what one operator gives is what the next one takes."""
     rng = np.random.default_rng(seed)

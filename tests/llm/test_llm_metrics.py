@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from twinprobe.measure import llm_rows
-from twinprobe.measure.blocks import BLOCK, PAIR_COLUMNS
+from twinprobe.measure.blocks import BLOCK
 from twinprobe.measure.engine import PLAIN
 from twinprobe.measure.kernels import KernelEngine
-from twinprobe.measure.llm_exponential import exponential, growth_and_excess, powers_in, weight_of
-from twinprobe.measure.llm_kernel import PIECE, kernel_rows
+from twinprobe.measure.llm_kernel import PIECE
 from twinprobe.measure.llm_metrics import EMPTY, GOLDEN_NONFINITE, MY_NONFINITE, SHAPE, LlmMetrics, measure_llm_pair
 from twinprobe.runs.host_tensor import HostTensor
 
@@ -78,40 +76,6 @@ def test_a_tensor_of_many_blocks_is_one_softmax() -> None:
         found = measure_llm_pair(host(m), host(g), engine=engine)
         for name, value in by_definition(m, g).items():
             assert getattr(found, name) == pytest.approx(value, rel=1e-6), name
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.floats(-800, 0))
-def test_the_compiled_exponential_is_exact_enough(x: float) -> None:
-    assert exponential(x) == pytest.approx(np.exp(max(x, -708.0)), rel=1e-9)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.floats(-9000, 9000, width=32), st.floats(0, 200, width=32))
-def test_the_weight_in_single_precision_has_its_digits(x: float, below: float) -> None:
-    top = powers_in(np.float32(x))
-    number = np.float32(x - below)
-    exact = np.exp(np.float64(number) - np.float64(top) * np.log(2.0))
-    assert weight_of(number, top) == pytest.approx(exact, rel=5e-7, abs=1e-37)
-
-
-@settings(deadline=None, max_examples=300)
-@given(st.floats(-64, 64, width=32))
-def test_the_excess_in_single_precision_has_its_digits_at_small_differences_too(d: float) -> None:
-    exact = np.expm1(d) - d if abs(d) > 1e-5 else d * d / 2 + d * d * d / 6
-    growth, excess = growth_and_excess(np.float32(d))
-    assert excess == pytest.approx(exact, rel=3e-6, abs=1e-44)
-    assert growth == pytest.approx(np.exp(d), rel=5e-7)
-
-
-@settings(deadline=None, max_examples=60)
-@given(arrays.arrays(np.float32, st.integers(1, 300), elements=numbers), st.floats(-1, 1, width=32))
-def test_the_compiled_row_is_the_plain_row(golden: np.ndarray, shift: float) -> None:
-    my = golden + np.float32(shift)
-    plain = [float(value) for value in llm_rows.plain_row(my, golden)]
-    compiled = kernel_rows("float32", my, golden.copy())[0, PAIR_COLUMNS:].tolist()
-    np.testing.assert_allclose(compiled[: llm_rows.SHIFT], plain[: llm_rows.SHIFT], rtol=1e-9, atol=1e-12)
-    assert llm_rows.divergence([compiled]) == pytest.approx(llm_rows.divergence([plain]), abs=1e-12)
 
 
 @settings(deadline=None, max_examples=60)

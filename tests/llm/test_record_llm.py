@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
@@ -12,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from llm_models import IDS, Model, files, new_model  # noqa: E402
+
 from twinprobe.compare.llm.job import LlmRequest, compare_dumps  # noqa: E402
-from twinprobe.errors import BadInput  # noqa: E402
 from twinprobe.llm import DumpConfig, register_hook  # noqa: E402
 from twinprobe.record.llm.folders import device_folder  # noqa: E402
 from twinprobe.runs.llm.dump import open_llm_dump  # noqa: E402
@@ -22,47 +22,9 @@ from twinprobe.runs.tensor_files import open_tensor  # noqa: E402
 nn = torch.nn
 
 
-class Block(nn.Module):
-    """Norms are defined last and called first; one part is never called, another twice."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mix = nn.Linear(width, width)
-        self.unused = nn.Linear(2, 2)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, hidden: Any, *, mask: Any = None) -> dict[str, Any]:
-        mixed = self.mix(self.mix(self.norm(hidden)))
-        if mask is not None:
-            mixed = torch.where(mask[..., None], mixed, torch.zeros_like(mixed))
-        return {"hidden": hidden + mixed, "cache": (mixed[:, :1], [mixed, None])}
-
-
-class Model(nn.Module):
-    def __init__(self, width: int = 8, layers: int = 2) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(20, width)
-        self.layers = nn.ModuleList([Block(width) for _ in range(layers)])
-        self.head = nn.Linear(width, 20)
-
-    def forward(self, ids: Any) -> Any:
-        hidden = self.embed(ids)
-        for layer in self.layers:
-            hidden = layer(hidden, mask=ids > 3)["hidden"]
-        return self.head(hidden), hidden
-
-
-IDS = torch.tensor([[1, 5, 9, 2]])
-
-
 @pytest.fixture
 def model() -> Model:
-    torch.manual_seed(0)
-    return Model().eval()
-
-
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return new_model()
 
 
 def test_the_documents_first_step_works_as_printed(
@@ -190,48 +152,6 @@ def test_several_models_and_configurations_in_one_process(model: Model, tmp_path
     assert not any("output" in name for name in files(three.path / "0"))
 
 
-def test_api_calls_have_folders_under_their_module_and_are_counted(tmp_path: Path) -> None:
-    class Twice(nn.Module):
-        def forward(self, x: Any) -> Any:
-            return torch.matmul(torch.matmul(x, x), x).relu()
-
-    module = Twice()
-    with register_hook(module, DumpConfig(tmp_path, mode="api", api_list=[torch.matmul])) as handle:
-        module(torch.eye(2) * 2)
-    found = files(handle.path / "0")
-    assert {name.partition("/")[0] for name in found} == {"root.matmul", "root.matmul.1"}
-    assert open_tensor(handle.path / "0" / "root.matmul.1" / "output.pth").data.tolist() == [8.0, 0.0, 0.0, 8.0]
-
-
-def test_statistics_instead_of_tensors_and_the_analysis(model: Model, tmp_path: Path) -> None:
-    with register_hook(model, DumpConfig(tmp_path, dump_statistics_mode=1, analyze=True)) as handle:
-        model(IDS)
-    assert not list(handle.path.rglob("*.pth"))
-    with (handle.path / "0" / "root.head" / "statistics.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    output = model(IDS)[0]
-    assert [row["InputOutput"] for row in rows] == ["Input", "Output"]
-    assert float(rows[1]["Max"]) == pytest.approx(output.max().item())
-    assert float(rows[1]["L2Norm"]) == pytest.approx(output.norm().item())
-    with (tmp_path / "tensor_analyze.csv").open(newline="") as file:
-        kept = [row for row in csv.DictReader(file) if row["Node Name"] == "root.head"]
-    assert float(kept[1]["variance"]) == pytest.approx(output.var(unbiased=False).item(), rel=1e-5)
-
-
-def test_last_logits_only(model: Model, tmp_path: Path) -> None:
-    with register_hook(model, DumpConfig(tmp_path, dump_last_logits=True)) as handle:
-        model(IDS)
-    assert files(handle.path / "0") == {"root.head/output.pth"}
-
-
-def test_weights_are_saved_when_asked_for(model: Model, tmp_path: Path) -> None:
-    handle = register_hook(model, DumpConfig(tmp_path, dump_weight=True, layer_name="root.layers.*.norm.*"))
-    handle.remove()
-    assert files(handle.path / "weights") == {
-        f"root.layers.{at}.norm.{name}.pth" for at in (0, 1) for name in ("weight", "bias")
-    }
-
-
 def test_a_forward_that_fails_leaves_the_recorder_ready_for_the_next(model: Model, tmp_path: Path) -> None:
     with register_hook(model, DumpConfig(tmp_path, token_range=[0, 1])) as handle:
         with pytest.raises(IndexError):
@@ -250,43 +170,6 @@ def test_two_runs_of_a_changed_model_part_where_the_change_is(model: Model, tmp_
     first = compare_dumps(LlmRequest(mine.path, golden.path)).summary.first
     assert first is not None
     assert first.op == "token 0: root.layers.1.norm (LayerNorm)"
-
-
-def test_a_seed_makes_the_run_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LCCL_DETERMINISTIC", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "HCCL_DETERMINISTIC"):
-        monkeypatch.setenv(name, "")
-    model = Model()
-    try:
-        register_hook(model, DumpConfig(tmp_path, seed=7)).remove()
-        assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ["LCCL_DETERMINISTIC"] == "1"
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"token_range": 3}, {"token_range": [-1]}, {"token_range": ["0"]}, {"module_list": nn.Linear},
-        {"module_list": ["Linear"]}, {"tensor_part": 3}, {"tensor_part": "2"}, {"device_id": "0"}, {"api_list": [1]},
-        {"dump_statistics_mode": 5}, {"mode": "kernel"}, {"mode": []}, {"layer_name": 3}, {"seed": -1},
-        {"layout": "other"}, {"dump_path": 3}, {"analyze": 1}, {"dump_weight": "yes"},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_bad_value_is_refused_with_its_name(bad: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=next(iter(bad))):
-        DumpConfig(**bad)
-
-
-def test_what_is_no_model_or_no_configuration_is_refused(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="Module"):
-        register_hook("model", DumpConfig(tmp_path))
-    with pytest.raises(BadInput, match="DumpConfig"):
-        register_hook(model, {"dump_path": tmp_path})  # type: ignore[arg-type]
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="written"):
-        register_hook(model, DumpConfig(tmp_path / "file" / "below"))
 
 
 def test_importing_the_facade_or_comparing_imports_no_framework() -> None:

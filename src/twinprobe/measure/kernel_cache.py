@@ -15,7 +15,7 @@ from llvmlite import binding  # type: ignore[import-untyped]
 from twinprobe import __version__
 from twinprobe.runs.private_folder import private_folder
 
-_SOURCES = ("blocks.py", "gap_kernel.py", "kernels.py", "llm_exponential.py", "llm_kernel.py")
+_SOURCES = ("blocks.py", "gap_kernel.py", "kernels.py", "llm_exponential.py", "llm_kernel.py", "llm_passes.py")
 
 
 def compile_cached(function: Callable[..., None], signature: Any) -> Callable[..., None]:

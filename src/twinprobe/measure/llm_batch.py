@@ -1,8 +1,6 @@
-"""Many small pairs at once: one call of the kernel, and the metrics of all of them column by column."""
+"""Many pairs at once: one call of the kernel, and the metrics of all of them column by column."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,66 +19,89 @@ from twinprobe.measure.llm_metrics import Basics, LlmMetrics
 
 Floats = NDArray[np.float64]
 
+_SIDES = ("my", "golden")
+# Every number of LlmMetrics, in the order of its fields; those of a side by names like my_max.
+NUMBERS = (
+    *(f"{side}_{basic}" for side in _SIDES for basic in Basics._fields),
+    *(field for field in LlmMetrics._fields if field not in ("reason", *_SIDES)),
+)
 
-def measure_llm_pairs(
-    dtype: str, my: NDArray[np.uint8], golden: NDArray[np.uint8], places: NDArray[np.int64]
-) -> list[LlmMetrics | None]:
-    """The metrics of pairs of one dtype that lie in two pieces of memory; None where NaN or inf is among the numbers.
 
-    A place is where my elements begin, where the golden ones begin, and how many there are: at least one, and no more
-    than fill a block.
+def numbers_of(metrics: LlmMetrics) -> list[float | None]:
+    """The numbers of one pair."""
+    return [*metrics.my, *metrics.golden, *metrics[3:]]
+
+
+def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
+    """The pair that has these numbers."""
+    *others, identical, nonfinite, elements = numbers[6:]
+    flags = bool(identical), bool(nonfinite), int(elements or 0)
+    return LlmMetrics._make((reason, Basics(*numbers[:3]), Basics(*numbers[3:6]), *others, *flags))
+
+
+def rows_of_pairs(
+    dtype: str,
+    my: NDArray[np.uint8],
+    golden: NDArray[np.uint8],
+    places: NDArray[np.int64],
+    before: Floats | None = None,
+) -> Floats:
+    """The rows of sums of pairs of one dtype that lie in two pieces of memory, added to those of the elements before.
+
+    A place is where my elements begin, where the golden ones begin, and how many there are, at least one.
     """
-    from twinprobe.measure.llm_kernel import kernel_rows_of_many
+    from twinprobe.measure.llm_kernel import kernel_rows
 
-    found = kernel_rows_of_many(dtype, my, golden, places)
+    return kernel_rows(dtype, my, golden, places, before)
+
+
+def numbers_of_rows(found: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    """NUMBERS of each pair by its row of sums and its size.
+
+    The flags say of which pairs they are of use: not of those with NaN or inf.
+    """
     with np.errstate(all="ignore"):
-        metrics = _metrics(found[:, :PAIR_COLUMNS].T, found[:, PAIR_COLUMNS:].T, places[:, 2])
-    sound = np.isfinite(found[:, TARGET_SQUARES] + found[:, GOLDEN_SQUARES])
-    if sound.all():
-        return list(metrics)
-    return [one if is_sound else None for one, is_sound in zip(metrics, sound.tolist(), strict=True)]
+        numbers = _numbers(found[:, :PAIR_COLUMNS].T, found[:, PAIR_COLUMNS : PAIR_COLUMNS + rows.COLUMNS].T, sizes)
+        return numbers.T, np.isfinite(found[:, TARGET_SQUARES] + found[:, GOLDEN_SQUARES])
 
 
-def _metrics(pair: Floats, own: Floats, sizes: NDArray[np.int64]) -> list[LlmMetrics]:
+def _numbers(pair: Floats, own: Floats, sizes: NDArray[np.int64]) -> Floats:
     cosine = _cosine(pair)
-    none = [""] * len(sizes)
-    columns: list[Any] = [
-        none,
-        _basics(own[rows.MY_MAX], own[rows.MY_MIN], own[rows.MY_SUM] / sizes),
-        _basics(own[rows.GOLDEN_MAX], own[rows.GOLDEN_MIN], own[rows.GOLDEN_SUM] / sizes),
+    return np.array([
+        own[rows.MY_MAX],
+        own[rows.MY_MIN],
+        _single(own[rows.MY_SUM] / sizes),
+        own[rows.GOLDEN_MAX],
+        own[rows.GOLDEN_MIN],
+        _single(own[rows.GOLDEN_SUM] / sizes),
         cosine,
-        own[rows.MAX_REL].tolist(),
+        own[rows.MAX_REL],
         _single(own[rows.SUM_REL] / sizes),
-        own[rows.MAX_ABS].tolist(),
+        own[rows.MAX_ABS],
         _single(own[rows.SUM_ABS] / sizes),
-        _divergence(own).tolist(),
+        _divergence(own),
         _single(_euclid(pair)),
-        pair[MAX_ABS_ALL].tolist(),
-        _relative_norm(pair).tolist(),
-        (pair[WITHIN_ONE] / sizes).tolist(),
+        pair[MAX_ABS_ALL],
+        _relative_norm(pair),
+        pair[WITHIN_ONE] / sizes,
         cosine,
-        (pair[MAX_ABS_ALL] == 0).tolist(),
-        [False] * len(sizes),
-        sizes.tolist(),
-    ]
-    return [LlmMetrics._make(values) for values in zip(*columns, strict=True)]
+        pair[MAX_ABS_ALL] == 0,
+        np.zeros(len(sizes)),
+        sizes,
+    ])  # fmt: skip
 
 
-def _basics(top: Floats, low: Floats, mean: Floats) -> list[Basics]:
-    return [Basics._make(values) for values in zip(top.tolist(), low.tolist(), _single(mean), strict=True)]
-
-
-def _single(values: Floats) -> list[float]:
+def _single(values: Floats) -> Floats:
     """These columns have always been computed in float32, and shown with its digits."""
-    shown: list[float] = values.astype(np.float32).astype(np.float64).tolist()
-    return shown
+    return values.astype(np.float32).astype(np.float64)
 
 
-def _cosine(pair: Floats) -> list[float]:
+def _cosine(pair: Floats) -> Floats:
     scale = np.sqrt(pair[TARGET_SQUARES]) * np.sqrt(pair[GOLDEN_SQUARES])
     empty = (pair[TARGET_SQUARES] == 0) & (pair[GOLDEN_SQUARES] == 0)
     values = np.where(scale > 0, pair[DOT] / scale, np.where(empty, 1.0, 0.0))
-    return [round(value, 10) for value in values.tolist()]
+    # numpy rounds another way than Python does, and a digit of the last place is a digit.
+    return np.array([round(value, 10) for value in values.tolist()])
 
 
 def _euclid(pair: Floats) -> Floats:

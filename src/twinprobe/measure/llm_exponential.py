@@ -25,6 +25,13 @@ _ONE = _single(1)
 _C7, _C6, _C5, _C4, _C3, _C2 = (_single(1 / n) for n in (5040, 720, 120, 24, 6, 2))
 _BIAS, _MANTISSA = np.int32(127), np.int32(23)
 
+# e^r and (e^r - 1 - r) / r^2, fitted over |r| up to 0.347 (Chebyshev's points) to about 1e-7.
+_E5, _E4, _E3, _E2, _E1, _E0 = (
+    _single(value) for value in (0.00837528, 0.04191844, 0.16666414, 0.49998861, 1.00000004, 1.00000008)
+)
+_Q4, _Q3, _Q2, _Q1, _Q0 = (_single(value) for value in (0.00139332, 0.0083629, 0.04166647, 0.16666579, 0.5))
+NEAR = 0.345
+
 _WIDE_LOG2_E = 1.4426950408889634
 _WIDE_LN2_HIGH, _WIDE_LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
 _WIDE_MAGIC = 1.5 * 2.0**52  # the whole number is found in the low bits, too
@@ -73,6 +80,31 @@ def growth_and_excess(d: Any) -> Any:
     r = rest_of(d, powers)
     scale, curve = power_of_two(powers), curvature(r)
     return scale * (_ONE + (r + curve)), scale * curve + ((scale - _ONE) * (_ONE + r) - powers * _LN2)
+
+
+@fused
+def near_weight(x: Any, top: Any) -> Any:
+    """As weight_of where nothing is as small as 2^-120 of the largest: the power is put in its place by hand."""
+    shifted = x * _LOG2_E + _MAGIC
+    r = rest_of(x, shifted - _MAGIC)
+    p = _E5 * r + _E4
+    p = p * r + _E3
+    p = p * r + _E2
+    p = p * r + _E1
+    p = p * r + _E0
+    # The whole number stands in the low bits of what the magic one was added to.
+    power = np.int32(np.int32(np.float32(shifted).view(np.int32) - np.int32(top)) << _MANTISSA)
+    return np.int32(np.float32(p).view(np.int32) + power).view(np.float32)
+
+
+@fused
+def near_excess(d: Any) -> Any:
+    """e^d - 1 - d for |d| up to NEAR."""
+    q = _Q4 * d + _Q3
+    q = q * d + _Q2
+    q = q * d + _Q1
+    q = q * d + _Q0
+    return q * d * d
 
 
 @exact

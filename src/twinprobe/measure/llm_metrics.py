@@ -27,7 +27,7 @@ GOLDEN_NONFINITE = "golden_data includes NAN or inf."
 MY_NONFINITE = "my_data includes NAN or inf."
 EMPTY = "the tensor is empty."
 
-# Elements that are measured while they are in the cache: for the shared rows and then for the rows of this file.
+# Elements that are put in order, or widened, and measured while they are in the cache.
 _WINDOW = 4 * BLOCK
 
 _FLOAT = Struct("<f")
@@ -74,8 +74,6 @@ def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | Non
         return _of_complex(my, golden, engine)
     if engine is PLAIN and size <= BLOCK:
         my, golden = _widened(my), _widened(golden)
-    if size <= _WINDOW:
-        return _metrics(_window(engine, my, golden, 0, size), my, golden)
     totals = _Totals()
     for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
         totals.add(part)
@@ -100,10 +98,21 @@ class _Totals:
 
 
 def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
+    step = stop - start if _are_ready(engine, my, golden) else _WINDOW
     totals = _Totals()
-    for first in range(start, stop, _WINDOW):
-        totals.add(_window(engine, my, golden, first, min(first + _WINDOW, stop)))
+    for first in range(start, stop, step):
+        totals.add(_window(engine, my, golden, first, min(first + step, stop)))
     return totals
+
+
+def _are_ready(engine: Engine, my: HostTensor, golden: HostTensor) -> bool:
+    """Whether kernels take the elements as they lie in memory."""
+    if engine is PLAIN or my.dtype != golden.dtype:
+        return False
+    from twinprobe.measure.llm_kernel import reads
+
+    arrays = my.data, golden.data
+    return reads(my.dtype) and all(isinstance(data, np.ndarray) and data.flags.aligned for data in arrays)
 
 
 def _window(engine: Engine, my: HostTensor, golden: HostTensor, first: int, last: int) -> _Totals:
@@ -123,25 +132,24 @@ def _plain(my: HostTensor, golden: HostTensor) -> _Totals:
 
 
 def _compiled(engine: Engine, my: HostTensor, golden: HostTensor) -> _Totals:
-    from twinprobe.measure.llm_kernel import kernel_rows, reads
+    from twinprobe.measure.llm_kernel import kernel_row, reads
 
     if my.dtype == golden.dtype and reads(my.dtype):
-        found = kernel_rows(my.dtype, my.data, golden.data).tolist()
-        pair = _totals_of(found) or real_totals(engine, my, golden, 0, my.data.size)
+        row = kernel_row(my.dtype, my.data, golden.data).tolist()
+        pair = _totals_of(row) or real_totals(engine, my, golden, 0, my.data.size)
     else:
         # Integers and float64 are compared as they are; their inference metrics are those of float32.
-        found = kernel_rows("float32", _single(my.dtype, my.data), _single(golden.dtype, golden.data)).tolist()
+        row = kernel_row("float32", _single(my.dtype, my.data), _single(golden.dtype, golden.data)).tolist()
         pair = real_totals(engine, my, golden, 0, my.data.size)
-    return _Totals(pair, [row[PAIR_COLUMNS:] for row in found])
+    return _Totals(pair, [row[PAIR_COLUMNS:]])
 
 
-def _totals_of(found: list[list[float]]) -> PairTotals | None:
-    """The columns of every comparison added up; None where NaN or inf has to be taken out first."""
-    totals = PairTotals()
-    for row in found:
-        dot, mine, theirs, gap, top, top_ratio, within_one, within_five = row[:PAIR_COLUMNS]
-        totals.add(PairTotals(dot, mine, theirs, gap, top, top_ratio, int(within_one), int(within_five)))
-    return totals if isfinite(totals.target_squares + totals.golden_squares) else None
+def _totals_of(row: list[float]) -> PairTotals | None:
+    """The columns of every comparison; None where NaN or inf has to be taken out first."""
+    dot, mine, theirs, gap, top, top_ratio, within_one, within_five = row[:PAIR_COLUMNS]
+    if not isfinite(mine + theirs):
+        return None
+    return PairTotals(dot, mine, theirs, gap, top, top_ratio, int(within_one), int(within_five))
 
 
 def _piece(tensor: HostTensor, first: int, last: int) -> HostTensor:

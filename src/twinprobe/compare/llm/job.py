@@ -74,7 +74,7 @@ def compare_dumps(
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
-    matched, misshapen = (sum(getattr(one, name) for one in done) for name in ("matched", "misshapen"))
+    matched, misshapen = (sum(getattr(one.counts, name) for one in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(
             f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
@@ -192,7 +192,7 @@ def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str
 
     table = numbered([result.table for result in results])
     matched, my_only, golden_only = (
-        sum(getattr(result, name) for result in results) for name in ("matched", "my_only", "golden_only")
+        sum(getattr(result.counts, name) for result in results) for name in ("matched", "my_only", "golden_only")
     )
     summary = Summary(
         mode="llm",
@@ -213,8 +213,9 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     """The first divergence of the first token that has one, with its row in the whole table."""
     before = 0
     for result in results:
-        if result.first is not None:
-            return replace(result.first, order=before + result.first.order)
+        first = result.counts.first
+        if first is not None:
+            return replace(first, order=before + first.order)
         before += result.table.height
     return None
 

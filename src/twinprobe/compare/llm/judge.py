@@ -12,12 +12,12 @@ import numpy as np
 
 from twinprobe.align.dtypes import epsilon
 from twinprobe.compare.llm.plan import Plan
-from twinprobe.compare.llm.results import Measured, MeasuredRows
+from twinprobe.compare.llm.results import MeasuredRows
 from twinprobe.compare.llm.rows import Row, Rows
 from twinprobe.judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.judge.verdicts import Evidence, Judged, judge
-from twinprobe.measure.llm_metrics import EMPTY, SHAPE, LlmMetrics
+from twinprobe.measure.llm_metrics import EMPTY, SHAPE
 from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.run import TENSORS, Run
 from twinprobe.runs.table import INPUT, OUTPUT
@@ -42,15 +42,10 @@ def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limit
     deviation = of_tensors(pairs, metrics, recorded, limits.rounding)
     # The share of elements within one thousandth says nothing where rounding explains the whole difference.
     small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
-    metrics = metrics.with_columns(metrics["one_thousandth"].set(_flags(small), 1.0))
+    share = np.where(small, 1.0, metrics["one_thousandth"].to_numpy())
+    metrics = metrics.with_columns(one_thousandth=share)
     run = Run(path, TENSORS, "", "", [_judged_name(call.name, call.collective) for call in plan.calls], pairs, [])
     return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
-
-
-def _flags(values: np.ndarray) -> pl.Series:
-    import polars as pl
-
-    return pl.Series(values.tolist(), dtype=pl.Boolean)
 
 
 def _judged_name(name: str, collective: bool) -> str:
@@ -63,16 +58,20 @@ def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
 
     if _KEPT not in rows.kept:
         rows.kept[_KEPT] = _known_pairs(rows)
-    dtypes = pl.Series(
-        [_coarser(one.dtypes) if row.my and row.golden else None for row, one in zip(rows, measured, strict=True)],
-        dtype=pl.String,
-    )
-    sizes = [_sizes(one) for one in measured]
-    return rows.kept[_KEPT].with_columns(
+    known = rows.kept[_KEPT]
+    both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
+    dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
+    dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
+    shapes: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in measured.shapes)
+    for at, reason in measured.reasons.items():
+        if reason == SHAPE:
+            for told, shown in zip(shapes, measured.shapes, strict=True):
+                told[at] = shown[at]
+    return known.with_columns(
         dtypes.alias("t_dtype"),
         dtypes.alias("g_dtype"),
-        pl.Series("t_shape", [size[0] for size in sizes], dtype=pl.String),
-        pl.Series("g_shape", [size[1] for size in sizes], dtype=pl.String),
+        pl.Series("t_shape", shapes[0], dtype=pl.String),
+        pl.Series("g_shape", shapes[1], dtype=pl.String),
     )
 
 
@@ -112,29 +111,28 @@ def _coarser(dtypes: tuple[str, str]) -> str:
     return max(names, key=epsilon) if names else ""
 
 
-def _sizes(one: Measured) -> tuple[str | None, str | None]:
-    if one.metrics is not None and one.metrics.reason == SHAPE:
-        return one.shapes
-    return None, None
-
-
 def _metrics(measured: MeasuredRows) -> pl.DataFrame:
     import polars as pl
 
-    found = measured.columns
-    status = ["unsupported" if one.metrics is None else _status(one.metrics) for one in measured]
-    columns: dict[str, pl.Series] = {
-        "status": pl.Series(status, dtype=pl.String),
-        "fault": pl.Series([one.fault or None for one in measured], dtype=pl.String),
-    }
-    for name, field in (("cosine", "true_cosine"), ("one_thousandth", ""), ("relative_norm", "")):
-        columns[name] = pl.Series(np.array(found[field or name], np.float64))  # None becomes NaN
-    for name in ("identical", "nonfinite"):
-        columns[name] = pl.Series(found[name], dtype=pl.Boolean)
-    return pl.DataFrame(columns)
-
-
-def _status(metrics: LlmMetrics) -> str:
-    if metrics.reason == SHAPE:
-        return "shape unmatched"
-    return "ok" if metrics.reason != EMPTY or metrics.identical else "unsupported"
+    count = len(measured)
+    status = ["ok"] * count
+    faults: list[str | None] = [None] * count
+    for at in measured.unmeasured.tolist():
+        status[at] = "unsupported"
+    identical = measured.values("identical") == 1
+    for at, reason in measured.reasons.items():
+        if reason == SHAPE or (reason == EMPTY and not identical[at]):
+            status[at] = "shape unmatched" if reason == SHAPE else "unsupported"
+    for at, fault in measured.faults.items():
+        faults[at] = fault
+    return pl.DataFrame(
+        {
+            "status": pl.Series(status, dtype=pl.String),
+            "fault": pl.Series(faults, dtype=pl.String),
+            "cosine": measured.values("true_cosine"),
+            "one_thousandth": measured.values("one_thousandth"),
+            "relative_norm": measured.values("relative_norm"),
+            "identical": identical,
+            "nonfinite": measured.values("nonfinite") == 1,
+        }
+    )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from twinprobe import __version__
-from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, compare_token
+from twinprobe.compare.llm.token import TokenCounts, TokenJob, TokenResult, Where, compare_token
 from twinprobe.compare.resume import Command, once_in_folder, session_of
-from twinprobe.judge.summary import Divergence
 from twinprobe.report.atomic import prepare_folder, replacing
 from twinprobe.runs.fingerprint import files_below, files_fingerprint, whole_fingerprint
 from twinprobe.runs.places import place
@@ -70,12 +69,7 @@ class _Found:
     """A token's result without its rows, which lie in a file."""
 
     file: Path
-    matched: int
-    misshapen: int
-    unread: int
-    my_only: int
-    golden_only: int
-    first: Divergence | None
+    counts: TokenCounts
 
 
 def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
@@ -97,8 +91,7 @@ def compare_kept(token: KeptToken) -> TokenResult:
         file = folder / "rows.arrow"
         with replacing(file) as temporary:
             result.table.write_ipc(temporary)
-        counts = {one.name: getattr(result, one.name) for one in fields(_Found) if one.name != "file"}
-        return _Found(file, **counts), [file]
+        return _Found(file, result.counts), [file]
 
     found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
     return made[0] if made else _read(found)
@@ -109,8 +102,7 @@ def _read(found: _Found) -> TokenResult:
 
     with local_copy(found.file) as copy:
         table = pl.read_ipc(copy)
-    counts = {name: value for name, value in asdict(found).items() if name not in ("file", "first")}
-    return TokenResult(table, first=found.first, **counts)
+    return TokenResult(table, found.counts)
 
 
 def _mark(token: KeptToken) -> str:

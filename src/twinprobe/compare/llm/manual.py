@@ -29,7 +29,7 @@ def compare_manual(
         results.append(_token(request, metadata.parent, layout, group))
         if advance is not None:
             advance("tokens", len(results), len(groups))
-    if not any(result.matched > result.unread for result in results):
+    if not any(result.counts.matched > result.counts.unread for result in results):
         reason = results[0].table["cmp_fail_reason"][0]
         raise NothingToCompare(f"none of the pairs can be read: {reason}", where=metadata)
     my = Side(str(request.my), layout.kind, "tensor", "", 0, 0)

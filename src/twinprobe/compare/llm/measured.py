@@ -1,10 +1,8 @@
-"""The rows of a token, measured: small files many at a time, all others one by one."""
+"""The rows of a token, measured: files of usual sizes many at a time, all others one by one."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -21,11 +19,9 @@ from twinprobe.measure.statistics import statistics
 from twinprobe.runs.llm.small_files import SmallFiles, can_read_small_files
 from twinprobe.runs.places import remote
 
-# Rows that a thread measures at a time at most, and how many such groups wait for each thread.
-_GROUP, _LOOK_AHEAD = 64, 4
+# Rows that a thread measures at a time at most.
+_GROUP = 64
 _REQUESTS = 8
-
-Names = Sequence[tuple[str, str] | None]
 
 
 class Measuring(NamedTuple):
@@ -38,53 +34,53 @@ class Measuring(NamedTuple):
 
 def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> MeasuredRows:
     """Measure all rows, in their order."""
+    results = MeasuredRows(len(rows))
     threads = how.threads
     if remote(my.root) is not None or remote(golden.root) is not None:
         threads = max(threads, _REQUESTS)  # most of the time they wait for an answer
     if threads == 1 or how.algorithms is not None:
-        return MeasuredRows(_measured(rows, rows.names, my, golden, how))
+        _measure(rows, range(len(rows)), (my, golden), how, results)
+        return results
     # Enough groups for all threads to end at about the same time.
     size = max(1, min(_GROUP, len(rows) // (4 * threads)))
-    groups = ((rows[at : at + size], rows.names[at : at + size]) for at in range(0, len(rows), size))
-    return MeasuredRows(one for group in _in_threads(groups, my, golden, how, threads) for one in group)
-
-
-def _in_threads(
-    groups: Iterator[tuple[Sequence[Row], Names]], my: Store, golden: Store, how: Measuring, threads: int
-) -> Iterator[list[Measured]]:
-    waiting: deque[Future[list[Measured]]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="twinprobe-llm") as pool:
-        for group in groups:
-            waiting.append(pool.submit(_measured, *group, my, golden, how))
-            if len(waiting) >= threads * _LOOK_AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        groups = [range(at, min(at + size, len(rows))) for at in range(0, len(rows), size)]
+        for done in [pool.submit(_measure, rows, group, (my, golden), how, results) for group in groups]:
+            done.result()
+    return results
 
 
-def _measured(rows: Sequence[Row], names: Names, my: Store, golden: Store, how: Measuring) -> list[Measured]:
+def _measure(rows: Rows, group: range, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows) -> None:
+    """Measure a group of rows; each has a place of its own among the results."""
     with ExitStack() as stack:
-        small = _small_pairs(stack, my, golden, how)
-        found = [
-            None if pair and small and small.take(at, *pair) else measure_row(row, my, golden, how)
-            for at, (row, pair) in enumerate(zip(rows, names, strict=True))
-        ]
-        done = small.results() if small else {}
-    return [
-        one if one is not None else done.get(at) or measure_row(rows[at], my, golden, how)
-        for at, one in enumerate(found)
-    ]
+        small = _small_pairs(stack, rows, stores, how, results)
+        names = rows.names
+        alone = []
+        for at in group:
+            pair = names[at]
+            if pair is None or small is None or not small.take(at, *pair):
+                alone.append(at)
+        if small is not None:
+            alone += small.finish()
+    for at in alone:
+        results.put(at, measure_row(rows[at], *stores, how))
 
 
-def _small_pairs(stack: ExitStack, my: Store, golden: Store, how: Measuring) -> SmallPairs | None:
+def _small_pairs(
+    stack: ExitStack, rows: Rows, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows
+) -> SmallPairs | None:
     """Nothing goes together without kernels, from other machines, or where own metrics want to see every tensor."""
-    elsewhere = remote(my.root) is not None or remote(golden.root) is not None
+    elsewhere = any(remote(store.root) is not None for store in stores)
     if elsewhere or how.engine in (None, PLAIN) or how.algorithms is not None or not can_read_small_files():
         return None
     try:
-        return SmallPairs(*(stack.enter_context(SmallFiles(side.base)) for side in (my, golden)))
+        my, golden = (
+            stack.enter_context(SmallFiles(store.base, known))
+            for store, known in zip(stores, rows.described, strict=True)
+        )
     except OSError:
         return None  # a token's folder that is gone: every row will say so
+    return SmallPairs(my, golden, results)
 
 
 def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from twinprobe.compare.llm.plan import API, LAYER, LOGITS, MODULE, Place, Plan, plain_files
+from twinprobe.runs.llm.described import Known
 from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class Rows(list[Row]):
     def names(self) -> list[tuple[str, str] | None]:
         """My and the golden file where one of each is compared as it is, and neither is a link."""
         return [_names(row) for row in self]
+
+    @cached_property
+    def described(self) -> tuple[Known, Known]:
+        """What my files and the golden ones said of themselves at the last token."""
+        return Known(), Known()
 
     @cached_property
     def kept(self) -> dict[str, pl.DataFrame]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twinprobe.compare.llm.results import Measured, MeasuredRows
-from twinprobe.compare.llm.rows import Row, Rows
+from twinprobe.compare.llm.results import MeasuredRows
+from twinprobe.compare.llm.rows import Rows
 from twinprobe.judge.verdicts import Judged
 from twinprobe.runs.llm.files import TensorFile
 
@@ -61,18 +61,16 @@ def token_table(
     for who, side in (("golden", 1), ("my", 0)):
         columns |= _side(who, side, bases[side], known, measured)
     for title, name in METRICS.items():
-        columns[title] = pl.Series(measured.columns[name], dtype=pl.Float64)
-    columns["cmp_fail_reason"] = pl.Series(
-        [_fail_reason(row, one) for row, one in zip(rows, measured, strict=True)], dtype=pl.String
-    )
+        columns[title] = measured.column(name)
+    columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
     for at, name in enumerate(algorithms):
-        columns[name] = pl.Series([one.custom[at][0] if one.custom else "" for one in measured], dtype=pl.String)
+        own = [measured.custom[row][at][0] if row in measured.custom else "" for row in range(len(rows))]
+        columns[name] = pl.Series(own, dtype=pl.String)
     columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
     columns["Level"] = known["level"]
-    columns["Matched By"] = pl.Series(
-        [_matched_by(row, one) for row, one in zip(rows, measured, strict=True)], dtype=pl.String
-    )
-    columns["Max Absolute Error Everywhere"] = pl.Series(measured.columns["max_abs_all"], dtype=pl.Float64)
+    remarks = {at: f"{rows[at].rule} ({remark})" for at, remark in measured.remarks.items()}
+    columns["Matched By"] = _with(known["rule"], remarks)
+    columns["Max Absolute Error Everywhere"] = measured.column("max_abs_all")
     columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
     columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
@@ -87,11 +85,11 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
     found = {
         f"{who}_data_path": _paths(front, known[f"{who}_files"]),
         f"{who}_op_type": known[f"{who}_type"],
-        f"{who}_dtype": pl.Series([one.dtypes[side] for one in measured], dtype=pl.String),
-        f"{who}_shape": pl.Series([one.shapes[side] for one in measured], dtype=pl.String),
+        f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
+        f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
     }
     for basic in BASICS:
-        found[f"{who}_{basic}_value"] = pl.Series(measured.columns[f"{who}_{basic}"], dtype=pl.Float64)
+        found[f"{who}_{basic}_value"] = measured.column(f"{who}_{basic}")
     return found
 
 
@@ -105,6 +103,8 @@ def _known(rows: Rows) -> pl.DataFrame:
         "my_type": [row.my_type for row in rows],
         "golden_type": [row.golden_type for row in rows],
         "level": [row.level for row in rows],
+        "rule": [row.rule for row in rows],
+        "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in rows],
     }
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
@@ -118,18 +118,24 @@ def _paths(front: str, names: pl.Series) -> pl.Series:
     return (front + names).str.replace_all(_BETWEEN, f";{front}", literal=True)
 
 
-def _fail_reason(row: Row, one: Measured) -> str:
-    if not row.golden:
-        return MY_ONLY
-    if not row.my:
-        return GOLDEN_ONLY
-    reason = one.fault or (one.metrics.reason if one.metrics is not None else "")
-    messages = [message for _, message in one.custom if message]
-    return " ".join([reason, *messages]).strip()
+def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
+    """Why rows have no numbers, and what own metrics said; a tensor without counterpart has its reason already."""
+    told: dict[int, list[str]] = {at: [reason] for at, reason in (measured.reasons | measured.faults).items()}
+    for at, custom in measured.custom.items():
+        told.setdefault(at, []).extend(message for _, message in custom if message)
+    return {at: " ".join(words).strip() for at, words in told.items() if not alone[at]}
 
 
-def _matched_by(row: Row, one: Measured) -> str:
-    return f"{row.rule} ({one.remark})" if one.remark else row.rule
+def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
+    """A column with other texts in a few rows."""
+    import polars as pl
+
+    if not others:
+        return column
+    texts = column.to_list()
+    for at, text in others.items():
+        texts[at] = text
+    return pl.Series(texts, dtype=pl.String)
 
 
 def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:

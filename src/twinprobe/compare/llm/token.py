@@ -61,11 +61,10 @@ class TokenJob:
     """About how much all jobs together have to read, on both sides; 0 if nobody knows."""
 
 
-@dataclass(slots=True)
-class TokenResult:
-    """A token's rows in the report, and the counts for the summary."""
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What the summary wants to know of a token."""
 
-    table: pl.DataFrame
     matched: int
     misshapen: int
     """Matched rows whose sizes differ."""
@@ -74,6 +73,14 @@ class TokenResult:
     my_only: int
     golden_only: int
     first: Divergence | None
+
+
+@dataclass(slots=True)
+class TokenResult:
+    """A token's rows in the report, and the counts for the summary."""
+
+    table: pl.DataFrame
+    counts: TokenCounts
 
 
 def compare_token(job: TokenJob) -> TokenResult:
@@ -104,15 +111,15 @@ def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResul
     judged = judge_rows(job.my.root / job.my.folder, job.plan, rows, measured, job.limits)
     names = algorithms.names if algorithms else ()
     table = token_table(job.token, job.device, (my.base, golden.base), rows, measured, judged, names)
-    return TokenResult(
-        table,
+    counts = TokenCounts(
         matched=sum(bool(row.my and row.golden) for row in rows),
-        misshapen=sum(one.metrics is not None and one.metrics.reason == SHAPE for one in measured),
-        unread=sum(bool(one.fault) for one in measured),
+        misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
+        unread=len(measured.faults),
         my_only=sum(not row.golden for row in rows),
         golden_only=sum(not row.my for row in rows),
         first=_first(job, rows, measured, judged),
     )
+    return TokenResult(table, counts)
 
 
 def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], judged: Judged) -> Divergence | None:

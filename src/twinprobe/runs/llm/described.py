@@ -28,7 +28,7 @@ HEAD = 512
 _END = b"\n$End=1\n"
 _MOST_LENGTHS, _MOST_FRAMES, _LONGEST_FRAME = 256, 16, 1 << 13
 _LAST_RECORD = Struct("<4s4H2IH")
-_ENTRY_LENGTHS = Struct("<3H")
+_ENTRY_LENGTHS, _ENTRY_HEADER = Struct("<3H"), Struct("<I")
 
 
 class Described(NamedTuple):
@@ -40,13 +40,6 @@ class Described(NamedTuple):
     end: int
     shown_dtype: str
     shown_shape: str
-
-
-def described_atb(head: bytes, length: int) -> Described | None:
-    """The elements of an ATB file by its first bytes."""
-    end = head.find(_END)
-    found = _atb(head[: end + len(_END)]) if end > 0 else None
-    return found if found is not None and found.end <= length else None
 
 
 @lru_cache(maxsize=1 << 12)
@@ -68,10 +61,84 @@ def _usable(dtype: str, shape: tuple[int, ...], start: int) -> Described | None:
 
 
 class _Frame(NamedTuple):
-    """All of a torch file that its reader looks at, as pieces of its bytes; files of equal frames are read alike."""
+    """All of a torch file that its reader looks at, as pieces of its bytes; files of equal frames are read alike.
 
-    pieces: tuple[tuple[int, int, bytes], ...]
+    The pieces stand before the elements or behind them; those behind count from the end of the elements on.
+    """
+
+    length: int
+    head: tuple[Piece, ...]
+    tail: tuple[Piece, ...]
     found: Described
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is worth its memory: a view of a large storage has that storage for a frame."""
+        return self.length - (self.found.end - self.found.start) <= _LONGEST_FRAME
+
+
+Piece = tuple[int, int, bytes]
+
+
+class Known:
+    """Files by their names: one that says of itself what the last one of its name said is not looked at again."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, tuple[bytes, Described]] = {}
+        self._frames: dict[str, _Frame] = {}
+
+    @property
+    def remembered(self) -> int:
+        """How many names are known."""
+        return len(self._heads) + len(self._frames)
+
+    def described(self, name: str, view: memoryview, at: int, length: int) -> Described | None:
+        """What the bytes at a place of the memory are, which were read from a file of this name.
+
+        Of an ATB file only the first bytes have to be there; ``length`` is that of the file.
+        """
+        known = self._heads.get(name)
+        if known is not None and known[1].end <= length and view[at : at + len(known[0])].tobytes() == known[0]:
+            return known[1]
+        frame = self._frames.get(name)
+        if frame is not None and _fits(frame, view, at, length):
+            return frame.found
+        if name.endswith(".bin"):
+            return self._atb(name, view[at : at + min(length, HEAD)].tobytes(), length)
+        if name.endswith((".pth", ".pt")):
+            return self._torch(name, view[at : at + length].tobytes())
+        return None
+
+    def _atb(self, name: str, head: bytes, length: int) -> Described | None:
+        end = head.find(_END)
+        found = _atb(head[: end + len(_END)]) if end > 0 else None
+        if found is None or found.end > length:
+            return None
+        self._heads[name] = head[: end + len(_END)], found
+        return found
+
+    def _torch(self, name: str, data: bytes) -> Described | None:
+        frame = _frame_of(data)
+        if frame is None:
+            return None
+        if frame.is_short:
+            self._frames[name] = frame
+        return frame.found
+
+
+def _fits(frame: _Frame, view: memoryview, at: int, length: int) -> bool:
+    if frame.length != length:
+        return False
+    found = frame.found
+    head = view[at : at + found.start].tobytes()
+    for start, stop, piece in frame.head:
+        if head[start:stop] != piece:
+            return False
+    tail = view[at + found.end : at + length].tobytes()
+    for start, stop, piece in frame.tail:  # noqa: SIM110  by the million: a generator costs as much as the work
+        if tail[start:stop] != piece:
+            return False
+    return True
 
 
 _frames: dict[int, list[_Frame]] = {}
@@ -79,24 +146,26 @@ _frames: dict[int, list[_Frame]] = {}
 
 def described_torch(data: bytes) -> Described | None:
     """The elements in the whole contents of a file by torch.save."""
-    known = _frames.get(len(data), [])
+    frame = _frame_of(data)
+    return None if frame is None else frame.found
+
+
+def _frame_of(data: bytes) -> _Frame | None:
+    view, known = memoryview(data), _frames.get(len(data), [])
     for frame in known:
-        for start, stop, piece in frame.pieces:
-            if data[start:stop] != piece:
-                break
-        else:
-            return frame.found
+        if _fits(frame, view, 0, len(data)):
+            return frame
     try:
         made = _frame(data)
     except (DamagedTensor, StructError):
         return None
     if made is None:
         return None
-    if sum(len(piece) for _, _, piece in made.pieces) <= _LONGEST_FRAME:
+    if made.is_short:
         if len(_frames) >= _MOST_LENGTHS:
             _frames.clear()
         _frames[len(data)] = [made, *known][:_MOST_FRAMES]
-    return made.found
+    return made
 
 
 def _frame(data: bytes) -> _Frame | None:
@@ -107,27 +176,40 @@ def _frame(data: bytes) -> _Frame | None:
     found = _usable(tensor.dtype, tensor.shape, start) if in_place else None
     if found is None:
         return None
-    pieces, at = [], 0
-    for first, last in [*sorted(_unread(data, found)), (len(data), len(data))]:
+    holes = _unread(data, found)
+    head, tail = _pieces(data, holes, 0, found.start), _pieces(data, holes, found.end, len(data))
+    return _Frame(len(data), head, tail, found)
+
+
+def _pieces(data: bytes, holes: list[tuple[int, int]], start: int, stop: int) -> tuple[Piece, ...]:
+    """What lies between the holes from one place to another, counted from the first."""
+    pieces, at = [], start
+    for first, last in [*sorted(hole for hole in holes if hole[0] < stop), (stop, stop)]:
         if first > at:
-            pieces.append((at, first, data[at:first]))
+            pieces.append((at - start, first - start, data[at:first]))
         at = max(at, last)
-    return _Frame(tuple(pieces), found)
+    return tuple(pieces)
 
 
 def _unread(data: bytes, found: Described) -> list[tuple[int, int]]:
-    """What may differ between files without their being read differently: elements, checksums, the id of the file."""
-    holes = [(found.start, found.end)]
+    """What may differ between files without their being read differently: checksums of elements, the id of the file."""
+    holes = []
+    headers = set()
     for name, member in zip_members(data).items():
+        is_id = name.endswith("/.data/serialization_id") and not member.deflated
+        if not is_id and not member.start <= found.start < member.end:
+            continue  # the other members are the same in files of one frame, and so are their checksums
+        headers.add(member.header)
         holes.append((member.header + 14, member.header + 18))
         if data[member.end : member.end + 4] == b"PK\7\10":
             holes.append((member.end + 4, member.end + 8))
-        if name.endswith("/.data/serialization_id") and not member.deflated:
+        if is_id:
             holes.append((member.start, member.end))
-    return holes + _directory_checksums(data)
+    return holes + _directory_checksums(data, headers)
 
 
-def _directory_checksums(data: bytes) -> list[tuple[int, int]]:
+def _directory_checksums(data: bytes, headers: set[int]) -> list[tuple[int, int]]:
+    """Where the directory has the checksums of the members with these headers."""
     signature, _, _, _, count, size, _, _ = _LAST_RECORD.unpack(data[-_LAST_RECORD.size :])
     at, holes = len(data) - _LAST_RECORD.size - size, []
     if signature != b"PK\5\6" or at < 0:
@@ -135,6 +217,7 @@ def _directory_checksums(data: bytes) -> list[tuple[int, int]]:
     for _ in range(count):
         if data[at : at + 4] != b"PK\1\2":
             return []  # a directory of another build: its checksums stay part of the frame
-        holes.append((at + 16, at + 20))
+        if _ENTRY_HEADER.unpack(data[at + 42 : at + 46])[0] in headers:
+            holes.append((at + 16, at + 20))
         at += 46 + sum(_ENTRY_LENGTHS.unpack(data[at + 28 : at + 34]))
     return holes
