@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from twinprobe.live.aliases import aliases
+from twinprobe.live.calm import Calm, Found, differing
 from twinprobe.live.causes import First, find_first, settle_causes
 from twinprobe.live.findings import (
     BACKWARD_PHASE,
@@ -35,11 +37,14 @@ PHASES = {
 }
 
 
+_WATCHED = {"pytorch", "paddle"}  # frameworks whose recorder tells before something is written
+
+
 @dataclass
 class Story:
     """What has been found so far."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Found] = field(default_factory=list)  # step by step
     notes: list[str] = field(default_factory=list)
     first: First | None = None
     runs: tuple[Values, Values] | None = None  # raw, base
@@ -79,6 +84,21 @@ def _compare_live(
 
 def _one_step(base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, story: Story) -> None:
     masks = _masks(base, raw, options)
+    with aliases.held_until_compared(allowed=options.backward and {base.adapter.name, raw.adapter.name} <= _WATCHED):
+        tested, reference, matches, found, more = _run_and_compare(base, raw, layer_map, options, step, masks)
+    if raw.optimizer is not None and base.optimizer is not None:
+        raw.adapter.step(raw.model, raw.optimizer)
+        base.adapter.step(base.model, base.optimizer)
+        more += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
+    if step == 0:
+        story.notes += [*matches.notes, *alone_notes(matches), *(masks.notes if masks is not None else [])]
+    story.notes += [*reference.problems, *tested.problems]
+    add_findings(story, found, more, tested.run, reference.run, matches)
+
+
+def _run_and_compare(
+    base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, masks: Masks | None
+) -> tuple[Pass, Pass, Matches, Found, list[Finding]]:
     reference = run_model(base, options, layer_map, masks)
     if options.single_step:
         from twinprobe.live.single_step import run_fed
@@ -88,25 +108,30 @@ def _one_step(base: Model, raw: Model, layer_map: LayerMap, options: Options, st
         tested, fed = run_model(raw, options, layer_map, masks), []
     matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
     phases = PHASES[options.phase]
-    found = fed + find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+    lost = aliases.drop_changed()
+    if lost:
+        tested.problems.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
+    found = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+    more = fed
     if LOSS_PHASE in phases:
-        found += compare_losses(tested, reference, options, step)
-    if raw.optimizer is not None and base.optimizer is not None:
-        raw.adapter.step(raw.model, raw.optimizer)
-        base.adapter.step(base.model, base.optimizer)
-        found += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
-    if step == 0:
-        story.notes += [*matches.notes, *alone_notes(matches), *(masks.notes if masks is not None else [])]
-        story.notes += [*reference.problems, *tested.problems]
-    add_findings(story, found, tested.run, reference.run, matches)
+        more += compare_losses(tested, reference, options, step)
+    return tested, reference, matches, found, more
 
 
-def add_findings(story: Story, found: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
+def add_findings(story: Story, found: Found, more: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
     """Judge the findings of a step and add them to the rest."""
-    settle_causes(found, raw)
-    story.findings += sorted(found, key=lambda one: (PHASE_ORDER.index(one.phase), one.order))
-    story.first = find_first(found, raw, base, (matches.raw_alone, matches.base_alone))
     story.runs = raw, base
+    if isinstance(found, Calm) and not differing(more):
+        story.findings.append(Calm(len(found) + len(more), lambda: _in_order([*more, *found])))
+        return
+    together = _in_order([*more, *found])
+    settle_causes(together, raw)
+    story.findings.append(together)
+    story.first = find_first(together, raw, base, (matches.raw_alone, matches.base_alone))
+
+
+def _in_order(found: list[Finding]) -> list[Finding]:
+    return sorted(found, key=lambda one: (PHASE_ORDER.index(one.phase), one.order))
 
 
 def compare_losses(tested: Pass, reference: Pass, options: Options, step: int) -> list[Finding]:

@@ -46,7 +46,7 @@ def check_dataloader(
         from twinprobe.errors import NothingToCompare
 
         raise NothingToCompare("both loaders are empty")
-    result = Result("base loader", "raw loader", findings, first, Calls([], {}), Calls([], {}), batches)
+    result = Result("base loader", "raw loader", [findings], first, Calls([], {}), Calls([], {}), batches)
     if not quiet:
         result.show()
     return result

@@ -44,8 +44,8 @@ def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
     made: dict[int, str] = {}
     taken: dict[str, set[int]] = defaultdict(set)
     names = [parse_op(name) for name in run.ops]
-    for row, (op, role) in enumerate(zip(run.table["op"].to_list(), run.table["role"].to_list(), strict=True)):
-        name, identity = names[op], run.identity(row)
+    for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
+        name, identity = names[op], run.identities[row]
         if not identity or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
             continue
         if role == OUTPUT:

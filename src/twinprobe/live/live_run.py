@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from twinprobe.live.live_rows import Columns, LiveRows, rows_of, table_of
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.measure.gaps import Spot, address_of, spot_of
-from twinprobe.record.rows import Entry, Note
-from twinprobe.record.rows import Leaf as PlainLeaf
+from twinprobe.record.rows import Note
+from twinprobe.record.stacks import StackTable
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
-from twinprobe.runs.leaf import TENSOR, Leaf, settle
+from twinprobe.runs.leaf import TENSOR, Leaf
 from twinprobe.runs.run import Run
 from twinprobe.runs.stacks import Stacks
-from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilder
+from twinprobe.runs.table import GRADIENT, PARAMETER
 from twinprobe.runs.tensor_files import open_tensor
 
 ToHost = Callable[[Any], HostTensor]
-# In the order of roles, in which the rows of a call stand.
-_ROLES = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parameters": PARAMETER, "output": OUTPUT}
 _FLOAT32 = np.dtype(np.float32)
+_FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
 IN_OUT = "in_out"
 
 
@@ -33,17 +34,47 @@ IN_OUT = "in_out"
 class Values(Run):
     """A run together with its tensors, wherever they are.
 
-    ``notes_of_row`` has the in-memory note of each row of the table; it is empty for a run read from a folder.
+    ``live`` has the rows of a run in memory; it is None for a run read from a folder. The table of a live run is made
+    when somebody asks for it, which few comparisons do.
     """
 
-    notes_of_row: list[Note | None] = field(default_factory=list)
+    live: LiveRows | None = None
     to_host: ToHost | None = None
     measured: bool = True
+    stack_table: StackTable | None = None
+    _read: list[HostTensor] = field(default_factory=list)
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """Call sites of the calls."""
+        return super().stacks if self.stack_table is None else _stacks(self.stack_table.to_json())
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "table" or self.__dict__.get("live") is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self.table = self._new_table(None)
+        return self.table
+
+    def _new_table(self, statistics: ToHost | None) -> Any:
+        assert self.live is not None
+        return table_of(self.live, self.columns["name"], lambda note: _leaf(note, statistics), statistics is None)
+
+    @cached_property
+    def columns(self) -> Columns | dict[str, list[Any]]:
+        """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
+        if self.live is None:
+            return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
+        return Columns(self.live, self.ops)
+
+    def _note(self, row: int) -> Note | None:
+        assert self.live is not None
+        value = self.live.value[row]
+        return value if type(value) is Note else None
 
     def tensor(self, row: int) -> HostTensor | None:
         """The tensor of a row; None where it was not kept."""
         if self.to_host is not None:
-            note = self.notes_of_row[row]
+            note = self._note(row)
             if note is None or note.row is None:
                 return None
             if note.row.payload is None:
@@ -54,13 +85,6 @@ class Values(Run):
 
     def spot(self, row: int) -> Spot | None:
         """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go``."""
-        if self.to_host is not None:
-            note = self.notes_of_row[row]
-            payload = note.row.payload if note is not None and note.row is not None else None
-            if note is not None and payload is not None:
-                known = _spot_of_payload(note, payload)
-                if known is not None:
-                    return known
         host = self.tensor(row)
         if host is None:
             return None
@@ -68,52 +92,63 @@ class Values(Run):
             self._read.append(host)
         return spot_of(host)
 
+    def place(self, row: int) -> tuple[int, tuple[int, ...], int] | None:
+        """Address, shape and size of a float32 tensor of two elements or more that a live run kept; else None."""
+        if self.live is None:
+            return None
+        note = self.live.value[row]
+        shape, kept = note.shape, note.row
+        if note.dtype not in _FLOAT32_NAMES or kept is None:
+            return None
+        size, payload = _size(shape), kept.payload
+        kind = type(payload)
+        if payload is None or kind is HostTensor or tuple(payload.shape) != shape:  # of a sparse tensor, its values
+            return None
+        if kind is not np.ndarray:
+            at = payload.data_ptr()  # recorders keep tensors on the host only
+        elif payload.dtype == _FLOAT32 and payload.flags.c_contiguous:
+            at = address_of(payload)
+        else:
+            return None
+        return (at, shape, size) if size > 1 and not at & 3 else None
+
     def let_go(self) -> None:
         """Nobody uses the spots of tensors from files any more."""
         self._read.clear()
 
-    def identity(self, row: int) -> int:
+    @cached_property
+    def identities(self) -> list[int]:
         """Equal for rows that hold the same tensor; 0 where that is not known."""
-        note = self.notes_of_row[row] if self.notes_of_row else None
-        return id(note.row) if note is not None and note.row is not None else 0
-
-    def layout(self, row: int) -> str:
-        """``in_out`` where a weight is stored the other way round."""
-        if not self.notes_of_row:
-            return self._recorded_layouts[row] or ""
-        note = self.notes_of_row[row]
-        return str(note.extra.get("layout", "")) if note is not None and note.extra else ""
+        if self.live is None:
+            return [0] * self.table.height
+        return [id(one.row) if type(one) is Note and one.row is not None else 0 for one in self.live.value]
 
     @cached_property
-    def _recorded_layouts(self) -> list[str | None]:
-        found: list[str | None] = self.table["layout"].to_list()
-        return found
+    def turned(self) -> set[int]:
+        """Rows of weights and of their gradients that are stored the other way round."""
+        if self.live is None:
+            layouts = self.table["layout"].to_list()
+        else:
+            layouts = [one.extra and one.extra.get("layout") if type(one) is Note else None for one in self.live.value]
+        kept = (PARAMETER, GRADIENT)
+        return {row for row, layout in enumerate(layouts) if layout == IN_OUT and self.columns["role"][row] in kept}
 
     def measure(self) -> None:
         """Fill in the statistics, which the automatic alignment goes by."""
         if self.measured:
             return
         self.measured = True
-        self.table = _table(self._rows, statistics=self.to_host)
-
-    _rows: list[tuple[int, int, str, Any]] = field(default_factory=list)
-    _read: list[HostTensor] = field(default_factory=list)
+        self.table = self._new_table(self.to_host)
 
 
 def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
     """What a recorder has left in its engine, as a run."""
     ops = [entry.name for entry in engine.entries]
-    rows: list[tuple[int, int, str, Any]] = []
-    for op, entry in enumerate(engine.entries):
-        _add_rows(op, entry, rows)
-    run = Values(
-        Path(title), "tensor", "mix", framework, ops, _table(rows, statistics=None), [],
-        [value if isinstance(value, Note) else None for *_, value in rows], to_host, False,
-    )  # fmt: skip
-    run._rows = rows
+    run = Values(Path(title), "tensor", "mix", framework, ops, None, [], rows_of(engine.entries), to_host, False)  # type: ignore[arg-type]
+    del run.table  # until somebody asks
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
-    run.__dict__["stacks"] = _stacks(engine.step.stacks.to_json())
+    run.stack_table = engine.step.stacks
     engine.entries.clear()  # recorders are held by circles: their content must not wait for the garbage collector
     return run
 
@@ -123,70 +158,16 @@ def read_run(run: Run) -> Values:
     return Values(run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes)
 
 
-def _add_rows(op: int, entry: Entry, rows: list[tuple[int, int, str, Any]]) -> None:
-    parts = entry.parts
-    if entry.boxed:
-        for key, (_, value) in parts.items():
-            _add_leaves(op, GRADIENT, f"{entry.name}.{key}", value, rows)
-        return
-    for key, role in _ROLES.items():  # in the order of roles
-        part = parts.get(key)
-        if part is not None and part[1]:
-            shown = "input" if part[0] == "kwargs" else part[0]
-            _add_leaves(op, role, f"{entry.name}.{shown}", part[1], rows)
+def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
+    leaf = Leaf(note.type, note.dtype, list(note.shape), requires_grad=note.requires_grad, kind=TENSOR)
+    if statistics is not None and note.row is not None and note.row.payload is not None:
+        leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = _statistics(note.row, statistics)
+    return leaf
 
 
-def _add_leaves(op: int, role: int, name: str, value: Any, rows: list[tuple[int, int, str, Any]]) -> None:
-    kind = type(value)
-    if kind is list:
-        for at, item in enumerate(value):
-            _add_leaves(op, role, f"{name}.{at}", item, rows)
-    elif kind is dict:
-        for key, item in value.items():
-            _add_leaves(op, role, f"{name}.{key}", item, rows)
-    elif kind is not PlainLeaf or "value" in value.json:
-        rows.append((op, role, name, value))
-
-
-def _table(rows: list[tuple[int, int, str, Any]], *, statistics: ToHost | None) -> Any:
-    builder = TableBuilder()
-    alike: dict[tuple[Any, ...], Leaf] = {}  # tensors that are not measured differ in nothing else
-    for op, role, name, value in rows:
-        if type(value) is not Note or statistics is not None:
-            leaf = settle(_leaf(value, statistics), name.rpartition(".")[2])
-        else:
-            key = value.type, value.dtype, value.shape, value.requires_grad
-            known = alike.get(key)
-            leaf = known if known is not None else settle(_leaf(value, None), "")
-            alike[key] = leaf
-        builder.add(op, role, name, leaf)
-    return builder.build()
-
-
-def _leaf(value: Any, statistics: ToHost | None) -> Leaf | None:
-    if value is None:
-        return None
-    if isinstance(value, Note):
-        leaf = Leaf(value.type, value.dtype, list(value.shape), requires_grad=value.requires_grad, kind=TENSOR)
-        if statistics is not None and value.row is not None and value.row.payload is not None:
-            leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = _statistics(value.row, statistics)
-        return leaf
-    if isinstance(value, PlainLeaf):
-        return Leaf(str(value.json.get("type")), value=value.json["value"])
-    return Leaf(type(value).__name__, value=value)
-
-
-def _spot_of_payload(note: Note, payload: Any) -> Spot | None:
-    """Where a recorder's plain copy of a float32 tensor lies; None for everything else, which goes by the host."""
-    if short_dtype(note.dtype) != "float32":
-        return None
-    if type(payload) is np.ndarray:
-        if payload.dtype != _FLOAT32 or not payload.flags.c_contiguous:
-            return None
-        return Spot("float32", note.shape, payload.size, address_of(payload))
-    if type(payload) is HostTensor or not hasattr(payload, "data_ptr") or not payload.is_cpu:
-        return None
-    return Spot("float32", note.shape, payload.numel(), payload.data_ptr())
+@lru_cache(maxsize=1024)
+def _size(shape: tuple[int, ...]) -> int:
+    return prod(shape)
 
 
 def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:

@@ -11,15 +11,17 @@ from twinprobe.align.board import NONE, Board
 from twinprobe.align.meeting import modules_meet
 from twinprobe.align.rows import pairs_of
 from twinprobe.align.side import MINDSPORE, Head, Side
+from twinprobe.live.equal_runs import EqualRuns, equal_runs
 from twinprobe.live.layer_map import ApiCall, LayerMap
 from twinprobe.live.live_run import Values
 from twinprobe.live.scene import Paths
 from twinprobe.runs.leaf import TENSOR
-from twinprobe.runs.names import FORWARD
+from twinprobe.runs.names import FORWARD, parse_op
 from twinprobe.runs.table import INPUT, OUTPUT
 
 MAPPED = "layer map"
 EQUAL = "equal names"
+ROOTS = "the models"
 
 
 @dataclass
@@ -33,12 +35,16 @@ class Matches:
     # Names of paired forward calls: raw -> base.
     calls: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    equal: bool = False  # every row of both runs has its partner, by equal names
 
 
 def match_runs(
     raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
 ) -> Matches:
     """Pair what two recorded models took and gave."""
+    equal = equal_runs(raw, base) if layer_map.is_empty else None
+    if equal is not None:
+        return _matched(equal, raw, base)
     board = Board(raw, base)
     found = Matches()
     _link_mapped(board, layer_map, raw_paths, base_paths, found)
@@ -71,6 +77,23 @@ def match_runs(
     _pair_left(board, found)
     _tell_alone(board, found)
     return found
+
+
+def _matched(equal: EqualRuns, raw: Values, base: Values) -> Matches:
+    assert raw.live is not None
+    assert base.live is not None
+    starts, begins = raw.live.starts, base.live.starts
+    found = Matches(equal=True)
+    for op, (other, root) in enumerate(zip(equal.partners, equal.is_root, strict=True)):
+        shift, rule = begins[other] - starts[op], ROOTS if root else EQUAL
+        found.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
+        if _is_forward(raw.ops[op]):
+            found.calls[raw.ops[op]] = base.ops[other]
+    return found
+
+
+def _is_forward(name: str) -> bool:
+    return f".{FORWARD}" in name and parse_op(name).direction == FORWARD
 
 
 def _is_complete(board: Board) -> bool:
@@ -143,7 +166,7 @@ def _link_roots(board: Board) -> None:
     """The two models themselves belong together, whatever they are called."""
     roots = [_head(side.modules, "") for side in (board.target, board.golden)]
     if roots[0] is not None and roots[1] is not None:
-        board.link_heads(roots[0], roots[1], "the models")
+        board.link_heads(roots[0], roots[1], ROOTS)
 
 
 def _link_equal_modules(board: Board) -> None:

@@ -75,7 +75,7 @@ def _ratio(taken: NDArray[Any], given: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _tensors_of(run: Values) -> Callable[[int, int], NDArray[Any] | None]:
-    columns = [run.table[name].to_list() for name in ("op", "role", "kind")]
+    columns = [run.columns[name] for name in ("op", "role", "kind")]
     first: dict[tuple[int, int], int] = {}
     for row, (op, role, kind) in enumerate(zip(*columns, strict=True)):
         if kind == TENSOR:

@@ -17,7 +17,7 @@ from twinprobe.live.comparing import PHASES, Story, add_findings, alone_notes, f
 from twinprobe.live.findings import find_differences, only_places
 from twinprobe.live.layer_map import LayerMap
 from twinprobe.live.layer_trees import Tree, structure
-from twinprobe.live.live_run import IN_OUT, Values, read_run
+from twinprobe.live.live_run import Values, read_run
 from twinprobe.live.matching import match_runs
 from twinprobe.live.options import Options
 from twinprobe.live.random_ops import recorded_masks
@@ -161,7 +161,7 @@ def _compare(
         story.notes += [*matches.notes, *alone_notes(matches)]
         if reference.task != "tensor":
             story.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    add_findings(story, found, tested, reference, matches)
+    add_findings(story, found, [], tested, reference, matches)
     story.steps += 1
 
 
@@ -241,7 +241,7 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
 def _turned(tree: Tree, path: str, name: str, reference: Values, rows: dict[str, int]) -> bool:
     row = rows.get(name)
     mine = tree.adapter.is_transposed(tree.layers[path], name)
-    return mine != (row is not None and reference.layout(row) == IN_OUT)
+    return mine != (row in reference.turned)
 
 
 def _recorded_parameters(reference: Values) -> dict[str, dict[str, int]]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinprobe.live.calm import Found, differing
 from twinprobe.live.causes import First
 from twinprobe.live.findings import Finding
 from twinprobe.live.trees import Branch, Calls, model_tree
@@ -22,7 +23,7 @@ class Result:
 
     base: str
     raw: str
-    findings: list[Finding]
+    found: list[Found]
     first: First | None
     base_calls: Calls
     raw_calls: Calls
@@ -37,6 +38,11 @@ class Result:
     def aligned(self) -> bool:
         """Whether the two models agree."""
         return self.first is None
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """Every pair of tensors, step by step."""
+        return [one for part in self.found for one in part]
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -64,13 +70,13 @@ class Result:
     @property
     def differences(self) -> list[Finding]:
         """The pairs that differ, those first that came first."""
-        return [one for one in self.findings if one.differs]
+        return [one for part in self.found for one in differing(part)]
 
     def counts(self) -> dict[str, int]:
         """How many pairs were compared, how many differ, and how many of these decide."""
         differing = self.differences
         return {
-            "compared": len(self.findings),
+            "compared": sum(map(len, self.found)),
             "differ": len(differing),
             "decide": sum(one.decides for one in differing),
         }

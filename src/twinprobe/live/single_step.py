@@ -205,8 +205,8 @@ def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: C
 
 def _names(seen: Values, reference: Values, matches: Matches) -> dict[tuple[str, str], tuple[int, int, str]]:
     """(raw call, tensor) -> (raw row, base row, base call)."""
-    ops, names = seen.table["op"].to_list(), seen.table["name"].to_list()
-    others = reference.table["op"].to_list()
+    ops, names = seen.columns["op"], seen.columns["name"]
+    others = reference.columns["op"]
     found = {}
     for row, other, _ in matches.rows:
         call = seen.ops[ops[row]]

@@ -19,7 +19,7 @@ def compare_parameters(
     """Measure the parameters that belong together as they are now."""
     found, seen = [], set()
     sides = (raw, tested), (base, reference)
-    columns = [{name: run.table[name].to_list() for name in ("op", "role", "name")} for _, run in sides]
+    columns = [run.columns for _, run in sides]
     for row, other_row, rule in matches.rows:
         rows = row, other_row
         if columns[0]["role"][rows[0]] != PARAMETER or columns[1]["role"][rows[1]] != PARAMETER:
@@ -54,7 +54,7 @@ def compare_parameters(
     return found
 
 
-def _place(run: Values, columns: dict[str, list[Any]], row: int) -> tuple[str, str]:
+def _place(run: Values, columns: Any, row: int) -> tuple[str, str]:
     op = parse_op(run.ops[columns["op"][row]])
     return op.body, columns["name"][row].removeprefix(f"{op.text}.parameters.")
 

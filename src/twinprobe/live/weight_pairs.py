@@ -18,7 +18,10 @@ from twinprobe.live.running import Model, run_model
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:
     """The base model's weights, to the raw one; returns what the user should know."""
     from twinprobe.live.weights.assigning import copy_weights
+    from twinprobe.live.weights.plain import copy_plain
 
+    if layer_map.is_empty and copy_plain(raw.model, base.model):
+        return []
     known = pair_by_names(raw.model, base.model, layer_map)
     if known:
         known = mapped_paths(raw.model, base.model, layer_map) + known

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from ctypes import addressof, c_char
 from functools import cache, lru_cache
 from math import isfinite, nan, sqrt
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ class Spot(NamedTuple):
 
 # raw, base, and whether the raw matrix is stored the other way round.
 Job = tuple[Spot, Spot, bool]
+# For each pair: the two addresses, how many elements, and the rows of a raw matrix that is to be turned (else 0).
+Places = tuple[list[int], list[int], list[int], list[int]]
 Hosts = Callable[[int], tuple[HostTensor, HostTensor]]  # the two tensors of a job
 
 # From so many pairs, or elements at once, on compiled code is worth loading. The work alone decides, and not what was
@@ -53,25 +56,95 @@ def spot_of(tensor: HostTensor) -> Spot:
 
 def address_of(array: NDArray[Any]) -> int:
     """The address of an array's first element."""
+    if array.flags.writeable and array.flags.c_contiguous and array.size:
+        memory: Any = array
+        return addressof(c_char.from_buffer(memory))  # much quicker than to have NumPy describe the array
     address: int = array.__array_interface__["data"][0]
     return address
 
 
-def compare_all(jobs: list[Job], hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> list[Gap]:
+def compare_all(jobs: list[Job], hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
     """The gap of each pair, as ``compare`` tells it.
 
     ``hosts`` is asked for pairs that the kernel does not take. ``in_all`` is how many pairs there are, where these jobs
     are only some of them.
     """
-    found: list[Gap | None] = [None] * len(jobs)
-    large = max(len(jobs), in_all) >= _PAIRS or sum(job[0].size for job in jobs) >= _ELEMENTS
-    kernel = _kernel() if large and tolerance.mode == STRICT else None
-    if kernel is not None:
-        _by_kernel(kernel, jobs, [at for at, job in enumerate(jobs) if _fits(*job)], tolerance, found)
-    return [_one(*hosts(at), jobs[at][2], tolerance) if gap is None else gap for at, gap in enumerate(found)]
+    fit = [at for at, job in enumerate(jobs) if _fits(*job)]
+    places: Places = (
+        [jobs[at][0].address for at in fit],
+        [jobs[at][1].address for at in fit],
+        [jobs[at][0].size for at in fit],
+        [jobs[at][0].shape[0] if jobs[at][2] and len(jobs[at][0].shape) == 2 else 0 for at in fit],
+    )
+    gaps = Gaps(len(jobs))
+    if max(len(jobs), in_all) >= _PAIRS or sum(job[0].size for job in jobs) >= _ELEMENTS:
+        gaps.take(places, fit, tolerance)
+    for at in gaps.missing():
+        gaps.known[at] = compare_one(*hosts(at), jobs[at][2], tolerance)
+    return gaps
 
 
-def _one(raw: HostTensor, base: HostTensor, turned: bool, tolerance: Tolerance) -> Gap:
+def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
+    """The same for pairs that fit the kernel: float32, of one size, at least two elements."""
+    gaps = Gaps(len(places[0]))
+    if max(len(places[0]), in_all) >= _PAIRS or sum(places[2]) >= _ELEMENTS:
+        gaps.take(places, list(range(len(places[0]))), tolerance)
+    for at in gaps.missing():
+        gaps.known[at] = compare_one(*hosts(at), places[3][at] > 0, tolerance)
+    return gaps
+
+
+class Gaps(Sequence[Gap]):
+    """Many gaps. Those from the kernel stay numbers until somebody looks at one."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.known: dict[int, Gap] = {}
+        self._rows: dict[int, int] = {}  # which row of the kernel's
+        self._numbers: NDArray[Any] = np.empty((0, 8))
+        self._sizes: NDArray[Any] = np.empty(0, np.int64)
+
+    def take(self, given: Places, fit: list[int], tolerance: Tolerance) -> None:
+        """Measure these pairs with the kernel, if there is one."""
+        kernel = _kernel() if tolerance.mode == STRICT else None
+        if kernel is None or not fit:
+            return
+        places = np.array(given, np.int64)
+        out = np.empty((len(fit), 8))
+        kernel(places[0], places[1], places[2], places[3], np.array(tolerance.of("float32"), np.float64), out)
+        # A row with a NaN, an infinity or numbers too large to square says nothing.
+        told = (out[:, 4] == 0) | np.isfinite(out[:, 1] + out[:, 2])
+        self._numbers, self._sizes = out, places[2]
+        self._rows = {fit[row]: row for row in np.flatnonzero(told).tolist()}
+
+    def missing(self) -> list[int]:
+        """Those that are not measured yet."""
+        return [at for at in range(self._count) if at not in self._rows and at not in self.known]
+
+    @property
+    def all_same(self) -> bool:
+        """Whether no pair differs."""
+        rows = list(self._rows.values())
+        return all(gap.same for gap in self.known.values()) and not self._numbers[rows, 7].any()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(self._count))]
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        at %= self._count
+        known = self.known.get(at)
+        if known is None:
+            row = self._rows[at]
+            known = self.known[at] = _gap(self._numbers[row].tolist(), int(self._sizes[row]))
+        return known
+
+
+def compare_one(raw: HostTensor, base: HostTensor, turned: bool, tolerance: Tolerance) -> Gap:
+    """The gap of one pair."""
     return compare(transposed(raw) if turned else raw, base, tolerance)
 
 
@@ -83,29 +156,15 @@ def _fits(raw: Spot, base: Spot, turned: bool) -> bool:
     return shape == base.shape or squeezed(shape) == squeezed(base.shape)
 
 
-def _by_kernel(kernel: Any, jobs: list[Job], fit: list[int], tolerance: Tolerance, found: list[Gap | None]) -> None:
-    places = np.empty((4, len(fit)), np.int64)
-    places[0] = [jobs[at][0].address for at in fit]
-    places[1] = [jobs[at][1].address for at in fit]
-    places[2] = [jobs[at][0].size for at in fit]
-    places[3] = [jobs[at][0].shape[0] if jobs[at][2] and len(jobs[at][0].shape) == 2 else 0 for at in fit]
-    out = np.empty((len(fit), 8))
-    kernel(places[0], places[1], places[2], places[3], np.array(tolerance.of("float32"), np.float64), out)
-    for at, size, row in zip(fit, places[2].tolist(), out.tolist(), strict=True):
-        found[at] = _gap(row, size)
-
-
 @lru_cache(maxsize=1024)
 def _no_gap(size: int) -> Gap:
     return Gap(True, elements=size)
 
 
-def _gap(row: list[float], size: int) -> Gap | None:
+def _gap(row: list[float], size: int) -> Gap:
     dot, raw_squares, base_squares, gap_squares, max_abs, max_rel, total, mismatched = row
     if not max_abs:
         return _no_gap(size)
-    if not isfinite(raw_squares + base_squares):
-        return None
     norms = sqrt(raw_squares), sqrt(base_squares)
     cosine = nan
     if min(norms) > _SMALLEST_NORM:

@@ -1,4 +1,4 @@
-"""Paddle's tensors, kept as they are noted: nothing is measured, and each is copied once."""
+"""Paddle's tensors, kept as they are noted: nothing is measured, and each is copied once at most."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import paddle
 
+from twinprobe.live.aliases import aliases
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.paddle.adapter import PaddleAdapter
 from twinprobe.record.paddle.tensors import PaddleTensors
@@ -14,25 +15,68 @@ from twinprobe.record.rows import Note, Row
 # Held here, because methods are replaced while a model is recorded.
 _numpy = paddle.Tensor.numpy  # a copy already
 _data_ptr = paddle.Tensor.data_ptr
+_version = paddle.Tensor._inplace_version
+_is_contiguous = paddle.Tensor.is_contiguous
+_float32 = paddle.float32
+_ONLY_HOST = not (
+    paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
+)
 _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", paddle.int64: "paddle.int64"}
 
 
 class KeptTensors(PaddleTensors):
     """The common tensors by a shorter way; all others as ever."""
 
+    def __init__(self, rows: HostRows, adapter: KeepingAdapter) -> None:
+        super().__init__(rows)
+        self._adapter = adapter
+        self.exposed = False  # memory was handed out: who has it writes unseen
+
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
-        name = _PLAIN.get(tensor.dtype)
+        dtype = tensor.dtype
+        name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        stamp = tensor.inplace_version, _data_ptr(tensor)
+        shape = tuple(tensor.shape)
+        if self._adapter.recorder.passes:
+            # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
+            copied = Row(payload=_numpy(tensor) if 0 not in shape else None)
+            return Note("paddle.Tensor", name, shape, copied, not tensor.stop_gradient, save)
+        stamp = _version(tensor), _data_ptr(tensor)
         row = self.find(tensor, stamp)
         if row is None:
             row = Row()
-            array = _numpy(tensor)
-            row.payload = array if array.size else None
+            if 0 not in shape:
+                self._keep_content(tensor, stamp[0], row)
             self.keep(tensor, stamp, row)
-        return Note("paddle.Tensor", name, tuple(tensor.shape), row, not tensor.stop_gradient, save)
+        return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
+
+    def _keep_content(self, tensor: Any, version: int, row: Row) -> None:
+        may_hold = aliases.allowed and not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place())
+        if may_hold and _is_contiguous(tensor):
+            aliases.hold(row, tensor, version, self)
+        else:
+            row.payload = _numpy(tensor)
+
+    version_of: Any = staticmethod(_version)
+
+    def copy_of(self, tensor: Any) -> Any:
+        return _numpy(tensor)
+
+    def settle(self) -> None:
+        aliases.settle()
+
+    def trust(self) -> None:
+        self.exposed = False
+        super().trust()
+
+    def distrust(self) -> None:
+        # After the run, whoever runs next settles what it writes to.
+        if not (aliases.allowed and not self._adapter.recorder.attached):
+            self.settle()
+        self.exposed = True
+        super().distrust()
 
 
 class KeepingAdapter(PaddleAdapter):
@@ -40,4 +84,5 @@ class KeepingAdapter(PaddleAdapter):
 
     def __init__(self, rows: HostRows) -> None:
         super().__init__(rows)
-        self._tensors = KeptTensors(rows)
+        self._tensors = kept = KeptTensors(rows, self)
+        self.note: Any = kept.note  # one call less for each of thousands

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
+from twinprobe.live.aliases import aliases
 from twinprobe.record.rows import Note, Row
+from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
 _strided = torch.strided
@@ -15,39 +19,104 @@ _wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class KeptTensors(TensorBook):
-    """A copy of every tensor, made once for each version of it. The tensors are held until the run is over, so that
-    nothing else can get the identity of one that is gone."""
+    """Every tensor once for each version of it, held until something is written, then copied.
+
+    All are held until the run is over, so that nothing else can get the identity of one that is gone.
+    """
 
     def __init__(self) -> None:
         super().__init__(values=False, digest=None)
         self._held: dict[int, tuple[torch.Tensor, int, Note]] = {}
         self._names: dict[torch.dtype, str] = {}
+        self.exposed = False  # memory was handed out: who has it writes unseen
 
     def keep(self, tensor: torch.Tensor) -> Note:
         """Note a plain tensor or parameter and keep its content."""
+        version = -1
         held = self._held.get(id(tensor))
-        if held is not None and held[1] == tensor._version and held[2].requires_grad is tensor.requires_grad:
-            return held[2]
+        if held is not None:
+            version = tensor._version
+            if held[1] == version and held[2].requires_grad is tensor.requires_grad:
+                return held[2]
         if not tensor.is_cpu or tensor.layout is not _strided or tensor.is_inference() or _is_odd(tensor):
             return self.note(tensor, save=True)
+        version = tensor._version
+        note = self._kept(tensor, tensor, version)
+        self._held[id(tensor)] = tensor, version, note
+        return note
+
+    def keep_passing(self, tensor: torch.Tensor) -> Note:
+        """The same for a tensor that autograd takes over, which it does only where nobody else has it."""
+        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not _strided or _is_odd(tensor):
+            return self.note(tensor, save=True)
+        return self._kept(tensor, tensor.detach(), tensor._version)
+
+    def _kept(self, tensor: torch.Tensor, held: torch.Tensor, version: int) -> Note:
         dtype = tensor.dtype
         name = self._names.get(dtype)
         if name is None:
             name = self._names[dtype] = str(dtype)
         row = Row()
         if tensor.numel():
-            row.payload = tensor.detach().clone(memory_format=_contiguous)
-        note = Note("torch.Tensor", name, tensor.shape, row, tensor.requires_grad, True)
-        self._held[id(tensor)] = tensor, tensor._version, note
-        return note
+            if aliases.allowed and not self.exposed and tensor.is_contiguous():
+                aliases.hold(row, held, version, self)
+            else:
+                row.payload = self.copy_of(tensor)
+        return Note("torch.Tensor", name, tensor.shape, row, tensor.requires_grad, True)
+
+    version_of: Any = attrgetter("_version")
+
+    def copy_of(self, tensor: Any) -> Any:
+        return tensor.detach().clone(memory_format=_contiguous)
+
+    def settle(self) -> None:
+        aliases.settle()
+        super().settle()
 
     def forget(self) -> None:
         self._held.clear()
         super().forget()
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
+        self.exposed = True
         self._held.clear()
         super().forget_storage(tensor)
+
+    def collect(self) -> Callable[[], None] | None:
+        self.exposed = False
+        if aliases.allowed:  # whoever runs next settles what it writes to
+            self._held.clear()
+            self._numbers.clear()
+            self._notes = {}
+            return None
+        return super().collect()
+
+
+class KeepingRecorder(TorchRecorder):
+    """The recorder as live comparison uses it."""
+
+    book: KeptTensors
+
+    def pass_begins(self) -> None:
+        # A second pass adds to the gradients of the first where they lie.
+        if self.passes:
+            self.book.settle()
+        self.passes += 1
+
+    def pass_ended(self) -> None:
+        self.parameters.flush()
+
+    def note_parameter_gradient(self, gradient: torch.Tensor) -> Any:
+        note = self.book.keep_passing(gradient)
+        if self.distributed:
+            self.book.settle()
+        return note
+
+    passes = 0
+
+    def stop(self) -> None:
+        self.passes = 0
+        super().stop()
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

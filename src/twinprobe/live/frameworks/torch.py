@@ -11,7 +11,7 @@ import torch
 
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
 from twinprobe.live.frameworks.common import Modes, array_on_host, memory_config
-from twinprobe.live.frameworks.kept_torch import KeptTensors
+from twinprobe.live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe.live.frameworks.losses import mean_of_means
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.live.recorder_shelf import RecorderShelf
@@ -19,7 +19,6 @@ from twinprobe.record.config import RecordConfig
 from twinprobe.record.leaves import Capturer
 from twinprobe.record.torch.flatten import tensors_in
 from twinprobe.record.torch.host import dtype_name
-from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.values import TorchValues
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
@@ -58,6 +57,8 @@ class TorchAdapter(Modes):
                 for module, info in recorder.modules.infos.items():
                     # What PyTorch's own layers call inside says nothing that their output does not.
                     info.whole = not module._modules and type(module).__module__.startswith("torch.")
+                    if isinstance(module, torch.jit.ScriptModule):
+                        recorder.book.exposed = True  # nobody sees what it writes
                 yield engine
             finally:
                 recorder.stop()
@@ -157,8 +158,8 @@ def _is_kept_copy(value: torch.Tensor) -> bool:
     return value.is_cpu and value.is_contiguous() and not (value.requires_grad or value.is_neg())
 
 
-def _make_recorder(config: RecordConfig, make_engine: Any) -> TorchRecorder:
-    recorder = TorchRecorder(config, make_engine)
+def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
+    recorder = KeepingRecorder(config, make_engine)
     recorder.book = book = KeptTensors()
     recorder.values = TorchValues(book, None)
     recorder.capture = Capturer(recorder.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep))

@@ -107,6 +107,9 @@ class MindSporeStore:
         array: Array = (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy()
         return array
 
+    def memory(self, _tensor: Any) -> Array | None:
+        return None
+
     def write(self, tensor: Any, values: Array) -> None:
         given = mindspore.Tensor(values).astype(tensor.dtype)
         if isinstance(tensor, mindspore.Parameter):

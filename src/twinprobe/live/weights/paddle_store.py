@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from math import prod
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 
 from twinprobe.live.weights import layouts
 from twinprobe.live.weights.layouts import TRANSPOSED, Array, Layout, Rules, always
+
+_IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
+_ONLY_HOST = not (
+    paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
+)
 
 
 def _kind(cell: Any) -> str:
@@ -68,6 +76,21 @@ def _rules() -> Rules:
     ]
 
 
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("paddle.")
+
+
+@functools.cache
+def _numpy_name(dtype: Any) -> str:
+    return str(dtype.name)  # numpy makes a name anew each time it is asked
+
+
+@functools.cache
+def _bytes(count: int) -> Any:
+    return ctypes.c_char * count
+
+
 class PaddleStore:
     """Parameters and buffers of paddle.nn.Layer."""
 
@@ -97,7 +120,7 @@ class PaddleStore:
         return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
-        return str(tensor.dtype).removeprefix("paddle.")
+        return _dtype_name(tensor.dtype)
 
     def read(self, tensor: Any) -> Array:
         # NumPy has no bfloat16; Paddle would hand out its bits as integers.
@@ -105,8 +128,19 @@ class PaddleStore:
         array: Array = (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy()
         return array
 
+    def memory(self, tensor: Any) -> Array | None:
+        # What set_value does for a tensor on the host, without a copy in between.
+        dtype = _IN_MEMORY.get(self.dtype(tensor))
+        plain = dtype is not None and tensor.is_dense() and tensor.is_contiguous() and tensor._is_initialized()
+        shape = tensor.shape
+        if dtype is None or not plain or not (_ONLY_HOST or tensor.place.is_cpu_place()) or 0 in shape:
+            return None
+        memory = _bytes(prod(shape) * dtype.itemsize).from_address(tensor.data_ptr())
+        array: Array = np.frombuffer(memory, dtype).reshape(shape)
+        return array
+
     def write(self, tensor: Any, values: Array) -> None:
-        if values.dtype.name == self.dtype(tensor) and not tensor.is_dist():
+        if _numpy_name(values.dtype) == self.dtype(tensor) and not tensor.is_dist():
             tensor.set_value(values)
             return
         with paddle.no_grad():

@@ -71,6 +71,11 @@ def _register(*given: Any) -> Init:
     return known
 
 
+def has_rules() -> bool:
+    """Whether the user has registered any."""
+    return bool(_RULES)
+
+
 def special_init(target: Any, source: Any) -> Init | None:
     """The rule for two layers: the one nearest in the class hierarchies, the newest of several."""
     found: list[tuple[int, int, Init]] = []

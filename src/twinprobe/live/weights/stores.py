@@ -40,6 +40,9 @@ class Store(Protocol):
     def read(self, tensor: Any) -> Array:
         """The values; bfloat16 and narrower as float32, which holds them exactly."""
 
+    def memory(self, tensor: Any, /) -> Array | None:
+        """The tensor's own memory, to be written to; None where that is not possible or would go unnoticed."""
+
     def write(self, tensor: Any, values: Array) -> None:
         """Set the values in place, in the tensor's own dtype and on its own device."""
 

@@ -53,6 +53,11 @@ def _rules() -> Rules:
     ]
 
 
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class TorchStore:
     """Parameters and buffers of torch.nn.Module."""
 
@@ -94,14 +99,17 @@ class TorchStore:
         return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
-        return str(tensor.dtype).removeprefix("torch.")
+        return _dtype_name(tensor.dtype)
 
     def read(self, tensor: Any) -> Array:
         values = tensor.detach()
         if values.dtype in _EXACT_IN_FLOAT32:
             values = values.to(torch.float32)
-        array: Array = values.cpu().numpy()
+        array: Array = (values if values.is_cpu else values.cpu()).numpy()
         return array
+
+    def memory(self, _tensor: Any) -> Array | None:
+        return None  # autograd counts what is written
 
     def write(self, tensor: Any, values: Array) -> None:
         with torch.no_grad():

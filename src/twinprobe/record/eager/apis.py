@@ -35,6 +35,7 @@ class ApiWatch:
             if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > self._tree_rank:
                 if not api.in_place:
                     return original(*args, **kwargs)
+                recorder.adapter.known.settle()
                 try:
                     return original(*args, **kwargs)
                 finally:
@@ -53,6 +54,8 @@ class ApiWatch:
                 call.before(args[skip:], kwargs, frame, api.rank <= self._wanted_rank)
             if call.watch is not None:
                 args, kwargs = (*args[:skip], *call.watch.args), call.watch.kwargs
+            if api.in_place:
+                recorder.adapter.known.settle()
             recorder.busy, recorder.in_api = False, True
             try:
                 output = original(*args, **kwargs)

@@ -24,10 +24,11 @@ class ModuleInfo:
 class ModuleCall:
     """One call of a module while it runs."""
 
-    __slots__ = ("backward", "crossing", "frame", "info", "name", "parent", "parts", "stack")
+    __slots__ = ("backward", "crossing", "frame", "info", "name", "number", "parent", "parts", "stack")
 
     def __init__(self, info: ModuleInfo, number: int, parent: ModuleCall | None) -> None:
         self.info = info
+        self.number = number
         self.name = f"{info.prefix}forward.{number}"
         self.backward = f"{info.prefix}backward.{number}"
         self.parent = parent

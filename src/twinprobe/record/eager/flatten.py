@@ -12,7 +12,10 @@ _SCALARS = frozenset({int, float, bool, str, type(None)})
 
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], depth: int = 0) -> list[Any]:
     """Append every tensor inside ``value``."""
-    if type(value) in _SCALARS:
+    kind = type(value)
+    if kind in _SCALARS:
+        return found
+    if (kind is tuple or kind is list or kind is dict) and not value:
         return found
     if is_tensor(value):
         found.append(value)
@@ -35,10 +38,17 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     if kind in _SCALARS:
         return value
     if kind is list or kind is tuple:
-        items = [replaced(item, swap) for item in value]
-        changed = any(new is not old for new, old in zip(items, value, strict=True))
-        return kind(items) if changed else value
+        items = None  # a new list only where something changes
+        for at, item in enumerate(value):
+            new = replaced(item, swap)
+            if new is not item:
+                if items is None:
+                    items = list(value)
+                items[at] = new
+        return value if items is None else kind(items)
     if kind is dict:
+        if not value:
+            return value
         pairs = {key: replaced(item, swap) for key, item in value.items()}
         return pairs if any(pairs[key] is not item for key, item in value.items()) else value
     return swap(value)

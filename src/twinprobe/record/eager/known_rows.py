@@ -34,6 +34,9 @@ class KnownRows:
         self._trusted = False
         self.forget()
 
+    def settle(self) -> None:
+        """Something is about to be written; for rows that are not measured yet."""
+
     def forget(self) -> None:
         """Something may have been written."""
         self._rows.clear()

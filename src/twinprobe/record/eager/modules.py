@@ -84,8 +84,9 @@ class ModuleWatch:
 
     def _called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         recorder = self._recorder
-        if any(module is root for root in self._roots):
-            recorder.adapter.known.forget()
+        for root in self._roots:
+            if module is root:
+                recorder.adapter.known.forget()
         if module is self._root and self._tokens is not None:
             return self._count_token(original, module, args, kwargs)
         info = self.infos.get(id(module))
@@ -139,25 +140,25 @@ class ModuleWatch:
             self._number_backward(call)
         recorder.link(call.name, call.parent.name if call.parent else recorder.loose_parent(), call.backward)
         recorder.engine.filter.entering(call.name)
-        if recorder.forward and recorder.wants(call.name, call.ancestors()):
+        if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
             self._place(call, frame)
             call.parts = {}
             if recorder.inputs:
                 call.parts["input_args"] = [recorder.capture(item) for item in args]
-                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs)
+                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
                 call.parts["parameters"] = recorder.parameters_of(call.info)
         if recorder.backward and recorder.adapter.grad_enabled():
             call.crossing = recorder.adapter.before_call(recorder.crossings, call.backward, args, kwargs, False)
 
     def _number_backward(self, call: ModuleCall) -> None:
         """A module recomputed in backward takes the number of the forward that ran without gradients."""
-        recorder = self._recorder
-        prefix, number = call.info.prefix, int(call.name.rpartition(".")[2])
-        waiting = self._without_gradient.setdefault(prefix, [])
+        recorder, prefix = self._recorder, call.info.prefix
         if not recorder.adapter.grad_enabled():
-            waiting.append(number)
-        elif recorder.passes and waiting:
-            call.backward = f"{prefix}backward.{waiting.pop()}"
+            self._without_gradient.setdefault(prefix, []).append(call.number)
+        elif recorder.passes:
+            waiting = self._without_gradient.get(prefix)
+            if waiting:
+                call.backward = f"{prefix}backward.{waiting.pop()}"
 
     def _place(self, call: ModuleCall, frame: Any) -> None:
         # The frames outside the module are shared by all calls inside it, so they are walked once.
@@ -170,7 +171,8 @@ class ModuleWatch:
     def _leave(self, call: ModuleCall, output: Any, failed: bool = False) -> None:
         recorder = self._recorder
         if call.parts is not None:
-            recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
+            if not recorder.takes_all:
+                recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
             if recorder.outputs and not failed:
                 items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
                 call.parts["output"] = [recorder.capture(item) for item in items]

@@ -65,10 +65,10 @@ class ParameterGradients:
         def arrived(gradient: Any) -> None:
             if not recorder.active or recorder.muted:
                 return
-            with recorder.quiet(), recorder.guard("recording a parameter's gradient"):
+            with recorder.hearing("recording a parameter's gradient"):
                 if name in group.found:
                     self._emit(group)
-                recorder.wants(f"{group.prefix}parameters_grad.")
+                recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
                 group.found[name] = recorder.parameter_gradient(group.module, name, gradient)
                 if len(group.found) == group.expected:
                     self._emit(group)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from itertools import repeat
+from operator import is_
 from types import ModuleType
 from typing import Any
 
@@ -29,7 +31,7 @@ class Patches:
         self._sites: Iterable[Site] | None = None
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: list[tuple[Any, str, Any]] = []
-        self._before: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._before: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
         self._aside = 0
         self.attached = False
@@ -80,7 +82,7 @@ class Patches:
 
     def _put(self) -> None:
         for space, wrappers in self._spaces.values():  # thousands of names: a dict at a time
-            self._before.append((space, {name: space[name] for name in wrappers if name in space}, wrappers))
+            self._before.append((space, _values(space, wrappers), wrappers))
             space.update(wrappers)
         for owner, attribute, wrapper in self._classes:
             own = vars(owner).get(attribute, _MISSING)
@@ -102,7 +104,12 @@ class Patches:
                 setattr(owner, attribute, own)
         self._changed.clear()
         for space, before, wrappers in reversed(self._before):
-            space.update({name: own for name, own in before.items() if space.get(name) is wrappers[name]})
+            if _MISSING not in before and all(map(is_, _values(space, wrappers), wrappers.values())):
+                space.update(zip(wrappers, before, strict=True))
+                continue
+            for (name, wrapper), own in zip(wrappers.items(), before, strict=True):
+                if space.get(name) is wrapper and own is not _MISSING:  # else somebody has replaced it since
+                    space[name] = own
         self._before.clear()
         for names, name, original, wrapper in self._names:
             if names.get(name) is wrapper:
@@ -129,6 +136,10 @@ class Patches:
                 if wrapper is not None and name not in known:
                     known.add(name)
                     self._names.append((names, name, value, wrapper))
+
+
+def _values(space: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(map(space.get, names, repeat(_MISSING)))
 
 
 class Replaced:

@@ -28,15 +28,17 @@ class Quiet:
 class Hearing(Guard):
     """What a gradient's hook works in: quiet and guarded."""
 
-    __slots__ = ("_quiet",)
+    __slots__ = ("_before", "_recorder")
 
-    def __init__(self, recorder: EagerRecorder) -> None:
-        super().__init__(recorder.engine.problems.note, "recording gradients")
-        self._quiet = recorder.quiet()
+    def __init__(self, recorder: EagerRecorder, doing: str) -> None:
+        self._note = recorder.engine.problems.note
+        self._doing = doing
+        self._recorder = recorder
 
     def __enter__(self) -> None:
-        self._quiet.__enter__()
+        recorder = self._recorder
+        self._before, recorder.busy = recorder.busy, True
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        self._quiet.__exit__()
-        return super().__exit__(kind, error, trace)
+        self._recorder.busy = self._before
+        return False if error is None else super().__exit__(kind, error, trace)

@@ -67,11 +67,12 @@ class EagerRecorder:
         self.apis = ApiWatch(self)
         package = self.adapter.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)
-        self.writes = WriteWatch(self.collect, package)
+        self.writes = WriteWatch(self.adapter.known.settle, self.collect, package)
         self._thread = 0
         self.records_apis = config.level in {"L1", "mix"}
         self._handles: list[Any] = []
         self._keep_all = config.task == "tensor"
+        self.takes_all = self.engine.filter.takes_all
         self._parents: dict[str, str | None] = {}
         if config.bench_path is not None:  # checksums are always there already, so none is asked for later
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, lambda _: None, self._keep_no_more)
@@ -183,9 +184,9 @@ class EagerRecorder:
         """The recorder's errors are noted, the program's are raised."""
         return Guard(self.engine.problems.note, doing)
 
-    def hearing(self) -> Hearing:
+    def hearing(self, doing: str = "recording gradients") -> Hearing:
         """What a gradient's hook works in: quiet and guarded."""
-        return Hearing(self)
+        return Hearing(self, doing)
 
     def quiet(self) -> Quiet:
         """While the recorder works, its own calls are not recorded."""
@@ -193,6 +194,9 @@ class EagerRecorder:
 
     def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
         """Whether scope and list ask for this call; sets whether its real tensors are kept."""
+        if self.takes_all:
+            self.save = self._keep_all
+            return self.engine.active
         if not self.engine.wants(name, ancestors):
             return False
         self.save = self._keep_all or self.engine.filter.wants_tensors(name)
@@ -254,7 +258,7 @@ class EagerRecorder:
 
     def note_gradient(self, name: str, gradient: Any) -> Any:
         """Note a gradient that belongs to the backward of a call."""
-        if not self.active or self.muted or not self.wants(name, self.ancestors(name)):
+        if self.paused or self.muted or not self.wants(name, () if self.takes_all else self.ancestors(name)):
             return None
         return self._gradient(self.adapter.note(gradient, save=self.save))
 
@@ -274,9 +278,10 @@ class EagerRecorder:
     def backward_ended(self, crossing: Crossing) -> None:
         """All gradients of a call that will come have come."""
         name = crossing.name
-        if self.active and self.wants(name, self.ancestors(name)):
+        if not self.paused and self.wants(name, () if self.takes_all else self.ancestors(name)):
             self.engine.link(name, self.backward_parent(name))
-            self.adapter.mark(name.removesuffix(".backward").rpartition(".")[0] + ".", crossing.outgoing, {})
+            if name.endswith(".backward"):  # of a function; that of a module has a number at its end
+                self.adapter.mark(name.removesuffix(".backward").rpartition(".")[0] + ".", crossing.outgoing, {})
             parts = {}
             if self.inputs:
                 parts["input"] = ("input", crossing.incoming)

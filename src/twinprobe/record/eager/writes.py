@@ -1,4 +1,4 @@
-"""Functions that write to a tensor without being recorded: whatever was measured before them counts no more."""
+"""Functions that write to a tensor without being recorded: what was measured before them counts no more."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from twinprobe.record.eager.patches import Patches
 
 
 class WriteWatch:
-    """Replaces the functions that write by ones that say so afterwards."""
+    """Replaces the functions that write by ones that say so before and afterwards."""
 
-    def __init__(self, forget: Callable[[], None], package: str) -> None:
+    def __init__(self, settle: Callable[[], None], forget: Callable[[], None], package: str) -> None:
+        self._settle = settle
         self._forget = forget
         self._patches = Patches(self._wrap, package, (package,))
 
@@ -35,10 +36,11 @@ class WriteWatch:
         self._patches.back()
 
     def _wrap(self, site: Site) -> Any:
-        original, forget = site.original, self._forget
+        original, settle, forget = site.original, self._settle, self._forget
 
         @functools.wraps(original)
         def writing(*args: Any, **kwargs: Any) -> Any:
+            settle()
             try:
                 return original(*args, **kwargs)
             finally:

@@ -116,6 +116,8 @@ class PaddleAdapter:
         return {name: one for name, one in found if one is not None}
 
     def layout_of(self, module: Any, name: str) -> str | None:
+        if "." not in name:
+            return IN_OUT if name == "weight" and isinstance(module, _TRANSPOSED) else None
         *path, last = name.split(".")
         for part in path:  # a parameter inside a traced layer
             module = getattr(module, part, None)

@@ -8,6 +8,7 @@ the operations inside it. An alias per use, and not one per layer, keeps the ord
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import paddle
@@ -21,6 +22,9 @@ _transpose = paddle._C_ops.transpose
 _register_hook = paddle.Tensor.register_hook
 _is_floating_point = paddle.Tensor.is_floating_point
 _is_complex = paddle.Tensor.is_complex
+_Tensor = paddle.Tensor
+_float32 = paddle.float32
+_differentiable: dict[Any, bool] = {}  # by dtype
 
 
 class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
@@ -29,7 +33,7 @@ class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
     @staticmethod
     def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
         ctx.heard = heard
-        return _transpose(tensor, list(range(tensor.ndim)))  # Paddle takes the tensor itself for an in-place result
+        return _transpose(tensor, _axes(tensor.ndim))  # Paddle takes the tensor itself for an in-place result
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -38,17 +42,28 @@ class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
         return gradient
 
 
+@cache
+def _axes(count: int) -> list[int]:
+    return list(range(count))
+
+
 share = _Share.apply  # bound before PyLayer.apply itself is watched
 
 
 def is_tensor(value: Any) -> bool:
     """Whether this is a Paddle tensor."""
-    return isinstance(value, paddle.Tensor)
+    return isinstance(value, _Tensor)
 
 
 def is_differentiable(tensor: Any) -> bool:
     """Whether a tensor could carry a gradient by its element type."""
-    return bool(_is_floating_point(tensor) or _is_complex(tensor))
+    dtype = tensor.dtype
+    if dtype is _float32:
+        return True
+    known = _differentiable.get(dtype)
+    if known is None:
+        known = _differentiable[dtype] = bool(_is_floating_point(tensor) or _is_complex(tensor))
+    return known
 
 
 class UseGraph:
@@ -73,7 +88,7 @@ class UseGraph:
         made: dict[int, Any] = {}
 
         def swap(value: Any) -> Any:
-            if not isinstance(value, paddle.Tensor) or value is kept or value.stop_gradient or not value.is_dense():
+            if not isinstance(value, _Tensor) or value is kept or value.stop_gradient or not value.is_dense():
                 return value
             alias = made.get(id(value))
             if alias is None:
@@ -86,8 +101,12 @@ class UseGraph:
 
     def _listener(self, tensor: Any) -> Heard | None:
         key = id(tensor)
-        users = [(frame.crossing, frame.places[key]) for frame in self.frames if key in frame.places]
-        if not users:
+        users = None
+        for frame in self.frames:
+            place = frame.places.get(key)
+            if place is not None:
+                users = [*users, (frame.crossing, place)] if users else [(frame.crossing, place)]
+        if users is None:
             return None
         for crossing, index in users:
             crossing.expect(index)

@@ -43,10 +43,11 @@ class Operations:
         @functools.wraps(original)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                with recorder.quiet(), recorder.guard("following gradients"):
+                with recorder.hearing("following gradients"):
                     args, kwargs = graph.aliased(args, kwargs, in_place=in_place)
             if not changes:
                 return original(*args, **kwargs)
+            recorder.adapter.known.settle()
             try:
                 return original(*args, **kwargs)
             finally:
@@ -99,6 +100,8 @@ class CustomLayers:
             if follow:
                 with recorder.quiet(), recorder.guard("following gradients"):
                     args, kwargs = graph.aliased(args, kwargs, in_place=False)
+            if cls is not _Share:
+                recorder.adapter.known.settle()  # nobody knows what its kernels write to
             return _compiled_apply(cls, *args, **kwargs)
 
         PyLayer.apply = classmethod(apply)

@@ -46,6 +46,7 @@ _WRITING_METHODS = words(
     _zero_grads clear_grad clear_gradient
     """
 )
+_FOREIGN_CODE = ("run_program", "_run_custom_op")  # traced programs, operations that users compile
 _METHODS = words("clone contiguous detach copy_")
 _COLLECTIVES = words(
     """
@@ -75,6 +76,11 @@ def unrecorded_writes() -> Iterator[Site]:
         method = vars(paddle.Tensor).get(name)
         if callable(method):
             yield Site(paddle.Tensor, name, method, make_api("Tensor", name))
+    for space in (paddle._C_ops, paddle._legacy_C_ops):
+        for name in _FOREIGN_CODE:
+            function = getattr(space, name, None)
+            if function is not None:
+                yield Site(space, name, function, make_api("Tensor", name))
     stream = paddle.distributed.communication.stream
     for name in sorted(_COLLECTIVES):
         function = getattr(stream, name, None)

@@ -9,15 +9,18 @@ from typing import Any
 import torch
 
 _DEPTH_LIMIT = 400
+_tensor_type, _parameter_type = torch.Tensor, torch.nn.Parameter
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 
 
 def tensors_in(value: Any, found: list[torch.Tensor], depth: int = 0) -> list[torch.Tensor]:
     """Append every tensor inside ``value``, in the order in which it is recorded."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind is _tensor_type or kind is _parameter_type:
+        found.append(value)
+    elif kind in _SCALARS:
         return found
-    if isinstance(value, torch.Tensor):
+    elif isinstance(value, torch.Tensor):
         found.append(value)
     elif depth < _DEPTH_LIMIT:
         if isinstance(value, list | tuple):

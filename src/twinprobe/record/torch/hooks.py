@@ -183,7 +183,7 @@ class ModuleHooks:
                 self.fast_paths.mark(call.info.module, call.info.prefix, call.parts)
             if recorder.inputs:
                 call.parts["input_args"] = [recorder.capture(item) for item in args]
-                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs)
+                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
                 parameters = call.info.module._parameters
                 call.parts["parameters"] = {
                     name: recorder.capture(one) for name, one in parameters.items() if one is not None
@@ -192,7 +192,8 @@ class ModuleHooks:
                     recorder.book.settle()  # sharded parameters are freed without a trace when their module is left
         if recorder.backward and torch.is_grad_enabled():
             inputs = differentiable(args, [])
-            inputs += differentiable(kwargs, [])
+            if kwargs:
+                inputs += differentiable(kwargs, [])
             call.edges = recorder.graph.edges(inputs)
             call.since = sequence_number()
 

@@ -206,6 +206,9 @@ class TorchRecorder:
         parent = self._parents.get(name)
         return parent.replace(".forward.", ".backward.") if parent and parent.startswith("Module.") else None
 
+    def pass_begins(self) -> None:
+        """The first gradient of a backward pass is there."""
+
     def pass_ended(self) -> None:
         """A whole backward pass is over; from here on ``.grad`` may be written."""
         self.book.settle()

@@ -1,0 +1,83 @@
+"""Tensors noted without a copy, for as long as nobody writes to them.
+
+Copying what two models compute takes longer than computing it. So a tensor is held, and copied before the first call
+that writes to memory: the watchers of the recorder see these calls. Where memory may be written unseen (arrays handed
+out, scripted code) tensors are copied at once, and so is everything outside ``held_until_compared``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any, Protocol
+
+from twinprobe.record.rows import Row
+from twinprobe.runs.host_tensor import HostTensor
+
+
+class Holder(Protocol):
+    """Knows the tensors of one framework."""
+
+    @property
+    def version_of(self) -> Callable[[Any], int]:
+        """Tells the number of a tensor that is another one after each write that the framework itself notices."""
+
+    def copy_of(self, tensor: Any) -> Any:
+        """What a row keeps of a tensor that may change."""
+
+
+class Aliases:
+    """The rows that are no copies yet, of all models: what one run writes may be what another one holds."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Row, Any, int, Holder]] = []
+        self._thread: int | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """Whether this thread may hold tensors."""
+        return self._thread == get_ident()
+
+    def hold(self, row: Row, tensor: Any, version: int, holder: Holder) -> None:
+        """Let a row have the tensor itself."""
+        row.payload = tensor
+        self._waiting.append((row, tensor, version, holder))
+
+    def settle(self) -> None:
+        """Somebody is about to write."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for row, tensor, _, holder in waiting:
+                shown = row.payload
+                if isinstance(shown, HostTensor):  # somebody has looked at it, where it lies
+                    row.payload = HostTensor(shown.dtype, shown.shape, shown.data.copy())
+                else:
+                    row.payload = holder.copy_of(tensor)
+
+    def drop_changed(self) -> int:
+        """Take out what was written to unseen: its value is lost. Returns how many."""
+        waiting = self._waiting
+        lost = [row for row, tensor, version, holder in waiting if holder.version_of(tensor) != version]
+        for row in lost:
+            row.payload = None
+        return len(lost)
+
+    @contextmanager
+    def held_until_compared(self, *, allowed: bool) -> Iterator[None]:
+        """Hold tensors while this block runs; after it they are gone. A block inside another belongs to that; other
+        threads copy."""
+        if not allowed or self._thread is not None:
+            yield
+            return
+        self._thread = get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
+            waiting, self._waiting = self._waiting, []
+            for row, _, _, _ in waiting:
+                row.payload = None
+
+
+aliases = Aliases()  # of this process: two models may share memory

@@ -1,0 +1,121 @@
+"""Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.
+
+Most copies are of this kind. They need no search, so that hundreds of layers cost little more than moving their bytes.
+Whatever is not plain (a map, a rule of the user's, shared tensors, another dtype) is left to the general way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from twinprobe.live.weights.layouts import AS_IS, Layout, View
+from twinprobe.live.weights.special import has_rules
+from twinprobe.live.weights.stores import Store, store_of
+
+# Families whose layout is told by the class alone, with all weights in the layer itself.
+_BY_CLASS = frozenset({"linear", "convolution", "transposed convolution", "embedding", "norm", "bilinear", "prelu"})
+
+Plan = list[tuple[str, str, View, View]]  # where a weight lies in target and source, and how each is seen
+Copy = tuple[Any, Any, View, View]
+
+
+def copy_plain(target: Any, source: Any) -> bool:
+    """Copy the weights of a plain pair of models; False, and nothing changed, where they are not plain."""
+    if has_rules():
+        return False
+    stores = store_of(target), store_of(source)
+    sides = _holding(stores[0], target), _holding(stores[1], source)
+    if sides[0] is None or sides[1] is None or sides[0].keys() != sides[1].keys():
+        return False
+    copies = _copies(stores, sides[0], sides[1])
+    if copies is None or not _all_apart(stores, copies):
+        return False
+    for wanted, offered, here, there in copies:
+        _copy(stores, wanted, offered, here, there)
+    return True
+
+
+def _holding(store: Store, model: Any) -> dict[str, tuple[Any, dict[str, Any]]] | None:
+    """The layers that hold tensors, by path, with what they hold; None where one layer is in two places."""
+    found: dict[str, tuple[Any, dict[str, Any]]] = {}
+    seen: set[int] = set()
+    for path, module in _walk(store, model, ""):
+        if id(module) in seen:
+            return None
+        seen.add(id(module))
+        own = store.own(module)
+        if own:
+            found[path] = module, own
+    return found
+
+
+def _walk(store: Store, module: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, module
+    front = f"{path}." if path else ""
+    for name, child in store.children(module).items():
+        yield from _walk(store, child, front + name)
+
+
+def _copies(
+    stores: tuple[Store, Store],
+    target: dict[str, tuple[Any, dict[str, Any]]],
+    source: dict[str, tuple[Any, dict[str, Any]]],
+) -> list[Copy] | None:
+    plans: dict[tuple[type, type], Plan | None] = {}
+    found: list[Copy] = []
+    for path, (here, mine) in target.items():
+        there, theirs = source[path]
+        kinds = type(here), type(there)
+        if kinds not in plans:
+            plans[kinds] = _plan(stores[0].layout(here), stores[1].layout(there))
+        plan = plans[kinds]
+        if plan is None or len(mine) != len(theirs):
+            return None
+        before = len(found)
+        for place, other_place, view, other_view in plan:
+            wanted, offered = mine.get(place), theirs.get(other_place)
+            if wanted is not None and offered is not None:
+                found.append((wanted, offered, view, other_view))
+        if len(found) - before != len(mine):
+            return None
+    return found if all(_fit(stores, *one) for one in found) else None
+
+
+def _plan(target: Layout | None, source: Layout | None) -> Plan | None:
+    if target is None or source is None or target.family != source.family or target.family not in _BY_CLASS:
+        return None
+    if target.whole or source.whole:
+        return None
+    others = {part.name: part for part in source.parts}
+    pairs = [(part, others[part.name]) for part in target.parts if part.name in others]
+    return [(one.place, other.place, one.view, other.view) for one, other in pairs]
+
+
+def _fit(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> bool:
+    shapes = stores[0].shape(wanted), stores[1].shape(offered)
+    if stores[0].dtype(wanted) != stores[1].dtype(offered):
+        return False
+    if here == there:
+        return shapes[0] == shapes[1]
+    return here.shape(shapes[0]) == there.shape(shapes[1])
+
+
+def _all_apart(stores: tuple[Store, Store], copies: list[Copy]) -> bool:
+    """Whether no two of them are one tensor: what is shared needs a closer look."""
+    return all(len({store.key(one[at]) for one in copies}) == len(copies) for at, store in enumerate(stores))
+
+
+def _copy(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> None:
+    values = there.of(stores[1].read(offered))
+    memory = stores[0].memory(wanted)
+    if memory is not None:
+        here.of(memory)[...] = values
+        return
+    if here is not AS_IS or not (values.flags.c_contiguous and values.flags.writeable):
+        array = np.empty(stores[0].shape(wanted), values.dtype)
+        here.of(array)[...] = values
+        values = array
+    stores[0].write(wanted, values)

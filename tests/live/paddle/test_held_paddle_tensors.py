@@ -1,0 +1,90 @@
+"""Paddle's tensors are held, not copied, until something is written: what was recorded is what was there before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+import torch
+
+from twinprobe import auto_diff
+from twinprobe.live.aliases import aliases
+
+X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+EASY = {"atol": 1e-5, "rtol": 1e-5, "quiet": True}
+
+
+def by_element(h: Any) -> Any:
+    h[:] = h.detach() * 2
+    return h
+
+
+def by_value(h: Any) -> Any:
+    h.set_value(h.numpy() * 2)
+    return h
+
+
+def by_memory(h: Any) -> Any:
+    array = np.from_dlpack(h.detach())
+    passed_on = h * 1  # noted after the memory was handed out, before it is written to
+    array *= 2
+    return h + passed_on * 0
+
+
+class Layer(paddle.nn.Layer):
+    """What the first layer gives is doubled in some way before the second takes it."""
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.one, self.two = paddle.nn.Linear(8, 8), paddle.nn.Linear(8, 8)
+        self.write = write
+
+    def forward(self, x: Any) -> Any:
+        return self.two(self.write(self.one(x)))
+
+
+class Module(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x) * 2)
+
+
+WRITES = {
+    "method": lambda h: h.multiply_(paddle.to_tensor(2.0)),
+    "scale": lambda h: h.scale_(2.0),
+    "element": by_element,
+    "value": by_value,
+    "copy": lambda h: h.detach().copy_(h.detach() * 2, True) + h * 0,
+    "memory": by_memory,
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize("reference", ["first", "second"])
+def test_an_output_that_is_overwritten_is_compared_as_it_was_given(write: Callable[[Any], Any], reference: str) -> None:
+    result = auto_diff(Layer(write), Module(), X, reference=reference, **EASY)
+    outputs = {one.raw: one for one in result.findings if one.phase == "forward" and one.place == "output"}
+    assert not outputs["Module.one.Linear.forward.0"].differs
+    assert not outputs["Module.two.Linear.forward.0"].differs
+    assert not aliases._waiting
+
+
+def test_parameters_are_compared_as_they_were_when_the_layer_ran() -> None:
+    class Changing(Layer):
+        def forward(self, x: Any) -> Any:
+            h = super().forward(x)
+            with paddle.no_grad():
+                self.one.weight.set_value(self.one.weight * 3)
+                self.two.bias.zero_()
+            return h
+
+    result = auto_diff(Module(), Changing(lambda h: h * 2), X, **EASY)
+    weights = [one for one in result.findings if one.place == "parameter"]
+    assert len(weights) == 4
+    assert not any(one.differs for one in weights)
