@@ -5,6 +5,7 @@ python tests/attacks/test_memory_is_bounded.py prints the table of SECURITY.md's
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -72,6 +73,18 @@ def test_the_worst_file_takes_no_more_than_is_promised(name: str, tmp_path: Path
     assert taken <= FREE + WORST[name].times * size, f"{taken >> 20} MB for {size >> 20} MB ({ended})"
 
 
+@pytest.mark.slow
+def test_so_do_files_that_are_much_larger_than_what_is_free(tmp_path: Path) -> None:
+    """64 MB hide what a small file costs for each of its bytes."""
+    environment = {**os.environ, "TWINPROBE_WORST_SIZE": "40000000", "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, __file__], capture_output=True, text=True, env=environment, timeout=3000, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(done.stdout.splitlines()) == len(WORST) + 2
+    assert "TOO MUCH" not in done.stdout, done.stdout
+
+
 def table(names: Iterable[str]) -> Iterable[str]:
     """One line per file, as the documentation has them."""
     yield "| reader: file | size | bound | taken | how it ends |"
@@ -81,6 +94,7 @@ def table(names: Iterable[str]) -> Iterable[str]:
             size, taken, ended = growth(WORST[name], Path(folder))
         bound = f"64 MB + {WORST[name].times}x"
         how = "read" if ended == "read" else "refused"
+        how += "" if taken <= FREE + WORST[name].times * size else ", TOO MUCH"
         yield f"| {name} | {size / 1e6:.1f} MB | {bound} | {taken / 1e6:.0f} MB | {how} |"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sqlite3
 import tempfile
 import zipfile
@@ -19,9 +20,9 @@ from pathlib import Path
 import fuzz_seeds as seeds
 import numpy as np
 
-SIZE = 6_000_000
-TENSOR, TABLE, PACKED, TREE, LOOSE = 3, 8, 10, 12, 16
-_LOOSE = ("alignment", "compare_json")
+# A file of this size shows what 64 MB may not hide only if it is much larger: try 40000000 as well.
+SIZE = int(os.environ.get("TWINPROBE_WORST_SIZE", "6000000"))
+TIMES, PACKED = 3, 10
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ def _keys(text: str, size: int = SIZE) -> str:
 
 _LEAF = '{"type":"torch.Tensor","dtype":"torch.float32","shape":[2],"md5":"0badf00d"}'
 _NAN = '{"type":"t","dtype":"d","shape":[],"Max":NaN,"Min":NaN,"Mean":-Infinity,"Norm":NaN}'
+_VALUE = '{"type":"str","value":[%s]}'
+_SIZE_OF = '{"type":"torch.Size","value":[%s]}'
+_ALL = (  # each column that is mostly empty is not, in one row of some thousand
+    ",".join(
+        [
+            '{"type":"t","dtype":"d","shape":[0],"Max":"a","Min":"b","Mean":"c","Norm":"d","md5":"e","data_name":"f","layout":"g"}'
+        ]
+        + ['{"type":"slice","value":[0]}']
+        + [_LEAF] * 20
+    )
+)
 _DUMPS: dict[str, Callable[[], bytes]] = {
     "nulls in one call": lambda: _dump(_call(_many("null"))),
     "keys in one call": lambda: _dump('"Torch.f.0.forward":{"input_kwargs":{%s}}' % _keys('"k%d":null')),
@@ -73,6 +85,18 @@ _DUMPS: dict[str, Callable[[], bytes]] = {
     "cut off": lambda: _dump(_calls(_many(_LEAF, 320)))[:-3000],
     "wide characters": lambda: _dump(_calls('{"type":"str","value":"\U0001f600%s","x":NaN}' % ("a" * 150))),
     "long names": lambda: _dump(_calls(_many("null", 200), "f" * 300)),
+    "long names of wide characters": lambda: _dump(_calls("null", "\U0001f600" + "f" * 300)),
+    "small objects in one call": lambda: _dump(_call(_many('{"a":0}', 1_200_000)) + "," + _calls(_LEAF)),
+    "small objects in one value": lambda: _dump(_calls(_VALUE % _many('{"a":0}', 1_000_000))),
+    "small objects beside NaN": lambda: _dump(_calls(_VALUE % ("NaN," + _many('{"a":0}', 1_000_000)))),
+    "the smallest values": lambda: _dump(_calls(_many('{"type":""}', 1_000_000))),
+    "short values": lambda: _dump(_calls(_many('{"type":"int","value":1}', 400))),
+    "values of few bytes that are shown as many": lambda: _dump(_calls(_SIZE_OF % _many("1e15", 3000))),
+    "one long text of wide characters": lambda: _dump(_call(_VALUE % ('"\U0001f600%s"' % ("a" * SIZE)))),
+    "long texts of wide characters": lambda: _dump(_calls(_VALUE % ('"\U0001f600%s"' % ("a" * 200_000)))),
+    "texts in all columns": lambda: _dump(_calls(_ALL)),
+    "all in order but the last": lambda: _dump(_calls(_many(_LEAF, 400)) + "," + _call("null")),
+    "a name again and again": lambda: _dump(_many(_call(_LEAF))),
 }
 _PARTS: dict[str, Callable[[], bytes]] = {
     "empty lines": lambda: _part(iter(["\n" * SIZE])),
@@ -166,11 +190,18 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
     "stack": {
         "short frames": lambda: ('{"a":["%s"]}' % _keys("%d").replace(",", '","')).encode(),
         "numbers": lambda: ('{"a":[%s]}' % _keys("%d")).encode(),
-        "long frames": lambda: ("{%s}" % _keys('"%d":["File x.py, line 1, in f, return self.layers(x)"]')).encode(),
+        "short frames of many calls": lambda: ("{%s}" % _keys('"a%d":["b"]')).encode(),
+        "long frames": lambda: ("{%s}" % _keys('"a%d":["File x.py, line 1, in f, return self.layers(x)"]')).encode(),
+        "one site of all calls": lambda: ('{"0":[[%s],[]]}' % _keys('"Torch.a.%d.forward"')).encode(),
+        "sites of few calls": lambda: ('{"0":[[],["a"]],%s}' % _keys('"%d":[["Torch.a.0.forward"],["b"]]')).encode(),
+        "wide frames": lambda: ("{%s}" % _keys('"a%d":["\U0001f600' + "a" * 300 + '"]')).encode(),
     },
     "construct": {
         "short names": lambda: ("{%s}" % _keys('"%d":null')).encode(),
         "names of calls": lambda: ("{%s}" % _keys('"Module.layers.%d.mlp.MLP.forward.0":"Module.forward.0"')).encode(),
+        "wide names": lambda: ("{%s}" % _keys('"\U0001f600' + "a" * 300 + '%d":null')).encode(),
+        "parents of their own": lambda: ("{%s}" % ",".join(f'"a{at}":"b{at}"' for at in range(SIZE // 19))).encode(),
+        "cuts where none are": lambda: ('{"a":"%s"}' % _keys(',":%d')).encode(),
         "lists": lambda: ("{%s}" % _keys('"%d":[]')).encode(),
     },
     "model_tree": {
@@ -182,10 +213,19 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
     "topology": {
         "small operators": lambda: ('{"nodes":[%s]}' % _many('{"opType":"a"}')).encode(),
         "tensors": lambda: ('{"nodes":[{"opType":"a","inTensors":[%s]}]}' % _keys('"t%d"')).encode(),
+        "long names": lambda: (
+            '{"nodes":[%s]}' % _keys('{"opType":"a","inTensors":["' + "t" * 80 + '%d"],"param":{"a":1}}')
+        ).encode(),
+        "operators of many bytes": lambda: ('{"nodes":[%s]}' % _many('{"opType":"%s"}' % ("a" * 650))).encode(),
     },
-    "kernel_names": {"short lines": lambda: "".join(f"{at:x},b\n" for at in range(SIZE // 9)).encode()},
+    "kernel_names": {
+        "short lines": lambda: "".join(f"{at:x},b\n" for at in range(SIZE // 9)).encode(),
+        "one line": lambda: _many("ab").encode(),
+        "one row of many lines": lambda: _many('"\n"').encode(),
+    },
     "kernel_statistics": {
         "short lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + b"a,b,0,0,1,input,0,,,,,,\n" * (SIZE // 25),
+        "one row of many lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + _many('"\n"').encode(),
     },
     "merge_config": {"short names": lambda: ("api: [%s]" % _keys("a%d")).encode()},
     "op_mapping": {
@@ -193,6 +233,13 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
         "more than is read": lambda: ("{%s}" % _keys('"a%d":["b"]')).encode(),
     },
     "alignment": {
+        "numbers": lambda: ('{"relations":[%s]}' % _many("0")).encode(),
+        "wide names": lambda: ('{"relations":[%s]}' % _keys(
+            '{"target":"\U0001f600' + "a" * 200 + '%d","golden":"\U0001f600b"}')).encode(),
+        "relations as they are written": lambda: ('{"relations":[%s]}' % ",".join(
+            f'{{"target": ["Module.layers.{at}.mlp.MLP.forward.0"], "golden": ["Module.h.{at}.mlp.MLP.forward.0"], '
+            f'"kind": "same", "rule": "position", "reason": "it stands at place {at} of both", "confidence": 0.97}}'
+            for at in range(SIZE // 210))).encode(),
         "short names": lambda: ('{"relations":[%s]}' % _keys('{"target":"a%d","golden":"b"}')).encode(),
         "names of calls": lambda: ('{"relations":[%s]}' % ",".join(
             f'{{"target": "Module.layers.{at}.mlp.MLP.forward.0", "golden": "Module.h.{at}.mlp.MLP.forward.0"}}'
@@ -204,20 +251,19 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
 
 def worst_files() -> dict[str, Worst]:
     """All of them, by reader and what is bad about the file."""
-    found = {f"{reader}: {what}": Worst(reader, TENSOR, content) for reader, what, content in _TENSORS}
+    found = {f"{reader}: {what}": Worst(reader, TIMES, content) for reader, what, content in _TENSORS}
     for code, elements in ((29, 2), (30, 8), (40, 2)):
         what = f"bin: {elements} elements in a byte, of type {code}"
         found[what] = Worst("bin", PACKED, partial(_atb, code, f"{elements},{SIZE}", bytes(SIZE)))
     for reader, files in (("dump", _DUMPS), ("part", _PARTS), ("debug", _POINTS)):
-        found |= {f"{reader}: {what}": Worst(reader, TABLE, content) for what, content in files.items()}
+        found |= {f"{reader}: {what}": Worst(reader, TIMES, content) for what, content in files.items()}
     for reader in ("api_mapping", "cell_mapping", "data_mapping", "layer_mapping"):
         few = reader in ("cell_mapping", "data_mapping")  # they share a reader
         found |= {
-            f"{reader}: {what}": Worst(reader, TABLE, content)
+            f"{reader}: {what}": Worst(reader, TIMES, content)
             for what, content in _YAML.items()
             if not few or "plain" in what
         }
     for reader, files in _TREES.items():
-        times = LOOSE if reader in _LOOSE else TREE
-        found |= {f"{reader}: {what}": Worst(reader, times, content) for what, content in files.items()}
+        found |= {f"{reader}: {what}": Worst(reader, TIMES, content) for what, content in files.items()}
     return found

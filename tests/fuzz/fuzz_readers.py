@@ -128,6 +128,22 @@ def _name_list(path: Path) -> None:
         parse_kernel_name(name)
 
 
+def _in_pieces(read: Callable[[Path], object], path: Path) -> None:
+    """Read a small file as a large one is read: piece by piece."""
+    import pytest
+
+    from twinprobe.align.auto import file, relation_pieces
+    from twinprobe.runs import dump_json, dump_pieces, member_pieces
+
+    with pytest.MonkeyPatch.context() as limits:
+        for module in (dump_json, member_pieces, file):
+            limits.setattr(module, "_WHOLE", 0)
+        for module in (dump_pieces, member_pieces):
+            limits.setattr(module, "PIECE", 500)
+        limits.setattr(relation_pieces, "_PIECE", 100)
+        read(path)
+
+
 _mapping = partial(partial, _yaml)
 
 READERS: dict[str, Reader] = {
@@ -136,6 +152,12 @@ READERS: dict[str, Reader] = {
     "debug": Reader("debug.json", seeds.points, change.change_json, _run),
     "stack": Reader("stack.json", seeds.stacks, change.change_json, _stacks),
     "construct": Reader("construct.json", seeds.constructs, change.change_json, _parents),
+    "dump_in_pieces": Reader("dump.json", seeds.dumps, change.change_json, partial(_in_pieces, _run)),
+    "stack_in_pieces": Reader("stack.json", seeds.stacks, change.change_json, partial(_in_pieces, _stacks)),
+    "construct_in_pieces": Reader("construct.json", seeds.constructs, change.change_json,
+                                  partial(_in_pieces, _parents)),
+    "alignment_in_pieces": Reader("alignment.json", seeds.alignments, change.change_json,
+                                  partial(_in_pieces, _mapping("twinprobe.align.auto.file", "read_alignment"))),
     "pt": Reader("t.pt", seeds.tensors, change.change_zip, _tensor),
     "npy": Reader("t.npy", seeds.arrays, change.change_bytes, _tensor),
     "bin": Reader("outtensor0.bin", seeds.atb_files, change.change_text, _atb),
@@ -164,6 +186,8 @@ READERS: dict[str, Reader] = {
     "kernel_names": Reader("mapping.csv", seeds.name_lists, change.change_text, _name_list),
     "result_csv": Reader("compare_result_rank0_20260101000000.csv", seeds.result_tables, change.change_text,
                          commands.read_result),
+    "result_parquet": Reader("compare_result_rank0_20260101000000.parquet", seeds.result_columns, change.change_bytes,
+                             commands.read_result),
     "result_xlsx": Reader("compare_result_rank0_20260101000000.xlsx", seeds.workbooks, change.change_zip,
                           commands.read_result),
     "compare_command": Reader("dump.json", seeds.dumps, change.change_json, commands.compare),

@@ -6,6 +6,6 @@ import pytest
 from fuzz_trial import fuzz
 
 
-@pytest.mark.parametrize("name", ["result_csv", "result_xlsx"])
+@pytest.mark.parametrize("name", ["result_csv", "result_xlsx", "result_parquet"])
 def test_only_our_own_errors_leave_a_reader(name: str) -> None:
     fuzz(name)

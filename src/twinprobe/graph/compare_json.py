@@ -11,6 +11,7 @@ from twinprobe.errors import BadInput
 from twinprobe.runs.places import place, remote
 
 _KEYS = ("npu_path", "bench_path", "is_print_compare_log", "parallel_merge")
+_MOST_BYTES = 1 << 20
 _HINT = '{"npu_path": "./npu_dump", "bench_path": "./bench_dump", "is_print_compare_log": true}'
 
 
@@ -51,7 +52,11 @@ def read_compare_json(path: Path) -> CompareJson:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise BadInput(f"is larger than {_MOST_BYTES >> 20} MiB", where=path, hint=f"for example {_HINT}")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadInput(f"is not text: byte {error.start} is not UTF-8", where=path) from error
     except OSError as error:

@@ -6,11 +6,12 @@ import json
 import mmap
 import secrets
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -21,6 +22,7 @@ Progress = Callable[[float], None]
 _FORMAT = "1"  # raise it when the layout of the index changes
 _LARGEST_LENIENT = 512 << 20
 _LARGEST_READ = 1 << 30
+_BLOCK = 8 << 20
 _BATCH = 500
 _KEPT_SECONDS = 30 * 24 * 3600
 _NODE_COLUMNS = ("id", "graph_id", "node_order", "node_name", "node_type", "up_node", "sub_nodes", "precision_index",
@@ -64,7 +66,7 @@ def write_index(path: Path, progress: Progress = lambda _: None) -> Path:
     _delete_unused(index.parent)
     temporary = index.with_name(f".{index.name}.{secrets.token_hex(4)}.part")
     try:
-        document = _document(path)
+        document = _document(path, progress)
         _write(temporary, document, progress)
         temporary.replace(index)
     except (*SQLITE_ERRORS, msgspec.MsgspecError, RecursionError, ValueError, TypeError, AttributeError) as error:
@@ -83,12 +85,12 @@ def _delete_unused(folder: Path) -> None:
                 path.unlink()
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path, progress: Progress) -> dict[str, Any]:
     """The top level of the file; the parts of a strict file stay undecoded views of its bytes."""
     try:
-        content = _content(path)
+        content = _content(path, progress)
     except OSError as error:
-        raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
     try:
         return dict(msgspec.json.decode(content, type=dict[str, msgspec.Raw]))
     except msgspec.DecodeError:
@@ -98,15 +100,27 @@ def _document(path: Path) -> dict[str, Any]:
         return _reencoded(json.loads(content[:]))
 
 
-def _content(path: Path) -> bytes | mmap.mmap:
+def _content(path: Path, progress: Progress) -> bytes | mmap.mmap:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if not size:
             raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
-        if size > _LARGEST_READ:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         file.seek(0)
-        return file.read()  # a file that shrinks while it is mapped would end the process
+        return _mapped_copy(path, file, size, progress) if size > _LARGEST_READ else file.read()
+
+
+def _mapped_copy(path: Path, file: BinaryIO, size: int, progress: Progress) -> mmap.mmap:
+    """A large file without memory for all of it. It is copied before: who shortens a mapped file ends the process."""
+    with tempfile.TemporaryFile(dir=cache_folder("graphs")) as copy:  # nobody else has a name for it
+        done = 0
+        while block := file.read(min(_BLOCK, size - done)):
+            copy.write(block)
+            done += len(block)
+            progress(0.0)
+        if done < size:
+            raise BadInput("became shorter while it was read", where=path, hint="wait until it is written, and reload")
+        copy.flush()
+        return mmap.mmap(copy.fileno(), size, access=mmap.ACCESS_READ)
 
 
 def _reencoded(document: Any) -> dict[str, Any]:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from twinprobe.errors import BadInput
-from twinprobe.runs.dump_pieces import PIECE, Batch, batch_of, batches_up_to_damage, check_values, whole_batches
+from twinprobe.runs.dump_pieces import LONGEST, PIECE, Batch, batch_of, batches_of, batches_up_to_damage, check_values
+from twinprobe.runs.file_blocks import FileBlocks, lines_of
+from twinprobe.runs.json_specials import quote_specials
 from twinprobe.runs.tolerant_json import loads
-from twinprobe.runs.whole_file import whole_file
 
 _HEADER_KEYS = ("task", "level", "framework", "dump_data_dir")
 _EXPECTED = 'expected an object with "task", "level", "framework" and "data"'
-# What stands before NaN or Infinity as the value of a statistic. The quote before the key is not escaped, so this is
-# no inside of a text.
-_STATISTIC = re.compile(rb'(?:^|[^\\])"(?:Max|Min|Mean|Norm|md5)": ?-?$')
 _DATA = re.compile(rb'"data"\s*:\s*\{')
+# Who sorts the keys of a file puts the header behind the data.
+_HEADER_BEHIND = re.compile(rb'\}\s*\}\s*(,\s*(?="(?:task|level|framework|dump_data_dir)"\s*:))')
+_BEHIND = 1 << 16
+# Up to here a file is read as a whole.
+_WHOLE = 8 << 20
 _EMPTY = msgspec.Raw(b"")
 
 
@@ -47,11 +51,14 @@ class Entries:
         """Whether the entry that was given last is still JSON."""
         self.count = 0
         self.last = ""
+        self.place = 0
+        """How many bytes of the file the entries up to this one take."""
         self._batches = batches
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        for raw, entries in self._batches:
+        for raw, entries, length in self._batches:
             self.raw = raw
+            self.place += length
             self.count += len(entries)
             self.last = next(reversed(entries), self.last)
             yield from entries.items()
@@ -63,11 +70,10 @@ class Entries:
 
 def read_entries(path: Path) -> Entries:
     """Read dump.json, debug.json or a dump.json.part; raise BadInput for anything that is none of them."""
-    try:
-        blob = whole_file(path)
-    except OSError as error:
-        raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
-    return _read_lines(path, blob) if path.suffix == ".part" else _read_document(path, blob)
+    file = FileBlocks(path)
+    if path.suffix == ".part":
+        return _read_lines(path, file)
+    return _read_document(path, file.range(0, file.size)) if file.size <= _WHOLE else _by_pieces(path, file)
 
 
 def _read_document(path: Path, blob: bytes) -> Entries:
@@ -76,15 +82,15 @@ def _read_document(path: Path, blob: bytes) -> Entries:
     except msgspec.ValidationError as error:
         raise BadInput(f"is not a dump: {error}", where=path, hint=_EXPECTED) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _tolerant(path, blob) if len(blob) <= PIECE else _by_pieces(path, blob)
+        return _tolerant(path, blob) if len(blob) <= PIECE else _by_pieces(path, FileBlocks(path))
     members = memoryview(document.data)
     if bytes(members[:1]) != b"{":
-        absent = bytes(members) in (b"", b"null")
+        absent = bytes(members[:5]) in (b"", b"null")
         raise BadInput(
             'has no object "data"' if absent else 'is not a dump: "data" is no object', where=path, hint=_EXPECTED
         )
     header = {key: getattr(document, key) for key in _HEADER_KEYS}
-    return Entries(header, len(blob), whole_batches(path, members[1:-1]))
+    return Entries(header, len(blob), batches_of(path, members[1:-1]))
 
 
 def _strict(blob: bytes) -> Document:
@@ -94,36 +100,10 @@ def _strict(blob: bytes) -> Document:
     except msgspec.ValidationError:
         raise
     except (msgspec.DecodeError, UnicodeDecodeError):
-        quoted = _quote_specials(blob)
+        quoted = quote_specials(blob)
         if quoted is blob:
             raise
     return msgspec.json.decode(quoted, type=Document)
-
-
-def _quote_specials(blob: bytes) -> bytes | bytearray:
-    """Put NaN and Infinity in quotes where they are the value of a statistic; the strict parser takes no other way."""
-    quoted, done = bytearray(), 0
-    for start, end in _specials(blob):
-        if _STATISTIC.search(blob[max(0, start - 12) : start]):
-            begin = start - 1 if blob[start - 1 : start] == b"-" else start
-            quoted += blob[done:begin] + b'"' + blob[begin:end] + b'"'
-            done = end
-    if not done:
-        return blob
-    quoted += blob[done:]
-    return quoted
-
-
-def _specials(blob: bytes) -> Iterator[tuple[int, int]]:
-    """Where NaN and Infinity stand, in order."""
-    nan, infinity = blob.find(b"NaN"), blob.find(b"Infinity")
-    while nan >= 0 or infinity >= 0:
-        if infinity < 0 or 0 <= nan < infinity:
-            yield nan, nan + 3
-            nan = blob.find(b"NaN", nan + 3)
-        else:
-            yield infinity, infinity + 8
-            infinity = blob.find(b"Infinity", infinity + 8)
 
 
 def _tolerant(path: Path, blob: bytes) -> Entries:
@@ -135,28 +115,43 @@ def _tolerant(path: Path, blob: bytes) -> Entries:
     try:
         document = loads(text)
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
-        return _by_pieces(path, blob, error)
+        return _by_pieces(path, FileBlocks(path), error)
     if not isinstance(document, dict):
         raise BadInput(f"is not a dump: the top level is {type(document).__name__}", where=path, hint=_EXPECTED)
     data = document.pop("data", None)
     if not isinstance(data, dict):
         raise BadInput('has no object "data"', where=path, hint=_EXPECTED)
-    return Entries(_header(path, document), len(blob), iter([(False, data)]))
+    return Entries(_header(path, document), len(blob), iter([(False, data, len(blob))]))
 
 
-def _by_pieces(path: Path, blob: bytes, error: Exception | None = None) -> Entries:
+def _by_pieces(path: Path, file: FileBlocks, error: Exception | None = None) -> Entries:
     """Read a file that is large or breaks off: the header, and every entry before the break."""
-    begin = _DATA.search(blob, 0, PIECE)
-    header = _object(path, blob[: begin.start()].rstrip().removesuffix(b",") + b"}") if begin else None
+    head = file.range(0, PIECE)
+    begin = _DATA.search(head)
+    header = _object(path, head[: begin.start()].rstrip().removesuffix(b",") + b"}") if begin else None
     if begin is None or header is None:
         raise BadInput(f"is not JSON: {error or 'neither a header nor entries can be found'}", where=path)
-    entries = Entries(_header(path, header), len(blob), iter(()))
-    entries.walk(_up_to_damage(path, memoryview(blob)[begin.end() :], entries, error))
+    stop, behind = _header_behind(path, file)
+    entries = Entries(_header(path, header | behind), file.size, iter(()))
+    blocks = chain(file.blocks(begin.end(), stop), (b"}",) if behind else ())
+    entries.walk(_up_to_damage(path, blocks, entries, error))
     return entries
 
 
-def _up_to_damage(path: Path, members: memoryview, entries: Entries, error: Exception | None) -> Iterator[Batch]:
-    damage = yield from batches_up_to_damage(path, members)
+def _header_behind(path: Path, file: FileBlocks) -> tuple[int, dict[str, Any]]:
+    """Where the data end, and the keys that stand after them."""
+    start = max(file.size - _BEHIND, 0)
+    tail = file.range(start, file.size)
+    for found in _HEADER_BEHIND.finditer(tail):
+        # Inside of an entry, what follows has more braces than it opens.
+        keys = _object(path, b"{" + tail[found.end() :])
+        if keys is not None:
+            return start + found.start(1), keys
+    return file.size, {}
+
+
+def _up_to_damage(path: Path, blocks: Iterator[bytes], entries: Entries, error: Exception | None) -> Iterator[Batch]:
+    damage = yield from batches_up_to_damage(path, blocks)
     if damage and not entries.count:
         raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
     if damage:
@@ -181,29 +176,18 @@ def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     return {key: document.get(key) for key in _HEADER_KEYS}
 
 
-def _read_lines(path: Path, blob: bytes) -> Entries:
+def _read_lines(path: Path, file: FileBlocks) -> Entries:
     """dump.json.part: a header line, then one line per entry; a half-written last line is left out."""
-    lines = _lines(blob)
+    all_lines = enumerate(lines_of(file.blocks(0, file.size), LONGEST), start=1)
+    lines = ((number, line) for number, line in all_lines if line.strip())
     for number, line in lines:
         header = _object(path, line)
         if header is None:
             raise BadInput(f"is not a dump: line {number} is not a JSON object", where=path)
-        entries = Entries(_header(path, header), len(blob), iter(()))
+        entries = Entries(_header(path, header), file.size, iter(()))
         entries.walk(_line_batches(path, lines, entries))
         return entries
     raise BadInput("is empty", where=path)
-
-
-def _lines(blob: bytes) -> Iterator[tuple[int, bytes]]:
-    at, number = 0, 0
-    while at < len(blob):
-        end = blob.find(b"\n", at)
-        end = len(blob) if end < 0 else end
-        number += 1
-        line = blob[at:end]
-        if line.strip():
-            yield number, line
-        at = end + 1
 
 
 def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:

@@ -11,14 +11,19 @@ from typing import Any
 import msgspec
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.json_specials import quote_specials
 from twinprobe.runs.tolerant_json import loads, without_surrogates
 
 Bytes = bytes | bytearray | memoryview
-Batch = tuple[bool, dict[str, Any]]  # whether the entries are still JSON, and the entries
+Batch = tuple[bool, dict[str, Any], int]  # whether the entries are still JSON, the entries, and how long their text is
 
 PIECE = 1 << 20
-# A call with more JSON values than this is no call. In a piece of the usual size there cannot be many more.
+# A call with more JSON values than this, or a longer text, is no call.
 MOST_VALUES = 1 << 18
+LONGEST = 8 << 20
+_LONGEST_WIDE = LONGEST // 4  # Python has four bytes for each character of a text with one that needs them
+# Values are counted in an entry that is longer than this, and in a piece that is longer than most.
+_FEW, _USUAL = 1 << 18, PIECE + (1 << 18)
 _SHOWN = 200
 # Between two entries: the end of an object, then a key that names a call (or a point) and begins a container.
 _CUT = re.compile(
@@ -29,10 +34,10 @@ _FIRST_KEY = re.compile(rb'\s*\{?\s*"([^"\\]{0,200})')
 _decode_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def whole_batches(path: Path, members: Bytes) -> Iterator[Batch]:
+def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
     """The entries of the inside of a JSON object that is known to be whole."""
     waiting: bytes = b""
-    for piece in _pieces(members):
+    for piece in pieces_of(path, iter((members,))):
         text = b"".join((b"{", waiting, piece, b"}"))
         found = batch_of(path, text)
         if found is None:
@@ -44,15 +49,15 @@ def whole_batches(path: Path, members: Bytes) -> Iterator[Batch]:
         raise BadInput("is not JSON", where=f"{path}: data[{first_key(waiting)!r}]")
 
 
-def batches_up_to_damage(path: Path, members: Bytes) -> Generator[Batch, None, str]:
+def batches_up_to_damage(path: Path, blocks: Iterator[Bytes]) -> Generator[Batch, None, str]:
     """The entries as far as they are whole; returns what is wrong with the rest, or nothing.
 
-    ``members`` goes on to the end of the file, and so holds the two braces that should stand there.
+    The blocks go on to the end of the file, and so hold the two braces that should stand there.
     """
     waiting = b""
-    for piece in _pieces(members):
+    for piece in pieces_of(path, blocks):
         waiting += piece
-        found = batch_of(path, b"{" + waiting + b"}") or batch_of(path, b"{" + _without_end(waiting))
+        found = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
         if found is not None:
             yield found
             waiting = b""
@@ -62,8 +67,9 @@ def batches_up_to_damage(path: Path, members: Bytes) -> Generator[Batch, None, s
             break
     if not waiting:
         return ""
+    check_values(path, waiting)
     text = waiting.decode("utf-8", "replace")
-    yield False, saved(text)
+    yield False, saved(text), len(waiting)
     return "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
 
 
@@ -79,27 +85,42 @@ def _ends_early(text: str) -> bool:
 
 def batch_of(path: Path, text: bytes) -> Batch | None:
     """The members of one JSON object; None where it is none. BadInput where it holds out of all proportion."""
+    if len(text) > _USUAL:
+        check_values(path, text)
+    found = _strict(text) or _strict(quote_specials(text), known=text)
+    if found is not None:
+        return True, found, len(text)
     check_values(path, text)
     try:
-        return True, _decode_entries(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        found = loads(text.decode("utf-8", "surrogatepass"))
+        members = loads(text.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
         return None
-    return (False, found) if isinstance(found, dict) else None
+    return (False, members, len(text)) if isinstance(members, dict) else None
 
 
-def check_values(path: Path, text: bytes) -> None:
-    """Refuse a piece that would become very many objects, before it does."""
-    if len(text) > 2 * PIECE:
-        values = text.count(b",") + text.count(b"[") + text.count(b"{")
-        if values > MOST_VALUES:
-            raise BadInput(
-                f"holds up to {values} values, more than any call has (at most {MOST_VALUES} are read)",
-                where=f"{path}: data[{first_key(text)!r}]",
-            )
+def _strict(text: bytes | bytearray, known: bytes | None = None) -> dict[str, Any] | None:
+    """The members as JSON; None where this is no JSON object, or the text that is known to be none."""
+    if text is known:
+        return None
+    try:
+        return _decode_entries(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def check_values(path: Path, text: Bytes, name: str | None = None) -> None:
+    """Refuse what would become very many objects, or a very long text, before it does."""
+    if len(text) <= _FEW:
+        return
+    text = bytes(text)
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > MOST_VALUES:
+        problem = f"holds more than {MOST_VALUES} values, which no call has"
+    elif len(text) > LONGEST or (len(text) > _LONGEST_WIDE and not text.isascii()):
+        problem = f"is longer than any call ({(LONGEST if text.isascii() else _LONGEST_WIDE) >> 20} MiB)"
+    else:
+        return
+    raise BadInput(problem, where=f"{path}: data[{first_key(text) if name is None else name!r}]")
 
 
 def first_key(text: bytes) -> str:
@@ -140,14 +161,18 @@ def expect(text: str, at: int, sign: str) -> int:
     return at + 1
 
 
-def _pieces(members: Bytes) -> Iterator[memoryview]:
-    members = memoryview(members)
-    at, end = 0, len(members)
-    while at < end:
-        cut = _CUT.search(members, at + PIECE) if end - at > PIECE else None
-        stop = cut.start() + 1 if cut else end
-        yield members[at:stop]
-        at = cut.end() if cut else end
+def pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[Bytes]:
+    """Cut between two entries, where such a place is found, into pieces of at least the usual length."""
+    held: Bytes = b""
+    for block in blocks:
+        held = memoryview(b"".join((held, block)) if held else block)
+        while cut := _CUT.search(held, PIECE):
+            yield held[: cut.start() + 1]
+            held = held[cut.end() :]
+        if len(held) > LONGEST:
+            check_values(path, held)
+    if held:
+        yield held
 
 
 def _without_end(piece: bytes) -> bytes:

@@ -81,6 +81,9 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 def _show_value(leaf: Leaf, argument: str) -> None:
     leaf.kind = VALUE
     leaf.shown_shape = "[]"
+    of_type = f"<class '{type(leaf.value).__name__}'>"
+    if isinstance(leaf.value, list | dict):
+        leaf.value = str(leaf.value)  # no more of it is needed, and its items take much more room than their text
     value = leaf.value
     if argument in _SHOWN_AS_TEXT and value is not None:
         leaf.dtype, value = leaf.type, str(value)
@@ -95,9 +98,7 @@ def _show_value(leaf: Leaf, argument: str) -> None:
     elif leaf.format is not None:
         leaf.dtype, value = "<class 'NoneType'>", None
     else:
-        leaf.dtype = f"<class '{type(value).__name__}'>"
-        if isinstance(value, list | dict):
-            value = str(value)
+        leaf.dtype = of_type
     leaf.Max = leaf.Min = leaf.Mean = leaf.Norm = "None" if value is None else value
 
 

@@ -29,8 +29,8 @@ def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = 
     Of a remote file only the ranges with the tensor are fetched. ``enough`` says how many bytes of the elements will
     be looked at, if not all: the rest is not fetched then.
     Nothing is mapped, since a mapped file that somebody shortens kills the process. Above ``at_once`` bytes (256 MiB)
-    the elements are read strip by strip, as they are looked at; compressed, strided and Fortran-ordered ones are copied into memory,
-    within a bound set by the size of the file.
+    the elements are read strip by strip, as they are looked at; compressed, strided and Fortran-ordered ones are copied
+    into memory, within a bound set by the size of the file.
     """
     try:
         reader = _READERS.get(path.suffix.lower())

@@ -10,15 +10,19 @@ import msgspec
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.dump_json import Entries
+from twinprobe.runs.dump_pieces import check_values
 from twinprobe.runs.leaf import Leaf, settle
 from twinprobe.runs.names import GRADIENTS, LONGEST_NAME, has_direction
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TableBuilder
 
 MaybeLeaf = Leaf | None
 _MAX_DEPTH = 400
+# What rows and calls may take in memory for each byte of the file; those of recorded dumps take one, or two.
+_ROOM, _ROOM_PER_BYTE = 16 << 20, 2.8
+_CALL = 160  # bytes of a call, beside its name
 # A name is built from all that encloses a value. A real file has more bytes than its names have characters.
-_ROOM, _ROOM_PER_BYTE = 8 << 20, 2
-# A value is a row of all columns, some 300 bytes. Recorders write more than a hundred for each.
+_NAMES = 8 << 20
+# A value is a row of all columns, some 200 bytes. Recorders write more than a hundred for each.
 _VALUES, _BYTES_PER_VALUE = 1 << 16, 64
 _SHOWN = 1000  # characters of a name in a message
 _SECTIONS = (
@@ -62,16 +66,21 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
         flat = _flat(entry) if entries.raw and not single_points and GRADIENTS not in name else None
         try:
             if flat is None:
-                room.take(name, 1)
+                room.call(name, 0)
                 decoded = _decode(path, name, entry) if entries.raw else entry
                 for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
-                    room.take(row_name, 1)
+                    room.row(row_name)
                     _add(builder, index, role, row_name, argument, leaf)
             else:
-                room.take(name, 1 + _add_flat(builder, index, name, flat))
+                room.call(name, _add_flat(builder, index, name, flat))
+            if builder.end_op(entries.place):
+                room.check(builder.cost)
         except ValueError as error:
             raise BadInput(str(error), where=f"{path}: data[{name[:_SHOWN]!r}]") from error
-        builder.end_op()
+    try:
+        room.check(builder.cost)
+    except ValueError as error:
+        raise BadInput(f"its last value {error}", where=path) from error
     notes = []
     if skipped:
         notes.append(f"{path}: {skipped} entries have no direction in their name and were left out: {first_skipped}")
@@ -79,23 +88,39 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
 
 
 class _Room:
-    """How many values a file may still have, and characters in their names; ValueError when there are none left."""
+    """How many values a file may still have, and what they may cost; ValueError when there is nothing left."""
 
-    __slots__ = ("_left", "_values")
+    __slots__ = ("_calls", "_names", "_size", "_values")
 
     def __init__(self, size: int) -> None:
-        self._left = _ROOM + _ROOM_PER_BYTE * size
+        self._size = size
+        self._calls = 0
+        self._names = _NAMES + size
         self._values = _VALUES + size // _BYTES_PER_VALUE
 
-    def take(self, name: str, count: int) -> None:
-        length = len(name)
-        self._left -= length * count
+    def call(self, name: str, rows: int) -> None:
+        """Take room for a call with so many rows."""
+        length = len(name) if name.isascii() else 4 * len(name)  # bytes in memory
+        self._calls += _CALL + length
+        self._take(name, length, 1 + rows)
+
+    def row(self, name: str) -> None:
+        """Take room for one row of this name."""
+        self._take(name, len(name) if name.isascii() else 4 * len(name), 1)
+
+    def _take(self, name: str, length: int, count: int) -> None:
+        self._names -= length * count
         self._values -= count
         if self._values < 0:
             raise ValueError("is one value too many: no recorder packs them so densely into a file")
-        if length > LONGEST_NAME or self._left < 0:
-            what = f"has a name of {length} characters" if length > LONGEST_NAME else "has names out of proportion"
+        if len(name) > LONGEST_NAME or self._names < 0:
+            what = f"has a name of {len(name)} characters" if self._names >= 0 else "has names out of proportion"
             raise ValueError(f"{what}, which no recorder writes")
+
+    def check(self, rows: int) -> None:
+        """Compare what the rows take so far with what the file may cost."""
+        if rows + self._calls > _ROOM + _ROOM_PER_BYTE * self._size:
+            raise ValueError("is one value too many: no recorder writes so short ones, or so many")
 
 
 def _flat(entry: Any) -> FlatEntry | None:
@@ -130,6 +155,7 @@ def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, le
 
 
 def _decode(path: Path, name: str, raw: Any) -> Any:
+    check_values(path, memoryview(raw), name)
     try:
         return _decode_any(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,17 +13,23 @@ from twinprobe.runs.places import remote
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
-# A value of a JSON document costs up to 160 bytes in memory; with texts between the commas of which a stack consists.
-_VALUES, _BYTES_PER_VALUE = 1 << 18, 16
+# What a small document may hold, and how much more for each byte. A value costs up to 70 bytes in memory, an object
+# with what is made of it up to 700.
+_VALUES, _BYTES_PER_VALUE = 1 << 18, 64
+_OBJECTS, _BYTES_PER_OBJECT = 80_000, 640
 
 
 def json_file(path: Path) -> bytes:
     """The bytes of a file that is decoded as a whole; ValueError where it would become very many small objects."""
     blob = whole_file(path)
-    values = blob.count(b",") + blob.count(b"[") + blob.count(b"{")
-    most = _VALUES + len(blob) // _BYTES_PER_VALUE
-    if values > most:
-        raise ValueError(f"it holds up to {values} values, out of proportion to its size (at most {most} are read)")
+    objects = blob.count(b"{")
+    values = blob.count(b",") + blob.count(b"[") + objects
+    for found, what, most in (
+        (values, "values", _VALUES + len(blob) // _BYTES_PER_VALUE),
+        (objects, "objects", _OBJECTS + len(blob) // _BYTES_PER_OBJECT),
+    ):
+        if found > most:
+            raise ValueError(f"it holds up to {found} {what}, out of proportion to its size (at most {most} are read)")
     return blob
 
 
@@ -31,14 +37,18 @@ def whole_file(path: Path) -> bytes:
     """The bytes of a regular file, here or elsewhere; OSError for what is none: a pipe, a device, a folder."""
     if remote(path) is not None:
         return path.read_bytes()
+    handle = open_regular(path)
+    with os.fdopen(handle, "rb") as file:
+        return file.read()
+
+
+def open_regular(path: Path) -> int:
+    """The handle of a regular file; OSError for what is none."""
     handle = os.open(path, _FLAGS)
-    try:
-        mode = os.fstat(handle).st_mode
-        if S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read()
-    finally:
-        os.close(handle)
+    mode = os.fstat(handle).st_mode
+    if S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))

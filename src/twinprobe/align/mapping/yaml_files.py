@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-MAX_BYTES = 256 << 20
+# Mapping files are written by people. What is generated for all values of a run is plain lines, and may be larger.
+MAX_BYTES = 8 << 20
+_MOST_PLAIN = 256 << 20
 MAX_DEPTH = 20
-_MOST_PIPED = 16 << 20
 # What aliases may add to what is written out. A mapping file has no use for more.
 MAX_ALIASED = 100_000
 # A value costs some 200 bytes. Large files of names have fifty for each.
 _VALUES, _BYTES_PER_VALUE = 1 << 17, 32
 _PIECE = 1 << 20
+# What large files of plain lines may take in memory, for each byte of theirs; and what a line takes beside its names.
+_ROOM, _ROOM_PER_BYTE, _LINE = 48 << 20, 2.8, 220
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _PLAIN_LINE = re.compile(rb"([A-Za-z_][\w./-]*): ([A-Za-z_][\w./-]*)").fullmatch
 
@@ -93,31 +100,42 @@ def flat_lines(path: Path, node: Node, what: str) -> list[Line]:
 
 def read_flat(path: Path, what: str) -> list[Line]:
     """Read a file of ``left: right`` lines. Large generated files of plain names need no YAML parser."""
+    size = _size(path, _MOST_PLAIN)
+    if size > MAX_BYTES:
+        try:
+            with path.open("rb") as file:
+                lines = _plain_lines(path, size, iter(partial(file.readline, _PIECE), b""))
+        except OSError as error:
+            raise _cannot_be_read(path, error) from error
+        if lines is None:
+            what = f"is {size} bytes long, more than {MAX_BYTES} are read only of plain lines 'name: name', none twice"
+            raise BadInput(what, where=path)
+        return lines
     text = _read_bytes(path)
-    return _plain_lines(path, text) or flat_lines(path, _parse(path, text), what)
+    return _plain_lines(path, len(text), io.BytesIO(text)) or flat_lines(path, _parse(path, text), what)
 
 
-def _plain_lines(path: Path, text: bytes) -> list[Line] | None:
+def _plain_lines(path: Path, size: int, written_lines: Iterable[bytes]) -> list[Line] | None:
     """The entries where every line is a plain ``name: name``; None where YAML has to be asked, or to complain."""
-    lines: dict[str, Line] = {}
-    most = _most_values(len(text)) // 2
-    begin = number = 0
-    while begin < len(text):
-        end = text.find(b"\n", begin)
-        written = text[begin:end] if end >= 0 else text[begin:]
-        begin, number = (end + 1 if end >= 0 else len(text)), number + 1
+    lines: list[Line] = []
+    most, room = _most_values(size) // 2, _ROOM + _ROOM_PER_BYTE * size
+    for number, whole_line in enumerate(written_lines, start=1):
+        written = whole_line.removesuffix(b"\n")
         found = _PLAIN_LINE(written)
         if found is None:
             if written.strip() and not written.startswith(b"#"):
                 return None
             continue
         left, right = found[1].decode(), found[2].decode()
-        if left in lines or left in _NULLS or right in _NULLS:
+        if left in _NULLS or right in _NULLS:
             return None
-        lines[left] = Line(left, right, number)
-        if len(lines) > most:
+        lines.append(Line(left, right, number))
+        room -= _LINE + len(written)
+        if len(lines) > most or room < 0:
             raise _too_many(at(path, number), 2 * most)
-    return list(lines.values())
+    # Two equal names have equal hashes, which take less room than a dict.
+    hashes = np.sort(np.fromiter((hash(line.left) for line in lines), np.int64, len(lines)))
+    return None if (hashes[1:] == hashes[:-1]).any() else lines
 
 
 def _most_values(size: int) -> int:
@@ -142,17 +160,30 @@ def text_of(path: Path, node: Node, what: str) -> str:
     return node.value
 
 
+def _size(path: Path, most: int) -> int:
+    """How long the file is, if it can be read."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise _cannot_be_read(path, error) from error
+    if size > most:
+        raise BadInput(f"is {size} bytes long, more than {most} are not read", where=path)
+    return size
+
+
+def _cannot_be_read(path: Path, error: OSError) -> BadInput:
+    return BadInput(f"the mapping file cannot be read: {error.strerror}", where=path)
+
+
 def _read_bytes(path: Path) -> bytes:
     """The contents of a file of UTF-8 text."""
+    size = _size(path, MAX_BYTES)
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            if size > MAX_BYTES:
-                raise BadInput(f"is {size} bytes long, more than {MAX_BYTES} are not read", where=path)
             # No more is asked for than is there: the memory for it is taken before it is read. A pipe tells no size.
-            text = file.read(size or _MOST_PIPED)
+            text = file.read(size or MAX_BYTES)
     except OSError as error:
-        raise BadInput(f"the mapping file cannot be read: {error.strerror}", where=path) from error
+        raise _cannot_be_read(path, error) from error
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0
     try:
         for at in range(0, len(text), _PIECE):

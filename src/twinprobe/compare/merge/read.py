@@ -211,6 +211,6 @@ def _guarded(path: Path, read: Callable[[], Found]) -> Found:
 
     try:
         return read()
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise BadInput(f"cannot be read: {reason}", where=path, hint="write the result again") from None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.kernel.csv_rows import csv_rows
+from twinprobe.runs.member_pieces import ENTRY, Budget
 
 MAPPING = "mapping.csv"
 LARGEST_MAPPING = 256 << 20
@@ -57,12 +59,15 @@ def read_name_list(folder: Path) -> tuple[dict[str, str], list[str]]:
     short = 0
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            for row in csv.reader(file):
+            budget = Budget(path.stat().st_size)
+            for row in csv_rows(file):
                 if len(row) < 2:
                     short += bool(row)
                     continue
                 # Some writers leave the ending off; the file in the folder has it.
-                names[row[0].strip().removesuffix(".npy") + ".npy"] = row[1].strip()
-    except (OSError, csv.Error) as error:
+                short_name, name = row[0].strip().removesuffix(".npy") + ".npy", row[1].strip()
+                budget.take((short_name, name), ENTRY)
+                names[short_name] = name
+    except (OSError, csv.Error, ValueError) as error:
         raise BadInput(f"cannot be read: {error}", where=path) from None
     return names, [f"{path}: {short} lines without two columns were left out"] if short else []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.kernel.csv_rows import csv_rows
 from twinprobe.runs.kernel.names import KernelName
 from twinprobe.runs.leaf import TENSOR, Leaf, Stat
 
@@ -28,7 +29,7 @@ def read_statistics(folder: Path, notes: list[str]) -> Iterator[tuple[KernelName
         raise BadInput(f"is larger than {LARGEST >> 30} GiB", where=path)
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            yield from _lines(path, csv.reader(file), notes)
+            yield from _lines(path, csv_rows(file), notes)
     except (OSError, csv.Error) as error:
         raise BadInput(f"cannot be read: {error}", where=path) from None
 
