@@ -223,6 +223,10 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
         "one line": lambda: _many("ab").encode(),
         "one row of many lines": lambda: _many('"\n"').encode(),
     },
+    "llm_statistics": {
+        "short lines": lambda: b"InputOutput,Max\n" + b"input,1\n" * (SIZE // 8),
+        "one row of many lines": lambda: b"InputOutput,Max\n" + _many('"\n"').encode(),
+    },
     "kernel_statistics": {
         "short lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + b"a,b,0,0,1,input,0,,,,,,\n" * (SIZE // 25),
         "one row of many lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + _many('"\n"').encode(),

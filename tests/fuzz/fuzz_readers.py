@@ -113,6 +113,18 @@ def _model_tree(path: Path) -> None:
     assert list(read_model_tree(path).finished())
 
 
+def _llm_statistics(path: Path) -> None:
+    from twinprobe.runs.llm.layout import TORCH
+    from twinprobe.runs.llm.statistics import recorded_statistics
+
+    folder = path.parent / "run" / "0" / "root.head"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / path.name).unlink(missing_ok=True)
+    os.link(path, folder / path.name)
+    files, found = recorded_statistics(TORCH, path.parent / "run", "0")
+    assert sum(map(len, files.values())) == len(found)
+
+
 def _kernel_statistics(path: Path) -> None:
     from twinprobe.runs.kernel.statistics import read_statistics
 
@@ -182,6 +194,7 @@ READERS: dict[str, Reader] = {
                         _mapping("twinprobe.align.auto.file", "read_alignment")),
     "model_tree": Reader("model_tree.json", seeds.model_trees, change.change_json, _model_tree),
     "topology": Reader("model.json", seeds.topologies, change.change_json, _topology),
+    "llm_statistics": Reader("statistics.csv", seeds.llm_statistics, change.change_text, _llm_statistics),
     "kernel_statistics": Reader("statistic.csv", seeds.kernel_statistics, change.change_text, _kernel_statistics),
     "kernel_names": Reader("mapping.csv", seeds.name_lists, change.change_text, _name_list),
     "result_csv": Reader("compare_result_rank0_20260101000000.csv", seeds.result_tables, change.change_text,

@@ -206,6 +206,12 @@ def topologies() -> list[bytes]:
     return [_json({"modelName": "Model", "nodes": [layer, node], "inTensors": [], "outTensors": []})]
 
 
+def llm_statistics() -> list[bytes]:
+    head = b"NodeName,NodeType,InputOutput,Index,DataType,Shape,Max,Min,Mean,L2Norm\n"
+    row = b'root.head,Linear,Input,0,torch.float32,"[2, 3]",1.5,-1.5,0.1,2.5\n'
+    return [head + row + row.replace(b"Input", b"Output").replace(b"2.5", b"inf")]
+
+
 def kernel_statistics() -> list[bytes]:
     head = (
         b"Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape,Max Value,Min Value,Avg Value,"

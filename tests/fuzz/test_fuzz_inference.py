@@ -1,4 +1,4 @@
-"""Fuzzing trees of inference runs."""
+"""Fuzzing trees and statistics of inference runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import pytest
 from fuzz_trial import fuzz
 
 
-@pytest.mark.parametrize("name", ["model_tree", "topology"])
+@pytest.mark.parametrize("name", ["model_tree", "topology", "llm_statistics"])
 def test_only_our_own_errors_leave_a_reader(name: str) -> None:
     fuzz(name)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twinprobe.errors import BadInput
-from twinprobe.runs.kernel.csv_rows import csv_rows
+from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.member_pieces import ENTRY, Budget
 
 MAPPING = "mapping.csv"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from twinprobe.errors import BadInput
-from twinprobe.runs.kernel.csv_rows import csv_rows
+from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.kernel.names import KernelName
 from twinprobe.runs.leaf import TENSOR, Leaf, Stat
 

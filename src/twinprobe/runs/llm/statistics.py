@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from twinprobe.errors import DamagedTensor
+from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files, under
 from twinprobe.runs.llm.layout import TORCH
 from twinprobe.runs.llm.tensor import open_llm_header
@@ -14,6 +18,8 @@ from twinprobe.runs.llm.tensor import open_llm_header
 STATS = ("max", "min", "mean", "l2norm")
 _TORCH_FILE, _ROUND_FILE = "statistics.csv", "statistic.csv"
 _MOST_BYTES = 256 << 20
+# A row becomes some hundred bytes of memory. Recorders write as many for it, and few rows to a file.
+_ROWS, _BYTES_PER_ROW = 1 << 16, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,12 @@ def _torch(root: Path, token: str) -> tuple[Files, dict[str, Recorded]]:
     found: dict[str, Recorded] = {}
     for folder in torch_files(root, token):
         listed: list[TensorFile] = []
-        for row in _rows(root / token / folder / _TORCH_FILE, ","):
+        count: Counter[str] = Counter()
+        for row in _rows(root / token / folder / _TORCH_FILE):
             io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
             # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
-            at = sum(file.io == io for file in listed)
+            at = count[io]
+            count[io] += 1
             file = TensorFile(io, (at,), f"{folder}/{_TORCH_FILE}#{io}.{at}")
             values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
             found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
@@ -68,35 +76,41 @@ def _atb(root: Path, round_folder: str) -> tuple[Files, dict[str, Recorded]]:
 def _from_round_file(root: Path, round_folder: str, files: Files, found: dict[str, Recorded]) -> None:
     """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
     folders = {_numbers_of(folder): folder for folder in files}
-    for row in _rows(root / round_folder / _ROUND_FILE, ","):
+    known = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
+    added: dict[str, list[TensorFile]] = {}
+    for row in _rows(root / round_folder / _ROUND_FILE):
         folder = folders.get(row.get("Op Id", "").replace("_", "/"))
         if folder is None:
             continue
         io = INPUT if "in" in row.get("Input/Output", "").lower() else OUTPUT
         place = (_whole(row.get("Index", "0")),)
-        file = next((one for one in files[folder] if one.io == io and one.place == place), None)
+        file = known.get((folder, io, place))
         if file is None:
-            file = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
-            files[folder] += (file,)
+            file = known[folder, io, place] = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
+            added.setdefault(folder, []).append(file)
         values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
         found[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
+    for folder, more in added.items():
+        files[folder] += tuple(more)
 
 
 def _numbers_of(folder: str) -> str:
     return "/".join(part.partition("_")[0] for part in folder.split("/"))
 
 
-def _rows(path: Path, separator: str) -> list[dict[str, str]]:
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows by their titles, as far as the file can be used."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return []
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            return
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            return [
-                {str(key).strip(): str(value or "").strip() for key, value in row.items() if key is not None}
-                for row in csv.DictReader(file, delimiter=separator)
-            ]
+            rows = csv_rows(file)
+            titles = [title.strip() for title in next(rows, [])]
+            for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
+                yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
     except (OSError, csv.Error):
-        return []
+        return
 
 
 def _whole(text: str) -> int:
