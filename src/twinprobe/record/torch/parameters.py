@@ -1,13 +1,13 @@
-"""Gradients of parameters, one entry per module and backward pass."""
+"""Hooks on the parameters of PyTorch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from twinprobe.record.rows import Entry
+from twinprobe.record.parameter_groups import Group, ParameterGroups
 from twinprobe.record.torch.quiet import Quiet
 
 if TYPE_CHECKING:
@@ -15,24 +15,11 @@ if TYPE_CHECKING:
     from twinprobe.record.torch.recorder import TorchRecorder
 
 
-class _Group:
-    """The parameters of one module and the gradients of this pass that have come."""
-
-    __slots__ = ("expected", "found", "prefix")
-
-    def __init__(self, prefix: str, expected: int) -> None:
-        self.prefix = prefix
-        self.expected = expected
-        self.found: dict[str, Any] = {}
-
-
-class ParameterGradients:
-    """Hooks on parameters: each sees the gradient of one backward pass, summed over all uses, before accumulation."""
+class ParameterGradients(ParameterGroups):
+    """Each hook sees the gradient of one backward pass, summed over all uses, before accumulation."""
 
     def __init__(self, recorder: TorchRecorder) -> None:
-        self._recorder = recorder
-        self._handles: list[Any] = []
-        self._groups: list[_Group] = []
+        super().__init__(recorder)
         self._waiting: set[int] = set()
 
     def attach(self, infos: dict[torch.nn.Module, ModuleInfo]) -> None:
@@ -41,26 +28,16 @@ class ParameterGradients:
             named = [(name, one) for name, one in module._parameters.items() if one is not None and one.requires_grad]
             if not named or info.compiled:
                 continue
-            group = _Group(info.prefix, len(named))
-            self._groups.append(group)
+            group = self._group(module, info.prefix, len(named))
             for name, parameter in named:
                 self._handles.append(parameter.register_hook(self._hook(group, name, id(parameter))))
-
-    def detach(self) -> None:
-        self.flush()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._groups.clear()
 
     def flush(self) -> None:
         """The pass is over: emit what came, even where some gradients did not."""
         self._waiting.clear()
-        for group in self._groups:
-            if group.found:
-                self._emit(group)
+        super().flush()
 
-    def _hook(self, group: _Group, name: str, parameter: int) -> Callable[[torch.Tensor], None]:
+    def _hook(self, group: Group, name: str, parameter: int) -> Callable[[torch.Tensor], None]:
         recorder = self._recorder
 
         def arrived(gradient: torch.Tensor) -> None:
@@ -71,16 +48,12 @@ class ParameterGradients:
                 torch._C._set_grad_enabled(False)
             try:
                 with Quiet():
-                    if name in group.found:
-                        self._emit(group)
-                    recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
+                    self._expect(group, name)
                     if parameter in self._waiting:  # a pass inside a pass: this one will be added to the first
                         recorder.book.settle()
                     self._waiting.add(parameter)
                     recorder.graph.note_pass()
-                    group.found[name] = recorder.note_parameter_gradient(gradient)
-                    if len(group.found) == group.expected:
-                        self._emit(group)
+                    self._take(group, name, recorder.note_parameter_gradient(gradient))
             except Exception as error:
                 recorder.engine.problems.note("recording a parameter's gradient", error)
             finally:
@@ -88,10 +61,3 @@ class ParameterGradients:
                     torch._C._set_grad_enabled(True)
 
         return arrived
-
-    def _emit(self, group: _Group) -> None:
-        recorder = self._recorder
-        found, group.found = group.found, {}
-        name = f"{group.prefix}parameters_grad.{recorder.engine.count(f'{group.prefix}parameters_grad')}"
-        if recorder.wants(name):
-            recorder.engine.emit(Entry(name, {key: (key, value) for key, value in found.items()}, boxed=True))
