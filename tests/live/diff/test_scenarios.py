@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 
 EQUAL, FAULTS, OPTIONS = "diff/test_equal_models", "diff/test_faults_are_found", "diff/test_options_and_steps"
 OLD, RECORDINGS, TRAINING = "diff/test_old_failures", "diff/test_recordings", "diff/test_recorded_training"
