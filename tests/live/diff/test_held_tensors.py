@@ -144,17 +144,17 @@ def test_models_that_share_a_layer_which_the_second_one_overwrites() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-def test_what_is_written_unseen_is_left_out_and_said() -> None:
+def test_what_is_written_unseen_is_never_compared_as_it_is_afterwards() -> None:
     """Scripted code runs where no watcher sees it, but leaves another version behind."""
 
     def write(h: torch.Tensor) -> torch.Tensor:
         return h.mul_(2)
 
     result = auto_diff(Between(lambda h: h * 2), Between(torch.jit.script(write)), X, quiet=True)
-    assert any("cannot be watched" in note for note in result.notes)
-    assert "Module.one.Linear.forward.0" not in {
-        one.raw for one in result.findings if one.phase == "forward" and one.place == "output"
-    }
+    found = [one for one in result.findings if (one.raw, one.place) == ("Module.one.Linear.forward.0", "output")]
+    # Left out and said; where PyTorch is too old for holding tensors, copied in time.
+    assert any("cannot be watched" in note for note in result.notes) is not bool(found)
+    assert not any(one.differs for one in found)
 
 
 @pytest.mark.parametrize("fails", [False, True])

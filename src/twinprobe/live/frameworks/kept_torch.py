@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from twinprobe.live.aliases import aliases
 from twinprobe.record.rows import Note, Row
@@ -16,6 +17,27 @@ from twinprobe.record.torch.tensors import TensorBook
 _strided = torch.strided
 _contiguous = torch.contiguous_format
 _wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+class _Watching(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
+    """Notes whether anything was called."""
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _sees_elements_written() -> bool:
+    """Whether ``tensor[:] = other`` can be watched. With PyTorch 2.2 it cannot, so tensors are copied at once there."""
+    tensor, other = torch.zeros(2), torch.ones(2)
+    with _Watching() as watching:
+        tensor[:] = other
+    return bool(watching.seen)
+
+
+_MAY_HOLD = _sees_elements_written()
 
 
 class KeptTensors(TensorBook):
@@ -58,7 +80,7 @@ class KeptTensors(TensorBook):
             name = self._names[dtype] = str(dtype)
         row = Row()
         if tensor.numel():
-            if aliases.allowed and not self.exposed and tensor.is_contiguous():
+            if _MAY_HOLD and aliases.allowed and not self.exposed and tensor.is_contiguous():
                 aliases.hold(row, held, version, self)
             else:
                 row.payload = self.copy_of(tensor)
