@@ -14,13 +14,12 @@ from twinprobe.runs.npy_file import read_npy
 from twinprobe.runs.places import remote
 from twinprobe.runs.pt_file import read_pt
 from twinprobe.runs.remote.contents import RemoteContents
+from twinprobe.runs.whole_file import READING
 
 _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
 
 # Up to here all of a file is read at once.
 SMALL_FILE = 64 << 10
-# A fifo would otherwise block the reader until somebody writes to it.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = None) -> HostTensor:
@@ -54,7 +53,7 @@ def contents(path: Path | str, *, enough: int | None = None, at_once: int | None
     if elsewhere is not None:
         return RemoteContents(elsewhere, enough)
     try:
-        handle = os.open(path, _FLAGS)
+        handle = os.open(path, READING)
     except ValueError:
         raise DamagedTensor("has characters that no file name can have") from None
     try:

@@ -10,9 +10,7 @@ from stat import S_ISDIR, S_ISREG
 from twinprobe.runs.places import remote
 
 # A fifo would otherwise block the reader until somebody writes to it.
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-
-
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 # What a small document may hold, and how much more for each byte. A value costs up to 70 bytes in memory, an object
 # with what is made of it up to 700.
 _VALUES, _BYTES_PER_VALUE = 1 << 18, 64
@@ -44,7 +42,7 @@ def whole_file(path: Path) -> bytes:
 
 def open_regular(path: Path) -> int:
     """The handle of a regular file; OSError for what is none."""
-    handle = os.open(path, _FLAGS)
+    handle = os.open(path, READING)
     mode = os.fstat(handle).st_mode
     if S_ISREG(mode):
         return handle

@@ -6,11 +6,11 @@ import os
 from stat import S_ISREG
 
 from twinprobe.runs.llm.described import DTYPES, HEAD, Known
+from twinprobe.runs.whole_file import READING
 
 # Elements of still larger files are shared out among threads.
 _LARGEST = 64 << 20
-# Neither a link nor a fifo is followed.
-FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+FLAGS = READING | getattr(os, "O_NOFOLLOW", 0)
 
 
 class NotLarge(Exception):
