@@ -12,8 +12,8 @@ from llm_dumps import write_atb, write_pth
 from twinprobe.compare.llm.results import MeasuredRows
 from twinprobe.compare.llm.small_pairs import SmallPairs
 from twinprobe.measure.engine import engine_of
-from twinprobe.measure.llm_kernel import PIECE
 from twinprobe.measure.llm_metrics import LlmMetrics, measure_llm_pair
+from twinprobe.measure.llm_rows import PIECE
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.llm.described import Known
 from twinprobe.runs.llm.large_file import LargeFile, NotLarge

@@ -10,7 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from twinprobe.measure import llm_rows
 from twinprobe.measure.blocks import ONE_THOUSANDTH, PAIR_COLUMNS, WITHIN_ONE
-from twinprobe.measure.llm_exponential import (
+from twinprobe.measure.llm_kernel import kernel_row
+from twinprobe.measure.llm_rows import PIECE
+from twinprobe.measure.loops.exponential import (
     NEAR,
     exponential,
     growth_and_excess,
@@ -19,8 +21,7 @@ from twinprobe.measure.llm_exponential import (
     powers_in,
     weight_of,
 )
-from twinprobe.measure.llm_kernel import PIECE, kernel_row
-from twinprobe.measure.llm_passes import within_a_thousandth
+from twinprobe.measure.loops.inference_passes import within_a_thousandth
 
 numbers = st.floats(-50, 50, width=32)
 

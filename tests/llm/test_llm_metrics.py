@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as arrays
 from twinprobe.measure.blocks import BLOCK
 from twinprobe.measure.engine import PLAIN
 from twinprobe.measure.kernels import KernelEngine
-from twinprobe.measure.llm_kernel import PIECE
 from twinprobe.measure.llm_metrics import EMPTY, GOLDEN_NONFINITE, MY_NONFINITE, SHAPE, LlmMetrics, measure_llm_pair
+from twinprobe.measure.llm_rows import PIECE
 from twinprobe.runs.host_tensor import HostTensor
 
 EPS = np.finfo(np.float32).eps

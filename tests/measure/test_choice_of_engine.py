@@ -69,14 +69,14 @@ def test_kernels_are_kept_in_the_users_cache_folder_and_found_again(tmp_path: Pa
     code = f"announce(1 << 40); {MEASURE}"
     environment = {"XDG_CACHE_HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "NUMBA_CACHE_DIR": ""}
     first = fresh(code, **environment)
-    kept = sorted(tmp_path.rglob("*.nbc"))
+    kept = sorted(tmp_path.rglob("*.o"))
     if sys.platform == "darwin":
         pytest.skip("the cache folder of macOS does not move")
     assert [path for path in kept if "pair_float32" in path.name]
     assert [path for path in kept if "tensor_float32" in path.name]
     stamps = [path.stat().st_mtime_ns for path in kept]
     assert fresh(code, **environment) == first
-    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*.nbc"))] == stamps
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*.o"))] == stamps
 
 
 def test_a_damaged_cache_is_passed_over(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_damaged_cache_is_passed_over(tmp_path: Path) -> None:
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
     code = f"announce(1 << 40); {MEASURE}"
     first = fresh(code, **environment)
-    for path in tmp_path.rglob("*.nb*"):
+    for path in tmp_path.rglob("*.o"):
         path.write_bytes(b"not a kernel")
     assert fresh(code, **environment) == first
 
@@ -98,7 +98,7 @@ def test_where_nothing_can_be_kept_the_kernels_still_work(tmp_path: Path) -> Non
 import tempfile
 tempfile.tempdir = {str(blocked)!r}
 announce(1 << 40)
-from twinprobe.measure.kernel_cache import cache_folder
+from twinprobe.measure.machine_code import cache_folder
 print(cache_folder(), type(engine_for(0)).__name__)
 {MEASURE}
 """
@@ -112,7 +112,7 @@ def test_a_cache_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) 
     pytest.importorskip("numba")
     (tmp_path / "twinprobe").mkdir()
     (tmp_path / "twinprobe").chmod(0o777)
-    code = "from twinprobe.measure.kernel_cache import cache_folder; print(cache_folder())"
+    code = "from twinprobe.measure.machine_code import cache_folder; print(cache_folder())"
     found = fresh(code, XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="")
     assert str(tmp_path / "twinprobe") not in found
 

@@ -9,12 +9,12 @@ numba = pytest.importorskip("numba")
 
 
 def test_float16_is_read_right_without_help_from_the_processor() -> None:
-    from twinprobe.measure.kernels import _half_by_arithmetic
+    from twinprobe.measure.loops.elements import half_by_arithmetic
 
     @numba.njit
     def read(bits: np.ndarray, out: np.ndarray) -> None:
         for i in range(bits.size):
-            out[i] = _half_by_arithmetic(bits[i])
+            out[i] = half_by_arithmetic(bits[i])
 
     bits = np.arange(0x10000, dtype=np.uint16)
     out = np.empty(bits.size, np.float32)

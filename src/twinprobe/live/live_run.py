@@ -13,7 +13,8 @@ import numpy as np
 
 from twinprobe.live.live_rows import Columns, LiveRows, rows_of, table_of
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.measure.gaps import Spot, address_of, spot_of
+from twinprobe.measure.addresses import address_of
+from twinprobe.measure.gaps import Spot, spot_of
 from twinprobe.record.rows import Note
 from twinprobe.record.stacks import StackTable
 from twinprobe.runs.host_tensor import HostTensor

@@ -30,8 +30,8 @@ def measure_pairs(
 
     A job is two functions that load the target and the golden tensor; if one raises DamagedTensor, that error is the
     job's result. At most ``workers`` pairs (by default one per core) are in memory at a time. ``total_bytes``, what
-    both sides of all the work come to, decides alone how it is measured: below some hundred MiB neither numba nor a
-    thread is started.
+    both sides of all the work come to, decides alone how it is measured: little work loads no kernels and starts no
+    thread.
     """
     if workers is None:
         small = total_bytes is not None and not worth_kernels(total_bytes)

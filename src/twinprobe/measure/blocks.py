@@ -37,8 +37,8 @@ class Engine(Protocol):
     def tensor_rows(self, dtype: str, data: NDArray[Any]) -> NDArray[np.float64]:
         """One row of TENSOR_COLUMNS for each block of the array."""
 
-    def row_at(self, dtype: str, address: int, size: int) -> NDArray[np.float64] | None:
-        """One row of TENSOR_COLUMNS for this many elements in memory; None if the engine reads arrays only."""
+    def row_at(self, dtype: str, address: int, size: int) -> list[float] | None:
+        """The row of TENSOR_COLUMNS of at most a block of elements in memory; None if the engine reads arrays only."""
 
 
 def block_count(size: int) -> int:

@@ -8,8 +8,8 @@ from threading import Lock
 from twinprobe.measure.blocks import Engine
 from twinprobe.measure.plain import PlainEngine
 
-# Loading numba and its cached kernels costs as much time as numpy needs for about this many bytes (both sides).
-KERNEL_BYTES = 256 << 20
+# Up to about this many bytes (both sides) numpy is as quick as fetching the kernels is, or compiling them once.
+KERNEL_BYTES = 64 << 20
 
 PLAIN = PlainEngine()
 

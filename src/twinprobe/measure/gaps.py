@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from ctypes import addressof, c_char
 from functools import cache, lru_cache
 from math import isfinite, nan, sqrt
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe.measure.addresses import address_of
 from twinprobe.measure.tolerance import STRICT, Gap, Tolerance, compare, squeezed, transposed
 from twinprobe.runs.host_tensor import HostTensor
 
@@ -33,7 +33,7 @@ Hosts = Callable[[int], tuple[HostTensor, HostTensor]]  # the two tensors of a j
 
 # From so many pairs, or elements at once, on compiled code is worth loading. The work alone decides, and not what was
 # done before: equal work gives equal digits.
-_PAIRS, _ELEMENTS = 1_000, 1 << 23
+_PAIRS, _ELEMENTS = 300, 1 << 21
 _SMALLEST_NORM = float(np.finfo(np.float64).eps)
 
 
@@ -41,9 +41,10 @@ _SMALLEST_NORM = float(np.finfo(np.float64).eps)
 def _kernel() -> Any:
     """The compiled function; None where it cannot be used."""
     try:
-        from twinprobe.measure.gap_kernel import kernel
+        from twinprobe.measure.machine_code import ensure_usable, load
 
-        return kernel()
+        ensure_usable()
+        return load("gaps", 5)
     except Exception as problem:  # numba raises many kinds where it does not fit the installed numpy
         logging.getLogger(__name__).warning("numba cannot be used, comparing with numpy: %s", problem)
         return None
@@ -52,15 +53,6 @@ def _kernel() -> Any:
 def spot_of(tensor: HostTensor) -> Spot:
     """Where a tensor's elements are."""
     return Spot(tensor.dtype, tensor.shape, tensor.data.size, address_of(tensor.data))
-
-
-def address_of(array: NDArray[Any]) -> int:
-    """The address of an array's first element."""
-    if array.flags.writeable and array.flags.c_contiguous and array.size:
-        memory: Any = array
-        return addressof(c_char.from_buffer(memory))  # much quicker than to have NumPy describe the array
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def compare_all(jobs: list[Job], hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
@@ -110,8 +102,9 @@ class Gaps(Sequence[Gap]):
         if kernel is None or not fit:
             return
         places = np.array(given, np.int64)
-        out = np.empty((len(fit), 8))
-        kernel(places[0], places[1], places[2], places[3], np.array(tolerance.of("float32"), np.float64), out)
+        out, bounds = np.empty((len(fit), 8)), np.array(tolerance.of("float32"), np.float64)
+        turned = np.empty(places[2].max(where=places[3] > 0, initial=0), np.float32)
+        kernel(len(fit), *(address_of(array) for array in (places, bounds, turned, out)))
         # A row with a NaN, an infinity or numbers too large to square says nothing.
         told = (out[:, 4] == 0) | np.isfinite(out[:, 1] + out[:, 2])
         self._numbers, self._sizes = out, places[2]

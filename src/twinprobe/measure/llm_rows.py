@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe.measure.blocks import PAIR_COLUMNS
+
 # Golden values up to here count as zero: their errors are left out of the known error columns.
 SMALLEST = float(np.finfo(np.float32).eps)
 
@@ -18,6 +20,12 @@ MY_MAX, MY_MIN, MY_SUM, GOLDEN_MAX, GOLDEN_MIN, GOLDEN_SUM = range(6)
 MAX_ABS, SUM_ABS, MAX_REL, SUM_REL = range(6, 10)
 SHIFT, WEIGHTS, DRIFT, EXCESS, MY_SHIFT, MY_WEIGHTS = range(10, 16)
 COLUMNS = 16
+
+# Compiled rows: first the columns of every comparison, then these, then the scales of the piece before.
+WIDTH = PAIR_COLUMNS + COLUMNS
+STATE = 2
+# Elements that both sides keep in the nearest cache; few enough to be added up in float32.
+PIECE = 2048
 
 # Up to this mean difference the divergence is taken from EXCESS, beyond it from the two sums of exponentials.
 SMALL = 0.5

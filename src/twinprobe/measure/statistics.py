@@ -62,7 +62,7 @@ def statistics_at(dtype: str, address: int, size: int) -> Statistics | None:
     row = engine_for(0).row_at(dtype, address, size)
     if row is None:
         return None
-    top, bottom, total, squares = row.tolist()
+    top, bottom, total, squares = row
     if not (isfinite(squares) and isfinite(total)) or (dtype == "float64" and not is_sound(squares)):
         return None
     return Statistics(top, bottom, total / size, sqrt(squares))

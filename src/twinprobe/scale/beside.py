@@ -19,8 +19,13 @@ _THREADED = ("polars", "torch", "paddle", "mindspore", "ray")
 
 def can_fork() -> bool:
     """Whether a second process would help here, and forking is safe."""
+    return cores() > 1 and fork_is_safe()
+
+
+def fork_is_safe() -> bool:
+    """Whether a forked process would find everything as it should be: no other thread was in the middle of anything."""
     single = threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
-    return single and hasattr(os, "fork") and cores() > 1
+    return single and hasattr(os, "fork")
 
 
 class Forked:

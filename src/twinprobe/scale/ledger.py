@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from twinprobe.runs.places import place, remote, remove_tree
 
@@ -18,6 +18,8 @@ FOLDER = ".twinprobe"
 _COMMAND = "command.json"
 _STAMP = re.compile(r"\d{14}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
+
+_held: list[IO[bytes]] = []  # the locks of this process
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,21 @@ def _locked(path: Path) -> Iterator[bool]:
         except (OSError, ValueError, AttributeError):  # a store without locks
             yield True
             return
-        yield True
+        _held.append(handle)
+        try:
+            yield True
+        finally:
+            _held.remove(handle)
+
+
+def _let_go() -> None:
+    """In a forked worker: only the command itself keeps its lock."""
+    while _held:
+        _held.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _write(path: Path, text: str) -> None:

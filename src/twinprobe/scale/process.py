@@ -7,26 +7,28 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any, NoReturn
 
 from twinprobe.errors import TwinProbeError
+from twinprobe.scale.beside import fork_is_safe
 from twinprobe.scale.stream import THREAD_VARIABLES, Failed, Outcome, carry_out
 
 _READY = "ready"
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _GRACE = 10.0  # seconds that a worker has to put its files away
 _MOST_STILLBORN = 3
 
 
 @dataclass
 class _Worker:
-    process: SpawnProcess
+    process: BaseProcess
     pipe: Connection
     ticket: int | None = None
     ready: bool = False
@@ -65,10 +67,16 @@ class ProcessEngine:
         self._at_exit()
 
     def _hire(self) -> _Worker:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._threads))
-        process.start()
+        ours, theirs = multiprocessing.Pipe()
+        process: BaseProcess
+        if fork_is_safe():  # what this process has imported need not be imported again
+            ends = [*(worker.pipe for worker in self._workers), ours]
+            process = multiprocessing.get_context("fork").Process(target=_serve, args=(theirs, self._threads, ends))
+            with _undisturbed():
+                process.start()
+        else:
+            process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, self._threads, None))
+            process.start()
         theirs.close()
         worker = _Worker(process, ours)
         self._workers.append(worker)
@@ -136,12 +144,29 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _Stopped
 
 
-def _serve(pipe: Connection, threads: int) -> None:
-    """The life of a worker: a piece of work, its outcome, until the pipe closes."""
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A signal waits; in a forked worker until it has its own ways with signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _serve(pipe: Connection, threads: int, inherited: Sequence[Connection] | None) -> None:
+    """The life of a worker: a piece of work, its outcome, until the pipe closes.
+
+    A forked one has inherited the command's ends of pipes: open here, they would hide that the command has died.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the command itself says when to stop
     for variable in THREAD_VARIABLES:
         os.environ.setdefault(variable, str(threads))
     signal.signal(signal.SIGTERM, _stop)
+    for end in inherited or ():
+        end.close()
+    if inherited is not None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     with suppress(_Stopped, EOFError, BrokenPipeError, ConnectionError):
         pipe.send(_READY)
         while True:
@@ -154,12 +179,13 @@ def _serve(pipe: Connection, threads: int) -> None:
                 pipe.send(Failed(TwinProbeError(f"the work cannot be loaded: {error}"), again=False))
                 continue
             _send(pipe, carry_out(function, item))
+    if inherited is None:  # what is to be done at the end of a forked process is the command's own
+        atexit._run_exitfuncs()
     _leave()
 
 
 def _leave() -> NoReturn:
     """End without taking the interpreter apart, which takes a fifth of a second: the command waits for it."""
-    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -5,16 +5,11 @@ The ones in float32 are right to about two units in the last place, the one in f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from twinprobe.measure.kernels import exact
-
-# A product may be rounded together with the sum that follows; nothing else may change.
-fused: Callable[[Any], Any] = njit(nogil=True, error_model="numpy", fastmath={"contract"})
+from twinprobe.measure.loops.elements import exact, fused
 
 _single = np.float32
 _LOG2_E, _LN2 = _single(1.4426950408889634), _single(0.6931471805599453)

@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 
 from twinprobe.measure.blocks import ONE_THOUSANDTH
-from twinprobe.measure.kernels import exact, reordered
-from twinprobe.measure.llm_exponential import (
-    exponential,
-    fused,
-    growth_and_excess,
-    near_excess,
-    near_weight,
-    weight_of,
-)
 from twinprobe.measure.llm_rows import SMALLEST
+from twinprobe.measure.loops.elements import exact, fused, reordered
+from twinprobe.measure.loops.exponential import exponential, growth_and_excess, near_excess, near_weight, weight_of
 
 _ZERO, _ONE, _LIMIT = np.float32(0), np.float32(1), np.float32(SMALLEST)
 _LN2 = 0.6931471805599453

@@ -5,19 +5,14 @@ A row is worth nothing where its squares are not finite: the pair holds NaN or i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import carray, types
+from numba import carray
 
-from twinprobe.measure.kernel_cache import compile_cached
-from twinprobe.measure.kernels import exact, pointer_to_float32, relative_error, reordered
+from twinprobe.measure.loops.elements import exact, float32_at, float64_at, int64_at, relative_error, reordered
 
-# Columns of a row.
-DOT, RAW_SQUARES, BASE_SQUARES, GAP_SQUARES, MAX_ABS, MAX_REL, SUM_ABS, MISMATCHED = range(8)
-COLUMNS = 8
+_COLUMNS = 8
 
 _ZERO, _EPS = np.float32(0), np.float32(np.finfo(np.float32).eps)
 
@@ -63,34 +58,29 @@ def count_mismatched(raw: Any, base: Any, atol: Any, rtol: Any) -> int:
     return count
 
 
-def many_pairs(raws: Any, bases: Any, sizes: Any, rows_of_raw: Any, bounds: Any, out: Any) -> None:
-    # rows_of_raw: into how many rows the raw matrix is laid that has to be turned; 0 where it need not.
-    largest = 0
-    for k in range(sizes.size):
-        if rows_of_raw[k] > 0:
-            largest = max(largest, sizes[k])
-    turned = np.empty(largest, np.float32)
-    for k in range(sizes.size):
-        size, rows = sizes[k], rows_of_raw[k]
-        raw, base = carray(pointer_to_float32(raws[k]), size), carray(pointer_to_float32(bases[k]), size)
-        if rows > 0:
-            columns = size // rows
-            for i in range(rows):
+def gaps(count: Any, places: Any, bounds: Any, turned: Any, rows: Any) -> None:
+    """Of each pair the places tell both addresses, the size, and into how many rows the raw matrix is laid that has to
+    be turned (0 where it need not); for that, ``turned`` has room for the largest."""
+    at = carray(int64_at(places), (4, count))
+    limits, out = carray(float64_at(bounds), 2), carray(float64_at(rows), (count, _COLUMNS))
+    for k in range(count):
+        size, laid = at[2, k], at[3, k]
+        raw, base = carray(float32_at(at[0, k]), size), carray(float32_at(at[1, k]), size)
+        if laid > 0:
+            other_way = carray(float32_at(turned), size)
+            columns = size // laid
+            for i in range(laid):
                 for j in range(columns):
-                    turned[j * rows + i] = raw[i * columns + j]
-            raw = turned[:size]
+                    other_way[j * laid + i] = raw[i * columns + j]
+            raw = other_way
         row = out[k]
         if same(raw, base):
             row[:] = 0
             continue
         sums(raw, base, row)
         row[7] = 0
-        if not row[4] <= bounds[0]:
-            row[7] = count_mismatched(raw, base, bounds[0], bounds[1])
+        if not row[4] <= limits[0]:
+            row[7] = count_mismatched(raw, base, limits[0], limits[1])
 
 
-@cache
-def kernel() -> Callable[..., None]:
-    """The compiled function, from the cache if it is there."""
-    whole = types.int64[::1]
-    return compile_cached(many_pairs, types.void(whole, whole, whole, whole, types.float64[::1], types.float64[:, ::1]))
+GAPS = {"gaps": gaps}
