@@ -24,8 +24,9 @@ def can_fork() -> bool:
 
 def fork_is_safe() -> bool:
     """Whether a forked process would find everything as it should be: no other thread was in the middle of anything."""
-    single = threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
-    return single and hasattr(os, "fork")
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # libraries of macOS do not stand it
+        return False
+    return threading.active_count() == 1 and not any(name in sys.modules for name in _THREADED)
 
 
 class Forked:
