@@ -15,9 +15,10 @@ def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], d
     kind = type(value)
     if kind in _SCALARS:
         return found
-    if (kind is tuple or kind is list or kind is dict) and not value:
+    is_plain = kind is tuple or kind is list or kind is dict
+    if is_plain and not value:
         return found
-    if is_tensor(value):
+    if not is_plain and is_tensor(value):
         found.append(value)
     elif depth < _DEPTH_LIMIT:
         if isinstance(value, list | tuple):
@@ -40,6 +41,8 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     if kind is list or kind is tuple:
         items = None  # a new list only where something changes
         for at, item in enumerate(value):
+            if type(item) in _SCALARS:
+                continue
             new = replaced(item, swap)
             if new is not item:
                 if items is None:

@@ -62,13 +62,17 @@ class Crossing:
         if self.done or left is None:
             return
         self._begin()
-        if gradient is not None:
-            self._parts.setdefault(index, []).append(gradient)
-        if left > 1:
-            self._missing[index] = left - 1
-            return
+        if left == 1 and index not in self._parts:  # the common case: all in one part
+            if gradient is not None:
+                self.outgoing[index] = self._crossings.owner.note_gradient(self.name, gradient)
+        else:
+            if gradient is not None:
+                self._parts.setdefault(index, []).append(gradient)
+            if left > 1:
+                self._missing[index] = left - 1
+                return
+            self._settle(index)
         del self._missing[index]
-        self._settle(index)
         if not self._missing:
             self.finish()
 

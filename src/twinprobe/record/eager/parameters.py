@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from twinprobe.record.eager.calls import ModuleInfo
@@ -22,16 +23,13 @@ class ParameterGradients(ParameterGroups):
                 continue
             group = self._group(info.module, info.prefix, len(named))
             for name, parameter in named.items():
-                self._handles.append(parameter.register_hook(self._hook(group, name)))
+                self._handles.append(parameter.register_hook(partial(self._arrived, group, name)))
 
-    def _hook(self, group: Group, name: str) -> Callable[[Any], None]:
+    def _arrived(self, group: Group, name: str, gradient: Any) -> None:
         recorder = self._recorder
+        if recorder.active and not recorder.muted:
+            recorder.work("recording a parameter's gradient", self._note, group, name, gradient)
 
-        def arrived(gradient: Any) -> None:
-            if not recorder.active or recorder.muted:
-                return
-            with recorder.hearing("recording a parameter's gradient"):
-                self._expect(group, name)
-                self._take(group, name, recorder.parameter_gradient(group.module, name, gradient))
-
-        return arrived
+    def _note(self, group: Group, name: str, gradient: Any) -> None:
+        self._expect(group, name)
+        self._take(group, name, self._recorder.parameter_gradient(group.module, name, gradient))

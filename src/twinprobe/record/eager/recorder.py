@@ -11,13 +11,13 @@ from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Adapter
 from twinprobe.record.eager.apis import ApiWatch
 from twinprobe.record.eager.calls import ModuleInfo
-from twinprobe.record.eager.faults import Guard
+from twinprobe.record.eager.faults import Guard, ProgramFault
 from twinprobe.record.eager.gradients import Crossing, Crossings
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.modules import ModuleWatch
 from twinprobe.record.eager.parameters import ParameterGradients
 from twinprobe.record.eager.patches import Patches
-from twinprobe.record.eager.quiet import Hearing, Quiet
+from twinprobe.record.eager.quiet import Quiet
 from twinprobe.record.eager.writes import WriteWatch
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE, Capturer
@@ -184,9 +184,18 @@ class EagerRecorder:
         """The recorder's errors are noted, the program's are raised."""
         return Guard(self.engine.problems.note, doing)
 
-    def hearing(self, doing: str = "recording gradients") -> Hearing:
-        """What a gradient's hook works in: quiet and guarded."""
-        return Hearing(self, doing)
+    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
+        """``act(*what)``, quiet and guarded, in one call: hooks do it thousands of times. None where it failed."""
+        before, self.busy = self.busy, True
+        try:
+            return act(*what)
+        except ProgramFault as fault:
+            raise fault.error from None
+        except Exception as error:
+            self.engine.problems.note(doing, error)
+            return None
+        finally:
+            self.busy = before
 
     def quiet(self) -> Quiet:
         """While the recorder works, its own calls are not recorded."""

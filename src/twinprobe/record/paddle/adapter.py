@@ -202,5 +202,5 @@ def make_recorder(
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder
-    adapter.graph.guard = recorder.hearing
+    adapter.graph.work = recorder.work
     return recorder
