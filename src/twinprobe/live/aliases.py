@@ -39,10 +39,13 @@ class Aliases:
         """Whether this thread may hold tensors."""
         return self._thread == get_ident()
 
-    def hold(self, row: Row, tensor: Any, version: int, holder: Holder) -> None:
-        """Let a row have the tensor itself."""
+    def hold(self, row: Row, tensor: Any, version: int, holder: Holder) -> bool:
+        """Let a row have the tensor itself; False where this thread may not hold any."""
+        if self._thread != get_ident():
+            return False
         row.payload = tensor
         self._waiting.append((row, tensor, version, holder))
+        return True
 
     def settle(self) -> None:
         """Somebody is about to write."""

@@ -121,6 +121,8 @@ def _run_and_compare(
 def add_findings(story: Story, found: Found, more: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
     """Judge the findings of a step and add them to the rest."""
     story.runs = raw, base
+    raw.release()
+    base.release()
     if isinstance(found, Calm) and not differing(more):
         story.findings.append(Calm(len(found) + len(more), lambda: _in_order([*more, *found])))
         return

@@ -45,11 +45,11 @@ def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
     taken: dict[str, set[int]] = defaultdict(set)
     names = [parse_op(name) for name in run.ops]
     for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
-        name, identity = names[op], run.identities[row]
-        if not identity or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
+        name, place = names[op], run.places[row]
+        if place is None or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
             continue
         if role == OUTPUT:
-            made.setdefault(identity, name.body)
+            made.setdefault(place[0], name.body)
         elif role == INPUT:
-            taken[name.body].add(identity)
+            taken[name.body].add(place[0])
     return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from twinprobe.live.live_rows import Columns, LiveRows, rows_of, table_of
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.measure.gaps import Spot, address_of, spot_of
-from twinprobe.record.rows import Note
+from twinprobe.record.rows import Note, Row
 from twinprobe.record.stacks import StackTable
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
@@ -28,6 +27,7 @@ ToHost = Callable[[Any], HostTensor]
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
 IN_OUT = "in_out"
+Place = tuple[int, int, tuple[int, ...]]  # which tensor, where it lies (0 unless it is float32), its shape
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Values(Run):
         return open_tensor(inside(self.tensor_folder, file)) if file else None
 
     def spot(self, row: int) -> Spot | None:
-        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go``."""
+        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go_files``."""
         host = self.tensor(row)
         if host is None:
             return None
@@ -92,46 +92,48 @@ class Values(Run):
             self._read.append(host)
         return spot_of(host)
 
-    def place(self, row: int) -> tuple[int, tuple[int, ...], int] | None:
-        """Address, shape and size of a float32 tensor of two elements or more that a live run kept; else None."""
+    @cached_property
+    def places(self) -> list[Place | None]:
+        """Which tensor each row of a live run has, and where it lies; None for what is no tensor or was not kept."""
         if self.live is None:
-            return None
-        note = self.live.value[row]
-        shape, kept = note.shape, note.row
-        if note.dtype not in _FLOAT32_NAMES or kept is None:
-            return None
-        size, payload = _size(shape), kept.payload
-        kind = type(payload)
-        if payload is None or kind is HostTensor or tuple(payload.shape) != shape:  # of a sparse tensor, its values
-            return None
-        if kind is not np.ndarray:
-            at = payload.data_ptr()  # recorders keep tensors on the host only
-        elif payload.dtype == _FLOAT32 and payload.flags.c_contiguous:
-            at = address_of(payload)
-        else:
-            return None
-        return (at, shape, size) if size > 1 and not at & 3 else None
+            return [None] * self.table.height
+        known: dict[Row | None, Place] = {}
+        found: list[Place | None] = []
+        for note in self.live.value:
+            row = note.row if type(note) is Note else None
+            place = known.get(row)
+            if place is None and row is not None:
+                place = known[row] = id(row), _address(note, row.payload), note.shape
+            found.append(place)
+        return found
 
-    def let_go(self) -> None:
+    def let_go_files(self) -> None:
         """Nobody uses the spots of tensors from files any more."""
         self._read.clear()
 
+    def release(self) -> None:
+        """Nobody asks for the tensors of a live run any more."""
+        if self.live is not None:
+            self.__dict__.pop("places", None)
+            self.live.release()
+
     @cached_property
-    def identities(self) -> list[int]:
-        """Equal for rows that hold the same tensor; 0 where that is not known."""
-        if self.live is None:
-            return [0] * self.table.height
-        return [id(one.row) if type(one) is Note and one.row is not None else 0 for one in self.live.value]
+    def plain(self) -> set[int]:
+        """Rows that are no tensors."""
+        if self.live is not None:
+            return set(self.live.plain)
+        return {row for row, kind in enumerate(self.columns["kind"]) if kind != TENSOR}
 
     @cached_property
     def turned(self) -> set[int]:
         """Rows of weights and of their gradients that are stored the other way round."""
         if self.live is None:
-            layouts = self.table["layout"].to_list()
+            found = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
         else:
-            layouts = [one.extra and one.extra.get("layout") if type(one) is Note else None for one in self.live.value]
-        kept = (PARAMETER, GRADIENT)
-        return {row for row, layout in enumerate(layouts) if layout == IN_OUT and self.columns["role"][row] in kept}
+            noted = [(row, one.extra) for row, one in enumerate(self.live.value) if type(one) is Note and one.extra]
+            found = [row for row, extra in noted if extra.get("layout") == IN_OUT]
+        roles = self.columns["role"]
+        return {row for row in found if roles[row] in (PARAMETER, GRADIENT)}
 
     def measure(self) -> None:
         """Fill in the statistics, which the automatic alignment goes by."""
@@ -165,9 +167,21 @@ def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
     return leaf
 
 
-@lru_cache(maxsize=1024)
-def _size(shape: tuple[int, ...]) -> int:
-    return prod(shape)
+def _address(note: Note, payload: Any) -> int:
+    """Where a float32 tensor lies; 0 for any other one."""
+    kind = type(payload)
+    if note.dtype not in _FLOAT32_NAMES or payload is None or kind is HostTensor:
+        return 0
+    shape = payload.shape
+    if shape != note.shape and tuple(shape) != note.shape:  # of a sparse tensor, its values
+        return 0
+    if kind is not np.ndarray:
+        at: int = payload.data_ptr()  # recorders keep tensors on the host only
+    elif payload.dtype == _FLOAT32 and payload.flags.c_contiguous:
+        at = address_of(payload)
+    else:
+        return 0
+    return 0 if at & 3 else at
 
 
 def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:

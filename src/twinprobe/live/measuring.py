@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from math import nan
+from functools import lru_cache
+from math import nan, prod
+from typing import cast
 
 from twinprobe.errors import DamagedTensor
 from twinprobe.live.live_run import Values
@@ -24,23 +26,18 @@ class _Bunch:
 
     def clear(self) -> None:
         self.pairs: list[int] = []
-        self.places: Places = ([], [], [], [])
+        self.places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
         self.jobs: list[Job] = []
         self.elements = 0
 
-    def add_places(self, pair: int, raw: int, base: int, size: int, rows: int) -> None:
-        self.pairs.append(pair)
-        raws, bases, sizes, turned = self.places
-        raws.append(raw)
-        bases.append(base)
-        sizes.append(size)
-        turned.append(rows)
-        self.elements += size
 
-    def add_job(self, pair: int, job: Job) -> None:
-        self.pairs.append(pair)
-        self.jobs.append(job)
-        self.elements += job[0].size
+@lru_cache(maxsize=1024)
+def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> int:
+    """How many elements the kernel would compare; 0 where it does not take two tensors of these shapes."""
+    if turned and (len(shape) > 2 or shape[::-1] != other):
+        return 0
+    size = prod(shape)
+    return size if size > 1 and (turned or shape == other) else 0
 
 
 class PairGaps:
@@ -75,22 +72,23 @@ class PairGaps:
         first: dict[tuple[int, int, bool], int] = {}
         again: list[tuple[int, int]] = []
         plain, odd = _Bunch(), _Bunch()
-        keys, other_keys = self._raw.identities, self._base.identities
+        places, other_places = self._raw.places, self._base.places
         turned_rows, other_turned = self._raw.turned, self._base.turned
-        place_of, other_place_of = self._raw.place, self._base.place
         for at, (row, other, _) in enumerate(rows):
             turned = (row in turned_rows) != (other in other_turned)
-            if keys[row] and other_keys[other]:
-                known = first.setdefault((keys[row], other_keys[other], turned), at)
+            place, other_place = places[row], other_places[other]
+            if place is not None and other_place is not None:
+                one, address, shape = place
+                two, other_address, other_shape = other_place
+                known = first.setdefault((one, two, turned), at)
                 if known != at:
                     again.append((at, known))
                     continue
-            place, other_place = place_of(row), other_place_of(other)
-            if place is not None and other_place is not None:
-                shape = place[1][::-1] if turned else place[1]
-                if shape == other_place[1] and (not turned or len(shape) <= 2):
-                    rows_of_raw = shape[-1] if turned and len(shape) == 2 else 0
-                    plain.add_places(at, place[0], other_place[0], place[2], rows_of_raw)
+                size = _fitting(shape, other_shape, turned) if address and other_address else 0
+                if size:
+                    plain.pairs.append(at)
+                    plain.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))
+                    plain.elements += size
                     if plain.elements > _ELEMENTS_AT_ONCE:
                         self._measure(plain, rows)
                     continue
@@ -111,7 +109,9 @@ class PairGaps:
         if one is None or two is None:
             self._found[at] = self._by_statistics(pair[0], pair[1])
             return
-        bunch.add_job(at, (one, two, turned))
+        bunch.pairs.append(at)
+        bunch.jobs.append((one, two, turned))
+        bunch.elements += one.size
 
     def _measure(self, bunch: _Bunch, rows: list[Pair]) -> None:
         def hosts(at: int) -> tuple[HostTensor, HostTensor]:
@@ -124,13 +124,14 @@ class PairGaps:
         if bunch.jobs:
             gaps = compare_all(bunch.jobs, hosts, self._tolerance, in_all=len(rows))
         else:
-            gaps = compare_places(bunch.places, hosts, self._tolerance, in_all=len(rows))
+            columns = tuple(map(list, zip(*bunch.places, strict=True))) or ([], [], [], [])
+            gaps = compare_places(cast(Places, columns), hosts, self._tolerance, in_all=len(rows))
         for place, pair in enumerate(bunch.pairs, _BUNCH * len(self._bunches)):
             self._found[pair] = place
         self._bunches.append(gaps)
         bunch.clear()
-        self._raw.let_go()
-        self._base.let_go()
+        self._raw.let_go_files()
+        self._base.let_go_files()
 
     def _by_statistics(self, row: int, other: int) -> Gap | None:
         """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""

@@ -41,7 +41,9 @@ class KeptTensors(PaddleTensors):
         shape = tuple(tensor.shape)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            copied = Row(payload=_numpy(tensor) if 0 not in shape else None)
+            copied = Row()
+            if 0 not in shape:
+                copied.payload = _numpy(tensor)
             return Note("paddle.Tensor", name, shape, copied, not tensor.stop_gradient, save)
         stamp = _version(tensor), _data_ptr(tensor)
         row = self.find(tensor, stamp)
@@ -53,10 +55,8 @@ class KeptTensors(PaddleTensors):
         return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
 
     def _keep_content(self, tensor: Any, version: int, row: Row) -> None:
-        may_hold = aliases.allowed and not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place())
-        if may_hold and _is_contiguous(tensor):
-            aliases.hold(row, tensor, version, self)
-        else:
+        may_hold = not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place()) and _is_contiguous(tensor)
+        if not (may_hold and aliases.hold(row, tensor, version, self)):
             row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)

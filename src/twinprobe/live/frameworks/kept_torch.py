@@ -14,9 +14,12 @@ from twinprobe.record.rows import Note, Row
 from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
-_strided = torch.strided
 _contiguous = torch.contiguous_format
-_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+# What a tensor is, in one number: device, layout, and whether it is quantized, nested, negated, wrapped or for inference.
+_keys_of: Any = torch._C._dispatch_keys
+_number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
+with torch.inference_mode(False):
+    _PLAIN = _number_of(_keys_of(torch.empty(1, device="cpu")))
 
 
 class _Watching(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
@@ -60,7 +63,7 @@ class KeptTensors(TensorBook):
             version = tensor._version
             if held[1] == version and held[2].requires_grad is tensor.requires_grad:
                 return held[2]
-        if not tensor.is_cpu or tensor.layout is not _strided or tensor.is_inference() or _is_odd(tensor):
+        if _number_of(_keys_of(tensor)) != _PLAIN:
             return self.note(tensor, save=True)
         version = tensor._version
         note = self._kept(tensor, tensor, version)
@@ -69,7 +72,7 @@ class KeptTensors(TensorBook):
 
     def keep_passing(self, tensor: torch.Tensor) -> Note:
         """The same for a tensor that autograd takes over, which it does only where nobody else has it."""
-        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not _strided or _is_odd(tensor):
+        if type(tensor) is not torch.Tensor or _number_of(_keys_of(tensor)) != _PLAIN:
             return self.note(tensor, save=True)
         return self._kept(tensor, tensor.detach(), tensor._version)
 
@@ -78,13 +81,12 @@ class KeptTensors(TensorBook):
         name = self._names.get(dtype)
         if name is None:
             name = self._names[dtype] = str(dtype)
-        row = Row()
-        if tensor.numel():
-            if _MAY_HOLD and aliases.allowed and not self.exposed and tensor.is_contiguous():
-                aliases.hold(row, held, version, self)
-            else:
+        row, shape = Row(), tensor.shape
+        if 0 not in shape:
+            may_hold = _MAY_HOLD and not self.exposed and tensor.is_contiguous()
+            if not (may_hold and aliases.hold(row, held, version, self)):
                 row.payload = self.copy_of(tensor)
-        return Note("torch.Tensor", name, tensor.shape, row, tensor.requires_grad, True)
+        return Note("torch.Tensor", name, shape, row, tensor.requires_grad, True)
 
     version_of: Any = attrgetter("_version")
 
@@ -139,7 +141,3 @@ class KeepingRecorder(TorchRecorder):
     def stop(self) -> None:
         self.passes = 0
         super().stop()
-
-
-def _is_odd(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_neg() or tensor.is_conj() or tensor.is_quantized or tensor.is_nested or _wrapped(tensor))

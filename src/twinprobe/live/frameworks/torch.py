@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,8 +71,10 @@ class TorchAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
-    def clear_gradients(self, model: Any) -> None:
-        model.zero_grad(set_to_none=True)
+    def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
+        for module in modules:
+            for parameter in self.parameters(module).values():
+                parameter.grad = None
 
     def step(self, _model: Any, optimizer: Any, /) -> None:
         if isinstance(optimizer, torch.optim.Optimizer):
