@@ -39,11 +39,11 @@ class Aliases:
         """Whether this thread may hold tensors."""
         return self._thread == get_ident()
 
-    def hold(self, row: Row, tensor: Any, version: int, holder: Holder) -> bool:
+    def hold(self, row: Row, tensor: Any, address: int, version: int, holder: Holder) -> bool:
         """Let a row have the tensor itself; False where this thread may not hold any."""
         if self._thread != get_ident():
             return False
-        row.payload = tensor
+        row.payload, row.address = tensor, address
         self._waiting.append((row, tensor, version, holder))
         return True
 
@@ -52,6 +52,7 @@ class Aliases:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for row, tensor, _, holder in waiting:
+                row.address = 0
                 shown = row.payload
                 if isinstance(shown, HostTensor):  # somebody has looked at it, where it lies
                     row.payload = HostTensor(shown.dtype, shown.shape, shown.data.copy())
@@ -63,7 +64,7 @@ class Aliases:
         waiting = self._waiting
         lost = [row for row, tensor, version, holder in waiting if holder.version_of(tensor) != version]
         for row in lost:
-            row.payload = None
+            row.payload, row.address = None, 0
         return len(lost)
 
     @contextmanager
@@ -80,7 +81,7 @@ class Aliases:
             self._thread = None
             waiting, self._waiting = self._waiting, []
             for row, _, _, _ in waiting:
-                row.payload = None
+                row.payload, row.address = None, 0
 
 
 aliases = Aliases()  # of this process: two models may share memory

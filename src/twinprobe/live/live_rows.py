@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from sys import intern
 from typing import Any
 
 from twinprobe.record.rows import Entry, Note
@@ -16,34 +17,61 @@ from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilde
 # In the order of roles, in which the rows of a call stand.
 _FORWARD = (("input_args", INPUT), ("input_kwargs", INPUT), ("parameters", PARAMETER), ("output", OUTPUT))
 _BACKWARD = (("input", INPUT), ("output", OUTPUT))
+_NOTHING = ("", None)
 
 
 @dataclass
 class LiveRows:
-    """One list per column. ``suffix`` is what follows the call's name, such as ``output.0``; ``starts`` has the first
-    row of each call, and one past the last row of all."""
+    """One list per column, and the names of the calls in the order in which they ended.
 
+    ``suffix`` is what follows the call's name, such as ``output.0``; ``starts`` has the first row of each call, and one
+    past the last row of all.
+    """
+
+    names: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
     role: list[int] = field(default_factory=list)
     suffix: list[str] = field(default_factory=list)
     value: list[Any] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
 
-    def add(self, role: int, suffix: str, value: Any) -> None:
+    def append(self, entry: Entry) -> None:
+        """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
+        parts = entry.parts
+        if entry.boxed:
+            for key, (_, value) in parts.items():
+                self._add(GRADIENT, key, value)
+        else:
+            for key, role in _BACKWARD if "input" in parts else _FORWARD:
+                segment, value = parts.get(key, _NOTHING)
+                if value:
+                    self._add(role, "input" if segment == "kwargs" else segment, value)
+        self.names.append(entry.name)
+        self.starts.append(len(self.value))
+
+    def _add(self, role: int, suffix: str, value: Any) -> None:
         """Append a value, or all that are in it."""
         kind = type(value)
-        if kind is list or kind is dict:
-            roles, suffixes, values = self.role, self.suffix, self.value
-            for key, item in value.items() if kind is dict else enumerate(value):
-                if type(item) is Note:
-                    roles.append(role)
-                    suffixes.append(f"{suffix}.{key}")
-                    values.append(item)
-                else:
-                    self.add(role, f"{suffix}.{key}", item)
+        if kind is list:
+            for at, item in enumerate(value):
+                self._add(role, f"{suffix}.{at}", item)
+        elif kind is dict:
+            for key, item in value.items():
+                self._add(role, f"{suffix}.{key}", item)
         elif kind is not PlainLeaf or "value" in value.json:
             self.role.append(role)
-            self.suffix.append(suffix)
+            self.suffix.append(intern(suffix))
             self.value.append(value)
+
+    def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
+        """Append a call made of another's rows: of each of these calls those in these roles."""
+        for call, roles in parts:
+            for row in range(source.starts[call], source.starts[call + 1]):
+                if source.role[row] in roles:
+                    self.role.append(source.role[row])
+                    self.suffix.append(source.suffix[row])
+                    self.value.append(source.value[row])
+        self.names.append(name)
+        self.starts.append(len(self.value))
 
     @cached_property
     def op(self) -> list[int]:
@@ -65,9 +93,8 @@ class LiveRows:
 class Columns:
     """The columns of a run by name, each made when it is asked for."""
 
-    def __init__(self, rows: LiveRows, ops: list[str]) -> None:
+    def __init__(self, rows: LiveRows) -> None:
         self._rows = rows
-        self._ops = ops
         self._made: dict[str, list[Any]] = {}
 
     def __getitem__(self, name: str) -> list[Any]:
@@ -83,7 +110,8 @@ class Columns:
         return self._rows.role
 
     def _name(self) -> list[str]:
-        return [f"{self._ops[op]}.{suffix}" for op, suffix in zip(self._rows.op, self._rows.suffix, strict=True)]
+        rows = self._rows
+        return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
 
     def _kind(self) -> list[int]:
         return self._of_all(lambda _: TENSOR, "kind")
@@ -100,28 +128,6 @@ class Columns:
             getattr(plain[row], of_plain) if row in plain else of_tensor(note)
             for row, note in enumerate(self._rows.value)
         ]
-
-
-def rows_of(entries: list[Entry]) -> LiveRows:
-    """The rows of all calls, in the order in which they ended."""
-    rows = LiveRows()
-    add, starts, values = rows.add, rows.starts, rows.value
-    for entry in entries:
-        starts.append(len(values))
-        parts = entry.parts
-        if entry.boxed:
-            for key, (_, value) in parts.items():
-                add(GRADIENT, key, value)
-            continue
-        for key, role in _BACKWARD if "input" in parts else _FORWARD:
-            segment, value = parts.get(key, _NOTHING)
-            if value:
-                add(role, "input" if segment == "kwargs" else segment, value)
-    starts.append(len(values))
-    return rows
-
-
-_NOTHING = ("", None)
 
 
 def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:

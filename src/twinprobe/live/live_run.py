@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe.live.live_rows import Columns, LiveRows, rows_of, table_of
+from twinprobe.live.live_rows import Columns, LiveRows, table_of
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.measure.gaps import Spot, address_of, spot_of
 from twinprobe.record.rows import Note, Row
@@ -64,7 +64,7 @@ class Values(Run):
         """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
         if self.live is None:
             return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
-        return Columns(self.live, self.ops)
+        return Columns(self.live)
 
     def _note(self, row: int) -> Note | None:
         assert self.live is not None
@@ -103,7 +103,7 @@ class Values(Run):
             row = note.row if type(note) is Note else None
             place = known.get(row)
             if place is None and row is not None:
-                place = known[row] = id(row), _address(note, row.payload), note.shape
+                place = known[row] = id(row), _address(note, row), note.shape
             found.append(place)
         return found
 
@@ -145,13 +145,13 @@ class Values(Run):
 
 def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
     """What a recorder has left in its engine, as a run."""
-    ops = [entry.name for entry in engine.entries]
-    run = Values(Path(title), "tensor", "mix", framework, ops, None, [], rows_of(engine.entries), to_host, False)  # type: ignore[arg-type]
+    # Recorders are held by circles: their content must not wait for the garbage collector.
+    rows, engine.rows = engine.rows, LiveRows()
+    run = Values(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
     del run.table  # until somebody asks
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
     run.stack_table = engine.step.stacks
-    engine.entries.clear()  # recorders are held by circles: their content must not wait for the garbage collector
     return run
 
 
@@ -167,10 +167,15 @@ def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
     return leaf
 
 
-def _address(note: Note, payload: Any) -> int:
+def _address(note: Note, row: Row) -> int:
     """Where a float32 tensor lies; 0 for any other one."""
+    if note.dtype not in _FLOAT32_NAMES:
+        return 0
+    if row.address:
+        return 0 if row.address & 3 else row.address
+    payload = row.payload
     kind = type(payload)
-    if note.dtype not in _FLOAT32_NAMES or payload is None or kind is HostTensor:
+    if payload is None or kind is HostTensor:
         return 0
     shape = payload.shape
     if shape != note.shape and tuple(shape) != note.shape:  # of a sparse tensor, its values

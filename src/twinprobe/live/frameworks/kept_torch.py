@@ -15,7 +15,7 @@ from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
 _contiguous = torch.contiguous_format
-# What a tensor is, in one number: device, layout, and whether it is quantized, nested, negated, wrapped or for inference.
+# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped, inference's.
 _keys_of: Any = torch._C._dispatch_keys
 _number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
 with torch.inference_mode(False):
@@ -84,7 +84,7 @@ class KeptTensors(TensorBook):
         row, shape = Row(), tensor.shape
         if 0 not in shape:
             may_hold = _MAY_HOLD and not self.exposed and tensor.is_contiguous()
-            if not (may_hold and aliases.hold(row, held, version, self)):
+            if not (may_hold and aliases.hold(row, held, tensor.data_ptr(), version, self)):
                 row.payload = self.copy_of(tensor)
         return Note("torch.Tensor", name, shape, row, tensor.requires_grad, True)
 

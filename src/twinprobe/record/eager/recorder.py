@@ -30,6 +30,7 @@ FORWARD_PARTS = (
     ("output", "output"),
     ("parameters", "parameters"),
 )
+_LAYOUTS: dict[str, dict[str, Any]] = {}  # shared by all notes that say no more, and changed by none
 
 
 class EagerRecorder:
@@ -225,14 +226,15 @@ class EagerRecorder:
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
         found = self.adapter.parameters(info.module, info.compiled)
-        return {name: self.parameter(info.module, name, one) for name, one in found.items()}
+        return {
+            name: self._marked(info.module, name, self.adapter.note(one, save=self.save)) for name, one in found.items()
+        }
 
-    def parameter(self, module: Any, name: str, tensor: Any) -> Note:
-        """Note a parameter or its gradient, marked where its layout is the framework's own."""
-        note = self.adapter.note(tensor, save=self.save)
+    def _marked(self, module: Any, name: str, note: Note) -> Note:
+        """The note of a parameter or of its gradient, marked where its layout is the framework's own."""
         mark = self.adapter.layout_of(module, name)
         if mark is not None:
-            note.extra = {**(note.extra or {}), "layout": mark}
+            note.extra = {**note.extra, "layout": mark} if note.extra else _LAYOUTS.setdefault(mark, {"layout": mark})
         return note
 
     # -- trees ------------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ class EagerRecorder:
 
     def parameter_gradient(self, module: Any, name: str, gradient: Any) -> Note:
         """Note the gradient of a module's parameter."""
-        return self._gradient(self.parameter(module, name, gradient))
+        return self._gradient(self._marked(module, name, self.adapter.note_sum(gradient, save=self.save)))
 
     @staticmethod
     def _gradient(note: Note) -> Note:

@@ -104,6 +104,8 @@ class MindSporeAdapter:
     def note(self, tensor: Any, *, save: bool) -> Note:
         return self.tensors.note(tensor, save=save)
 
+    note_sum = note
+
     def special(self, value: Any, key: str | None) -> Any:
         if isinstance(value, ms.Type) if hasattr(ms, "Type") else type(value).__module__.startswith("mindspore._c"):
             return Leaf({"type": "mindspore.dtype", "value": str(value)} if key in {"dtype", "output_dtype"} else {})
