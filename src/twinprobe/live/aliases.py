@@ -27,11 +27,14 @@ class Holder(Protocol):
         """What a row keeps of a tensor that may change."""
 
 
+Holding = tuple[Row, Any, int, Holder]  # what has the tensor, the tensor, its number then, who knows it
+
+
 class Aliases:
     """The rows that are no copies yet, of all models: what one run writes may be what another one holds."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Row, Any, int, Holder]] = []
+        self._waiting: list[Holding] = []
         self._thread: int | None = None
 
     @property
@@ -39,12 +42,13 @@ class Aliases:
         """Whether this thread may hold tensors."""
         return self._thread == get_ident()
 
-    def hold(self, row: Row, tensor: Any, address: int, version: int, holder: Holder) -> bool:
+    def hold(self, held: Holding, address: int) -> bool:
         """Let a row have the tensor itself; False where this thread may not hold any."""
         if self._thread != get_ident():
             return False
-        row.payload, row.address = tensor, address
-        self._waiting.append((row, tensor, version, holder))
+        row = held[0]
+        row.payload, row.address = held[1], address
+        self._waiting.append(held)
         return True
 
     def settle(self) -> None:

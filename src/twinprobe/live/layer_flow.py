@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from twinprobe.live.layer_trees import Tree, sizes_of
 from twinprobe.live.live_run import Values
+from twinprobe.record.rows import Row
 from twinprobe.runs.names import FORWARD, parse_op
 from twinprobe.runs.table import INPUT, OUTPUT
 
@@ -41,8 +42,8 @@ def pair_by_flow(target: Tree, source: Tree, one: Values, other: Values, pairs: 
 
 def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
     """For each layer that holds weights: the layers whose result it takes as it is."""
-    made: dict[int, str] = {}
-    taken: dict[str, set[int]] = defaultdict(set)
+    made: dict[Row, str] = {}
+    taken: dict[str, set[Row]] = defaultdict(set)
     names = [parse_op(name) for name in run.ops]
     for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
         name, place = names[op], run.places[row]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from sys import intern
 from typing import Any
 
 from twinprobe.record.rows import Entry, Note
@@ -14,10 +13,30 @@ from twinprobe.record.rows import Leaf as PlainLeaf
 from twinprobe.runs.leaf import TENSOR, Leaf, settle
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilder
 
-# In the order of roles, in which the rows of a call stand.
-_FORWARD = (("input_args", INPUT), ("input_kwargs", INPUT), ("parameters", PARAMETER), ("output", OUTPUT))
-_BACKWARD = (("input", INPUT), ("output", OUTPUT))
-_NOTHING = ("", None)
+_MOST_SUFFIXES = 10_000
+
+
+class _Suffixes(dict[Any, str]):
+    """``output.0`` by 0, each made once: thousands of rows share a few of them."""
+
+    def __init__(self, front: str) -> None:
+        super().__init__()
+        self._front = front
+
+    def __missing__(self, key: Any) -> str:
+        if len(self) > _MOST_SUFFIXES:
+            self.clear()
+        made = self[key] = f"{self._front}.{key}"
+        return made
+
+
+# What a call took and gave, in the order of roles, in which its rows stand.
+_TAKEN, _GIVEN = _Suffixes("input"), _Suffixes("output")
+_FORWARD = (
+    ("input_args", INPUT, _TAKEN), ("input_kwargs", INPUT, _TAKEN), ("parameters", PARAMETER, _Suffixes("parameters")),
+    ("output", OUTPUT, _GIVEN),
+)  # fmt: skip
+_BACKWARD = (("input", INPUT, _TAKEN), ("output", OUTPUT, _GIVEN))
 
 
 @dataclass
@@ -41,10 +60,18 @@ class LiveRows:
             for key, (_, value) in parts.items():
                 self._add(GRADIENT, key, value)
         else:
-            for key, role in _BACKWARD if "input" in parts else _FORWARD:
-                segment, value = parts.get(key, _NOTHING)
-                if value:
-                    self._add(role, "input" if segment == "kwargs" else segment, value)
+            roles, suffixes, values = self.role, self.suffix, self.value
+            for key, role, suffix in _BACKWARD if "input" in parts else _FORWARD:
+                held = parts[key][1] if key in parts else None
+                if not held:
+                    continue
+                for place, value in held.items() if type(held) is dict else enumerate(held):
+                    if type(value) is Note:
+                        roles.append(role)
+                        suffixes.append(suffix[place])
+                        values.append(value)
+                    else:
+                        self._add(role, suffix[place], value)
         self.names.append(entry.name)
         self.starts.append(len(self.value))
 
@@ -59,7 +86,7 @@ class LiveRows:
                 self._add(role, f"{suffix}.{key}", item)
         elif kind is not PlainLeaf or "value" in value.json:
             self.role.append(role)
-            self.suffix.append(intern(suffix))
+            self.suffix.append(suffix)
             self.value.append(value)
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:

@@ -27,7 +27,7 @@ ToHost = Callable[[Any], HostTensor]
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
 IN_OUT = "in_out"
-Place = tuple[int, int, tuple[int, ...]]  # which tensor, where it lies (0 unless it is float32), its shape
+Place = tuple[Row, int, tuple[int, ...]]  # which tensor, where it lies (0 unless it is float32), its shape
 
 
 @dataclass
@@ -97,14 +97,15 @@ class Values(Run):
         """Which tensor each row of a live run has, and where it lies; None for what is no tensor or was not kept."""
         if self.live is None:
             return [None] * self.table.height
-        known: dict[Row | None, Place] = {}
         found: list[Place | None] = []
         for note in self.live.value:
             row = note.row if type(note) is Note else None
-            place = known.get(row)
-            if place is None and row is not None:
-                place = known[row] = id(row), _address(note, row), note.shape
-            found.append(place)
+            if row is None:
+                found.append(None)
+            elif note.dtype in _FLOAT32_NAMES:
+                found.append((row, row.address or _address(row.payload, note.shape), note.shape))
+            else:
+                found.append((row, 0, note.shape))
         return found
 
     def let_go_files(self) -> None:
@@ -167,26 +168,14 @@ def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
     return leaf
 
 
-def _address(note: Note, row: Row) -> int:
-    """Where a float32 tensor lies; 0 for any other one."""
-    if note.dtype not in _FLOAT32_NAMES:
-        return 0
-    if row.address:
-        return 0 if row.address & 3 else row.address
-    payload = row.payload
+def _address(payload: Any, shape: tuple[int, ...]) -> int:
+    """Where a float32 tensor lies; 0 where that cannot be told."""
     kind = type(payload)
-    if payload is None or kind is HostTensor:
-        return 0
-    shape = payload.shape
-    if shape != note.shape and tuple(shape) != note.shape:  # of a sparse tensor, its values
+    if payload is None or kind is HostTensor or tuple(payload.shape) != shape:  # of a sparse tensor, its values
         return 0
     if kind is not np.ndarray:
-        at: int = payload.data_ptr()  # recorders keep tensors on the host only
-    elif payload.dtype == _FLOAT32 and payload.flags.c_contiguous:
-        at = address_of(payload)
-    else:
-        return 0
-    return 0 if at & 3 else at
+        return int(payload.data_ptr())  # recorders keep tensors on the host only
+    return address_of(payload) if payload.dtype == _FLOAT32 and payload.flags.c_contiguous else 0
 
 
 def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:

@@ -10,6 +10,7 @@ from twinprobe.errors import DamagedTensor
 from twinprobe.live.live_run import Values
 from twinprobe.measure.gaps import Gaps, Job, Places, compare_all, compare_places
 from twinprobe.measure.tolerance import Gap, Tolerance
+from twinprobe.record.rows import Row
 from twinprobe.runs.host_tensor import HostTensor
 
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
@@ -69,7 +70,7 @@ class PairGaps:
     def _measure_all(self, rows: list[Pair]) -> None:
         """Most pairs are float32 of one shape, at two addresses: they are taken together."""
         found = self._found
-        first: dict[tuple[int, int, bool], int] = {}
+        first: dict[tuple[Row, Row, bool], int] = {}
         again: list[tuple[int, int]] = []
         plain, odd = _Bunch(), _Bunch()
         places, other_places = self._raw.places, self._base.places
@@ -84,7 +85,8 @@ class PairGaps:
                 if known != at:
                     again.append((at, known))
                     continue
-                size = _fitting(shape, other_shape, turned) if address and other_address else 0
+                in_place = address and other_address and not (address | other_address) & 3
+                size = _fitting(shape, other_shape, turned) if in_place else 0
                 if size:
                     plain.pairs.append(at)
                     plain.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import paddle
 
-from twinprobe.live.aliases import aliases
+from twinprobe.live.aliases import Holding, aliases
 from twinprobe.measure.gaps import address_of
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.patches import Replaced
@@ -29,11 +29,16 @@ _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", pa
 
 
 class KeptTensors(PaddleTensors):
-    """The common tensors by a shorter way; all others as ever."""
+    """The common tensors by a shorter way; all others as ever.
+
+    All are held until the run is over, so that nothing else can get the identity of one that is gone.
+    """
 
     def __init__(self, rows: HostRows, adapter: KeepingAdapter) -> None:
         super().__init__(rows)
         self._adapter = adapter
+        self._held: dict[int, Holding] = {}
+        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each of them once
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def note(self, tensor: Any, *, save: bool) -> Note:
@@ -42,35 +47,40 @@ class KeptTensors(PaddleTensors):
         name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        shape = tuple(tensor.shape)
+        shape = self._shape(tensor)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            copied = Row()
-            if 0 not in shape:
-                copied.payload = array = _numpy(tensor)
-                copied.address = address_of(array)
-            return Note("paddle.Tensor", name, shape, copied, not tensor.stop_gradient, save)
-        stamp = _version(tensor), _data_ptr(tensor)
-        row = self.find(tensor, stamp)
-        if row is None:
             row = Row()
             if 0 not in shape:
-                self._keep_content(tensor, tensor, stamp, row)
-            self.keep(tensor, stamp, row)
-        return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
+                row.payload = array = _numpy(tensor)
+                row.address = address_of(array)
+            return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
+        held = self._held.get(id(tensor))
+        if held is None or held[2] != _version(tensor):
+            held = Row(), tensor, _version(tensor), self
+            self._fill(held, shape)
+            if self._trusted:
+                self._held[id(tensor)] = held
+        return Note("paddle.Tensor", name, shape, held[0], not tensor.stop_gradient, save)
 
     def note_sum(self, gradient: Any, *, save: bool) -> Note:
         """Note the gradient of a parameter. It becomes the parameter's, who may give its memory back."""
         if not save or gradient.dtype is not _float32 or not gradient.is_dense() or not gradient._is_initialized():
             return self.note(gradient, save=save)
-        row, shape = Row(), tuple(gradient.shape)
-        if 0 not in shape:
-            self._keep_content(gradient, _detach(gradient), (_version(gradient), _data_ptr(gradient)), row)
+        row, shape, alias = Row(), self._shape(gradient), _detach(gradient)
+        self._fill((row, alias, _version(alias), self), shape)
         return Note("paddle.Tensor", "paddle.float32", shape, row, False, save)
 
-    def _keep_content(self, tensor: Any, held: Any, stamp: tuple[int, int], row: Row) -> None:
+    def _shape(self, tensor: Any) -> tuple[int, ...]:
+        shape = tuple(tensor.shape)
+        return self._shapes.setdefault(shape, shape)
+
+    def _fill(self, held: Holding, shape: tuple[int, ...]) -> None:
+        if 0 in shape:
+            return
+        row, tensor, _, _ = held
         may_hold = not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place()) and _is_contiguous(tensor)
-        if not (may_hold and aliases.hold(row, held, stamp[1], stamp[0], self)):
+        if not (may_hold and aliases.hold(held, _data_ptr(tensor))):
             row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)
@@ -81,8 +91,13 @@ class KeptTensors(PaddleTensors):
     def settle(self) -> None:
         aliases.settle()
 
+    def forget(self) -> None:
+        self._held.clear()
+        super().forget()
+
     def trust(self) -> None:
         self.exposed = False
+        self._shapes.clear()
         super().trust()
 
     def distrust(self) -> None:

@@ -15,7 +15,7 @@ from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
 _contiguous = torch.contiguous_format
-# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped, inference's.
+# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped and so on.
 _keys_of: Any = torch._C._dispatch_keys
 _number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
 with torch.inference_mode(False):
@@ -53,6 +53,7 @@ class KeptTensors(TensorBook):
         super().__init__(values=False, digest=None)
         self._held: dict[int, tuple[torch.Tensor, int, Note]] = {}
         self._names: dict[torch.dtype, str] = {}
+        self._shapes: dict[torch.Size, torch.Size] = {}  # each of them once
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def keep(self, tensor: torch.Tensor) -> Note:
@@ -82,9 +83,10 @@ class KeptTensors(TensorBook):
         if name is None:
             name = self._names[dtype] = str(dtype)
         row, shape = Row(), tensor.shape
+        shape = self._shapes.setdefault(shape, shape)
         if 0 not in shape:
             may_hold = _MAY_HOLD and not self.exposed and tensor.is_contiguous()
-            if not (may_hold and aliases.hold(row, held, tensor.data_ptr(), version, self)):
+            if not (may_hold and aliases.hold((row, held, version, self), tensor.data_ptr())):
                 row.payload = self.copy_of(tensor)
         return Note("torch.Tensor", name, shape, row, tensor.requires_grad, True)
 
@@ -108,6 +110,7 @@ class KeptTensors(TensorBook):
 
     def collect(self) -> Callable[[], None] | None:
         self.exposed = False
+        self._shapes.clear()
         if aliases.allowed:  # whoever runs next settles what it writes to
             self._held.clear()
             self._numbers.clear()

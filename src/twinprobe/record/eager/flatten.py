@@ -15,15 +15,15 @@ def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], d
     kind = type(value)
     if kind in _SCALARS:
         return found
-    is_plain = kind is tuple or kind is list or kind is dict
-    if is_plain and not value:
-        return found
-    if not is_plain and is_tensor(value):
+    if kind is not tuple and kind is not list and is_tensor(value):
         found.append(value)
     elif depth < _DEPTH_LIMIT:
         if isinstance(value, list | tuple):
             for item in value:
-                tensors_in(item, is_tensor, found, depth + 1)
+                if is_tensor(item):
+                    found.append(item)
+                elif type(item) not in _SCALARS:
+                    tensors_in(item, is_tensor, found, depth + 1)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 tensors_in(getattr(value, field.name, None), is_tensor, found, depth + 1)

@@ -58,8 +58,8 @@ class Crossing:
 
     def leave(self, index: int, gradient: Any) -> None:
         """A part of an input's gradient is known; None when this part turned out to be nothing."""
-        left = self._missing.get(index)
-        if self.done or left is None:
+        left = None if self.done else self._missing.get(index)
+        if left is None:
             return
         self._begin()
         if left == 1 and index not in self._parts:  # the common case: all in one part
@@ -85,8 +85,8 @@ class Crossing:
             self._settle(index)
         for handle in self.handles:
             handle.remove()
-        self.handles.clear()
         self._crossings.end(self)
+        del self.incoming, self.outgoing, self.handles, self._parts, self._missing  # hooks may stay, and with them this
 
     def _begin(self) -> None:
         if not self.begun:

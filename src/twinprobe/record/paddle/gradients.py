@@ -147,7 +147,9 @@ class UseWatch:
         self.places: dict[int, int] = {}
         self._graph = graph
         self._crossings = crossings
-        self._inputs = tensors_in((args, kwargs), is_tensor, [])  # held, so that their numbers stay theirs
+        self._inputs = tensors_in(args, is_tensor, [])  # held, so that their numbers stay theirs
+        if kwargs:
+            tensors_in(kwargs, is_tensor, self._inputs)
         for tensor in self._inputs:
             if is_differentiable(tensor):
                 self.places.setdefault(id(tensor), len(self.places))
