@@ -110,11 +110,20 @@ class LiveRows:
         """The rows that are no tensors."""
         return {row: _plain(one, "") for row, one in enumerate(self.value) if type(one) is not Note}
 
+    @cached_property
+    def dtypes(self) -> list[str | None]:
+        """As each framework spells them; None for what is no tensor."""
+        return [one.dtype if type(one) is Note else None for one in self.value]
+
+    @cached_property
+    def shapes(self) -> list[tuple[int, ...] | None]:
+        """None for what is no tensor."""
+        return [one.shape if type(one) is Note else None for one in self.value]
+
     def release(self) -> None:
-        """Let go of all tensors; what they look like stays."""
-        for one in self.value:
-            if type(one) is Note:
-                one.row = None
+        """Let go of all values; what they look like stays."""
+        _ = self.plain, self.dtypes, self.shapes
+        self.value = []
 
 
 class Columns:
@@ -141,20 +150,18 @@ class Columns:
         return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
 
     def _kind(self) -> list[int]:
-        return self._of_all(lambda _: TENSOR, "kind")
+        return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
 
     def _shape(self) -> list[str | None]:
-        return self._of_all(lambda note: _shown(note.shape), "shown_shape")
+        return self._with_plain([None if one is None else _shown(one) for one in self._rows.shapes], "shown_shape")
 
     def _dtype(self) -> list[str | None]:
-        return self._of_all(lambda note: note.dtype, "dtype")
+        return self._with_plain(list(self._rows.dtypes), "dtype")
 
-    def _of_all(self, of_tensor: Callable[[Note], Any], of_plain: str) -> list[Any]:
-        plain = self._rows.plain
-        return [
-            getattr(plain[row], of_plain) if row in plain else of_tensor(note)
-            for row, note in enumerate(self._rows.value)
-        ]
+    def _with_plain(self, column: list[Any], name: str) -> list[Any]:
+        for row, leaf in self._rows.plain.items():
+            column[row] = getattr(leaf, name)
+        return column
 
 
 def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:

@@ -130,9 +130,10 @@ class Patches:
             if self._by_original.keys().isdisjoint(map(id, list(names.values()))):
                 continue
             _, wrappers = self._importers.setdefault(id(names), (names, {}))
+            _, at_home = self._spaces.get(id(names), (names, {}))
             for name, value in list(names.items()):
                 wrapper = self._by_original.get(id(value))
-                if wrapper is not None:
+                if wrapper is not None and name not in at_home:
                     wrappers.setdefault(name, wrapper)
 
 
