@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
-from twinprobe.record.rows import Row
+from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import HostTensor
 
 
@@ -27,7 +27,7 @@ class Holder(Protocol):
         """What a row keeps of a tensor that may change."""
 
 
-Holding = tuple[Row, Any, int, Holder]  # what has the tensor, the tensor, its number then, who knows it
+Holding = tuple[Note, Any, int, Holder]  # what has the tensor, the tensor, its number then, who knows it
 
 
 class Aliases:
@@ -43,10 +43,11 @@ class Aliases:
         return self._thread == get_ident()
 
     def hold(self, held: Holding, address: int) -> bool:
-        """Let a row have the tensor itself; False where this thread may not hold any."""
+        """Let a note's row have the tensor itself; False where this thread may not hold any."""
         if self._thread != get_ident():
             return False
-        row = held[0]
+        row = held[0].row
+        assert row is not None
         row.payload, row.address = held[1], address
         self._waiting.append(held)
         return True
@@ -55,7 +56,10 @@ class Aliases:
         """Somebody is about to write."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for row, tensor, _, holder in waiting:
+            for note, tensor, _, holder in waiting:
+                row = note.row
+                if row is None:
+                    continue
                 row.address = 0
                 shown = row.payload
                 if isinstance(shown, HostTensor):  # somebody has looked at it, where it lies
@@ -66,9 +70,9 @@ class Aliases:
     def drop_changed(self) -> int:
         """Take out what was written to unseen: its value is lost. Returns how many."""
         waiting = self._waiting
-        lost = [row for row, tensor, version, holder in waiting if holder.version_of(tensor) != version]
+        lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
         for row in lost:
-            row.payload, row.address = None, 0
+            _empty(row)
         return len(lost)
 
     @contextmanager
@@ -84,8 +88,13 @@ class Aliases:
         finally:
             self._thread = None
             waiting, self._waiting = self._waiting, []
-            for row, _, _, _ in waiting:
-                row.payload, row.address = None, 0
+            for note, _, _, _ in waiting:
+                _empty(note.row)
+
+
+def _empty(row: Row | None) -> None:
+    if row is not None:
+        row.payload, row.address = None, 0
 
 
 aliases = Aliases()  # of this process: two models may share memory

@@ -45,12 +45,13 @@ def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
     made: dict[Row, str] = {}
     taken: dict[str, set[Row]] = defaultdict(set)
     names = [parse_op(name) for name in run.ops]
+    notes = run.live.value if run.live is not None else []
     for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
-        name, place = names[op], run.places[row]
-        if place is None or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
+        name, held = names[op], getattr(notes[row], "row", None)
+        if held is None or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
             continue
         if role == OUTPUT:
-            made.setdefault(place[0], name.body)
+            made.setdefault(held, name.body)
         elif role == INPUT:
-            taken[name.body].add(place[0])
+            taken[name.body].add(held)
     return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}

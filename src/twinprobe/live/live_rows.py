@@ -4,101 +4,109 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.rows import Leaf as PlainLeaf
 from twinprobe.runs.leaf import TENSOR, Leaf, settle
+from twinprobe.runs.names import BACKWARD, FORWARD
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilder
 
-_MOST_SUFFIXES = 10_000
-
-
-class _Suffixes(dict[Any, str]):
-    """``output.0`` by 0, each made once: thousands of rows share a few of them."""
-
-    def __init__(self, front: str) -> None:
-        super().__init__()
-        self._front = front
-
-    def __missing__(self, key: Any) -> str:
-        if len(self) > _MOST_SUFFIXES:
-            self.clear()
-        made = self[key] = f"{self._front}.{key}"
-        return made
-
-
 # What a call took and gave, in the order of roles, in which its rows stand.
-_TAKEN, _GIVEN = _Suffixes("input"), _Suffixes("output")
-_FORWARD = (
-    ("input_args", INPUT, _TAKEN), ("input_kwargs", INPUT, _TAKEN), ("parameters", PARAMETER, _Suffixes("parameters")),
-    ("output", OUTPUT, _GIVEN),
-)  # fmt: skip
-_BACKWARD = (("input", INPUT, _TAKEN), ("output", OUTPUT, _GIVEN))
+_PARTS = {
+    FORWARD: (
+        ("input_args", INPUT, "input"), ("input_kwargs", INPUT, "input"), ("parameters", PARAMETER, "parameters"),
+        ("output", OUTPUT, "output"),
+    ),
+    BACKWARD: (("input", INPUT, "input"), ("output", OUTPUT, "output")),
+}  # fmt: skip
+_NO_LIST: tuple[str, list[Any]] = ("", [])
+_NO_DICT: tuple[str, dict[str, Any]] = ("", {})
+_NOTES = {Note}
+
+# The role of each row of a call, and what follows the call's name in the row's, such as ``output.0``.
+Layout = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
+    """The layout of a call that takes and gives tensors only, so many or under these names. Thousands share a few."""
+    rows = []
+    for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
+        rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]
+    return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
 
 
 @dataclass
 class LiveRows:
-    """One list per column, and the names of the calls in the order in which they ended.
+    """The calls of a run in the order in which they ended, each with its layout, and the values of all of them.
 
-    ``suffix`` is what follows the call's name, such as ``output.0``; ``starts`` has the first row of each call, and one
-    past the last row of all.
+    ``starts`` has the first row of each call, and one past the last row of all.
     """
 
     names: list[str] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
-    role: list[int] = field(default_factory=list)
-    suffix: list[str] = field(default_factory=list)
     value: list[Any] = field(default_factory=list)
 
     def append(self, entry: Entry) -> None:
         """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
         parts = entry.parts
         if entry.boxed:
-            for key, (_, value) in parts.items():
-                self._add(GRADIENT, key, value)
+            self._close(entry.name, ((GRADIENT,) * len(parts), tuple(parts)), [value for _, value in parts.values()])
+            return
+        if "input" in parts:
+            direction = BACKWARD
+            arrived, left = parts["input"][1], parts["output"][1]
+            values = arrived + left
+            layout = _layout(BACKWARD, len(arrived), len(left))
         else:
-            roles, suffixes, values = self.role, self.suffix, self.value
-            for key, role, suffix in _BACKWARD if "input" in parts else _FORWARD:
-                held = parts[key][1] if key in parts else None
-                if not held:
-                    continue
-                for place, value in held.items() if type(held) is dict else enumerate(held):
-                    if type(value) is Note:
-                        roles.append(role)
-                        suffixes.append(suffix[place])
-                        values.append(value)
-                    else:
-                        self._add(role, suffix[place], value)
-        self.names.append(entry.name)
+            direction = FORWARD
+            args, given = parts.get("input_args", _NO_LIST)[1], parts.get("output", _NO_LIST)[1]
+            kwargs, own = parts.get("input_kwargs", _NO_DICT)[1], parts.get("parameters", _NO_DICT)[1]
+            values = [*args, *kwargs.values(), *own.values(), *given]
+            layout = _layout(FORWARD, len(args), tuple(kwargs), tuple(own), len(given))
+        if values and set(map(type, values)) != _NOTES:
+            self._append_mixed(entry.name, parts, direction)
+        else:
+            self._close(entry.name, layout, values)
+
+    def _close(self, name: str, layout: Layout, values: list[Any]) -> None:
+        self.names.append(name)
+        self.layouts.append(layout)
+        self.value += values
         self.starts.append(len(self.value))
 
-    def _add(self, role: int, suffix: str, value: Any) -> None:
-        """Append a value, or all that are in it."""
-        kind = type(value)
-        if kind is list:
-            for at, item in enumerate(value):
-                self._add(role, f"{suffix}.{at}", item)
-        elif kind is dict:
-            for key, item in value.items():
-                self._add(role, f"{suffix}.{key}", item)
-        elif kind is not PlainLeaf or "value" in value.json:
-            self.role.append(role)
-            self.suffix.append(suffix)
-            self.value.append(value)
+    def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
+        """A call with other values than tensors, or with tensors inside of others."""
+        rows: list[tuple[int, str, Any]] = []
+        for key, role, front in _PARTS[direction]:
+            held = parts[key][1] if key in parts else None
+            if held:
+                _flatten(role, front, held, rows)
+        roles, suffixes, values = zip(*rows, strict=True) if rows else ((), (), ())
+        self._close(name, (roles, suffixes), list(values))
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
         """Append a call made of another's rows: of each of these calls those in these roles."""
+        rows: list[tuple[int, str, Any]] = []
         for call, roles in parts:
-            for row in range(source.starts[call], source.starts[call + 1]):
-                if source.role[row] in roles:
-                    self.role.append(source.role[row])
-                    self.suffix.append(source.suffix[row])
-                    self.value.append(source.value[row])
-        self.names.append(name)
-        self.starts.append(len(self.value))
+            values = source.value[source.starts[call] : source.starts[call + 1]]
+            rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
+        taken = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
+        self._close(name, taken, [row[2] for row in rows])
+
+    @cached_property
+    def role(self) -> list[int]:
+        """What each row is to its call."""
+        return [role for roles, _ in self.layouts for role in roles]
+
+    @cached_property
+    def suffix(self) -> list[str]:
+        """What follows the name of the call in that of each row."""
+        return [suffix for _, suffixes in self.layouts for suffix in suffixes]
 
     @cached_property
     def op(self) -> list[int]:
@@ -124,6 +132,16 @@ class LiveRows:
         """Let go of all values; what they look like stays."""
         _ = self.plain, self.dtypes, self.shapes
         self.value = []
+
+
+def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]]) -> None:
+    """Append a value, or all that are in it."""
+    kind = type(value)
+    if kind is list or kind is dict:
+        for key, item in value.items() if kind is dict else enumerate(value):
+            _flatten(role, f"{suffix}.{key}", item, rows)
+    elif kind is not PlainLeaf or "value" in value.json:
+        rows.append((role, suffix, value))
 
 
 class Columns:

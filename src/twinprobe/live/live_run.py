@@ -13,7 +13,7 @@ import numpy as np
 from twinprobe.live.live_rows import Columns, LiveRows, table_of
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.measure.gaps import Spot, address_of, spot_of
-from twinprobe.record.rows import Note, Row
+from twinprobe.record.rows import Note
 from twinprobe.record.stacks import StackTable
 from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
@@ -27,7 +27,6 @@ ToHost = Callable[[Any], HostTensor]
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
 IN_OUT = "in_out"
-Place = tuple[Row, int, tuple[int, ...]]  # which tensor, where it lies (0 unless it is float32), its shape
 
 
 @dataclass
@@ -92,22 +91,6 @@ class Values(Run):
             self._read.append(host)
         return spot_of(host)
 
-    @cached_property
-    def places(self) -> list[Place | None]:
-        """Which tensor each row of a live run has, and where it lies; None for what is no tensor or was not kept."""
-        if self.live is None:
-            return [None] * self.table.height
-        found: list[Place | None] = []
-        for note in self.live.value:
-            row = note.row if type(note) is Note else None
-            if row is None:
-                found.append(None)
-            elif note.dtype in _FLOAT32_NAMES:
-                found.append((row, row.address or _address(row.payload, note.shape), note.shape))
-            else:
-                found.append((row, 0, note.shape))
-        return found
-
     def let_go_files(self) -> None:
         """Nobody uses the spots of tensors from files any more."""
         self._read.clear()
@@ -115,7 +98,6 @@ class Values(Run):
     def release(self) -> None:
         """Nobody asks for the tensors of a live run any more."""
         if self.live is not None:
-            self.__dict__.pop("places", None)
             self.live.release()
 
     @cached_property
@@ -168,10 +150,13 @@ def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
     return leaf
 
 
-def _address(payload: Any, shape: tuple[int, ...]) -> int:
-    """Where a float32 tensor lies; 0 where that cannot be told."""
+def address_in(note: Note) -> int:
+    """Where a float32 tensor lies; 0 for any other one, and where that cannot be told."""
+    if note.row is None or note.dtype not in _FLOAT32_NAMES:
+        return 0
+    payload = note.row.payload
     kind = type(payload)
-    if payload is None or kind is HostTensor or tuple(payload.shape) != shape:  # of a sparse tensor, its values
+    if payload is None or kind is HostTensor or tuple(payload.shape) != note.shape:  # of a sparse tensor, its values
         return 0
     if kind is not np.ndarray:
         return int(payload.data_ptr())  # recorders keep tensors on the host only

@@ -7,10 +7,10 @@ from math import nan, prod
 from typing import cast
 
 from twinprobe.errors import DamagedTensor
-from twinprobe.live.live_run import Values
+from twinprobe.live.live_run import Values, address_in
 from twinprobe.measure.gaps import Gaps, Job, Places, compare_all, compare_places
 from twinprobe.measure.tolerance import Gap, Tolerance
-from twinprobe.record.rows import Row
+from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import HostTensor
 
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
@@ -30,6 +30,21 @@ class _Bunch:
         self.places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
         self.jobs: list[Job] = []
         self.elements = 0
+
+    def add(self, pair: int, note: Note, other: Note, turned: bool) -> bool:
+        """Add a pair of tensors by their places; False where the kernel does not take them."""
+        one, two, shape = note.row, other.row, note.shape
+        if one is None or two is None:
+            return False
+        address, other_address = one.address or address_in(note), two.address or address_in(other)
+        if not address or not other_address or (address | other_address) & 3:
+            return False
+        size = _fitting(shape, other.shape, turned)
+        if size:
+            self.pairs.append(pair)
+            self.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))
+            self.elements += size
+        return size > 0
 
 
 @lru_cache(maxsize=1024)
@@ -68,29 +83,23 @@ class PairGaps:
         return gap
 
     def _measure_all(self, rows: list[Pair]) -> None:
-        """Most pairs are float32 of one shape, at two addresses: they are taken together."""
-        found = self._found
-        first: dict[tuple[Row, Row, bool], int] = {}
-        again: list[tuple[int, int]] = []
+        """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
         plain, odd = _Bunch(), _Bunch()
-        places, other_places = self._raw.places, self._base.places
+        again: list[tuple[int, int]] = []
         turned_rows, other_turned = self._raw.turned, self._base.turned
+        first: dict[tuple[Row | None, Row | None, bool], int] = {}
+        live = self._raw.live is not None and self._base.live is not None
+        notes, other_notes = (run.live.value if run.live is not None else [] for run in (self._raw, self._base))
         for at, (row, other, _) in enumerate(rows):
             turned = (row in turned_rows) != (other in other_turned)
-            place, other_place = places[row], other_places[other]
-            if place is not None and other_place is not None:
-                one, address, shape = place
-                two, other_address, other_shape = other_place
+            if live:
+                note, other_note = notes[row], other_notes[other]
+                one, two = note.row, other_note.row
                 known = first.setdefault((one, two, turned), at)
-                if known != at:
+                if known != at and one is not None and two is not None:
                     again.append((at, known))
                     continue
-                in_place = address and other_address and not (address | other_address) & 3
-                size = _fitting(shape, other_shape, turned) if in_place else 0
-                if size:
-                    plain.pairs.append(at)
-                    plain.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))
-                    plain.elements += size
+                if plain.add(at, note, other_note, turned):
                     if plain.elements > _ELEMENTS_AT_ONCE:
                         self._measure(plain, rows)
                     continue
@@ -100,7 +109,7 @@ class PairGaps:
         self._measure(plain, rows)
         self._measure(odd, rows)
         for at, known in again:
-            found[at] = found[known]
+            self._found[at] = self._found[known]
 
     def _add_odd(self, bunch: _Bunch, at: int, pair: Pair, turned: bool) -> None:
         try:

@@ -18,7 +18,7 @@ class Row:
     values: Statistics | None = None
     digest: str | float | None = None
     payload: Any = None
-    address: int = 0  # where the payload lies in host memory, dense and in C order, if that is known
+    address: int = 0  # where a float32 payload lies in host memory, dense and in C order, if that is known
     file: str | None = None
     text: str | None = None
     text_key: Any = None

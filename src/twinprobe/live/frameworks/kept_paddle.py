@@ -38,50 +38,48 @@ class KeptTensors(PaddleTensors):
         super().__init__(rows)
         self._adapter = adapter
         self._held: dict[int, Holding] = {}
-        self._shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # each of them once
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
+        held = self._held.get(id(tensor))
+        if held is not None and held[2] == _version(tensor) and held[0].requires_grad is not tensor.stop_gradient:
+            return held[0]
         dtype = tensor.dtype
         name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        shape = self._shape(tensor)
+        row = Row()
+        note = Note("paddle.Tensor", name, tuple(tensor.shape), row, not tensor.stop_gradient, save)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            row = Row()
-            if 0 not in shape:
+            if 0 not in note.shape:
                 row.payload = array = _numpy(tensor)
-                row.address = address_of(array)
-            return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
-        held = self._held.get(id(tensor))
-        if held is None or held[2] != _version(tensor):
-            held = Row(), tensor, _version(tensor), self
-            self._fill(held, shape)
-            if self._trusted:
-                self._held[id(tensor)] = held
-        return Note("paddle.Tensor", name, shape, held[0], not tensor.stop_gradient, save)
+                row.address = address_of(array) if dtype is _float32 else 0
+            return note
+        held = note, tensor, _version(tensor), self
+        self._fill(held)
+        if self._trusted:
+            self._held[id(tensor)] = held
+        return note
 
     def note_sum(self, gradient: Any, *, save: bool) -> Note:
         """Note the gradient of a parameter. It becomes the parameter's, who may give its memory back."""
         if not save or gradient.dtype is not _float32 or not gradient.is_dense() or not gradient._is_initialized():
             return self.note(gradient, save=save)
-        row, shape, alias = Row(), self._shape(gradient), _detach(gradient)
-        self._fill((row, alias, _version(alias), self), shape)
-        return Note("paddle.Tensor", "paddle.float32", shape, row, False, save)
+        note = Note("paddle.Tensor", "paddle.float32", tuple(gradient.shape), Row(), False, save)
+        alias = _detach(gradient)
+        self._fill((note, alias, _version(alias), self))
+        return note
 
-    def _shape(self, tensor: Any) -> tuple[int, ...]:
-        shape = tuple(tensor.shape)
-        return self._shapes.setdefault(shape, shape)
-
-    def _fill(self, held: Holding, shape: tuple[int, ...]) -> None:
-        if 0 in shape:
+    def _fill(self, held: Holding) -> None:
+        note, tensor, _, _ = held
+        if 0 in note.shape or note.row is None:
             return
-        row, tensor, _, _ = held
         may_hold = not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place()) and _is_contiguous(tensor)
-        if not (may_hold and aliases.hold(held, _data_ptr(tensor))):
-            row.payload = _numpy(tensor)
+        address = _data_ptr(tensor) if note.dtype == "paddle.float32" else 0
+        if not (may_hold and aliases.hold(held, address)):
+            note.row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)
 
@@ -97,7 +95,6 @@ class KeptTensors(PaddleTensors):
 
     def trust(self) -> None:
         self.exposed = False
-        self._shapes.clear()
         super().trust()
 
     def distrust(self) -> None:

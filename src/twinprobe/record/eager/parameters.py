@@ -28,8 +28,6 @@ class ParameterGradients(ParameterGroups):
     def _arrived(self, group: Group, name: str, gradient: Any) -> None:
         recorder = self._recorder
         if recorder.active and not recorder.muted:
-            recorder.work("recording a parameter's gradient", self._note, group, name, gradient)
-
-    def _note(self, group: Group, name: str, gradient: Any) -> None:
-        self._expect(group, name)
-        self._take(group, name, self._recorder.parameter_gradient(group.module, name, gradient))
+            note = recorder.parameter_gradient
+            doing = "recording a parameter's gradient"
+            recorder.work(doing, self._take, group, name, note, group.module, name, gradient)

@@ -42,7 +42,7 @@ class Graph:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.leaves = LeafEdges()
-        self.index = GraphIndex()
+        self.index = GraphIndex(self.leaves.nodes)
         self._waiting: dict[Crossing | OneNode, None] = {}
         self._open: dict[Crossing, None] = {}
         self._tasks: set[int] = set()

@@ -42,9 +42,8 @@ class ParameterGradients(ParameterGroups):
         recorder = self._recorder
         if not recorder.active or recorder.muted:
             return
-        self._expect(group, name)
         if parameter in self._waiting:  # a pass inside a pass: this one will be added to the first
             recorder.book.settle()
         self._waiting.add(parameter)
         recorder.graph.note_pass()
-        self._take(group, name, recorder.note_parameter_gradient(gradient))
+        self._take(group, name, recorder.note_parameter_gradient, gradient)
