@@ -7,12 +7,12 @@ out, scripted code) tensors are copied at once, and so is everything outside ``h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
-from twinprobe.record.rows import Note, Row
+from twinprobe.record.rows import Note
 from twinprobe.runs.host_tensor import HostTensor
 
 
@@ -70,9 +70,8 @@ class Aliases:
     def drop_changed(self) -> int:
         """Take out what was written to unseen: its value is lost. Returns how many."""
         waiting = self._waiting
-        lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
-        for row in lost:
-            _empty(row)
+        lost = [note for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
+        _empty(lost)
         return len(lost)
 
     @contextmanager
@@ -88,13 +87,14 @@ class Aliases:
         finally:
             self._thread = None
             waiting, self._waiting = self._waiting, []
-            for note, _, _, _ in waiting:
-                _empty(note.row)
+            _empty(note for note, _, _, _ in waiting)
 
 
-def _empty(row: Row | None) -> None:
-    if row is not None:
-        row.payload, row.address = None, 0
+def _empty(notes: Iterable[Note]) -> None:
+    for note in notes:
+        row = note.row
+        if row is not None:
+            row.payload, row.address = None, 0
 
 
 aliases = Aliases()  # of this process: two models may share memory

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import paddle
 
 from twinprobe.live.aliases import Holding, aliases
@@ -25,7 +28,17 @@ _float32 = paddle.float32
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
+_memcmp = ctypes.CDLL(None).memcmp if sys.platform != "win32" else ctypes.cdll.msvcrt.memcmp
+_memcmp.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", paddle.int64: "paddle.int64"}
+
+Copied = tuple[int, np.ndarray, Row]  # where a gradient lay, its copy, and what has that
+_NOTHING: Copied = 0, np.empty(0, np.float32), Row()
+
+
+def _lies_open(tensor: Any) -> bool:
+    """Whether it lies in host memory, dense and in C order."""
+    return (_ONLY_HOST or tensor.place.is_cpu_place()) and bool(_is_contiguous(tensor))
 
 
 class KeptTensors(PaddleTensors):
@@ -38,6 +51,7 @@ class KeptTensors(PaddleTensors):
         super().__init__(rows)
         self._adapter = adapter
         self._held: dict[int, Holding] = {}
+        self._last = _NOTHING
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def note(self, tensor: Any, *, save: bool) -> Note:
@@ -49,14 +63,12 @@ class KeptTensors(PaddleTensors):
         name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        row = Row()
-        note = Note("paddle.Tensor", name, tuple(tensor.shape), row, not tensor.stop_gradient, save)
+        note = Note("paddle.Tensor", name, tuple(tensor.shape), None, not tensor.stop_gradient, save)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            if 0 not in note.shape:
-                row.payload = array = _numpy(tensor)
-                row.address = address_of(array) if dtype is _float32 else 0
+            note.row = self._copied(tensor, note.shape)
             return note
+        note.row = Row()
         held = note, tensor, _version(tensor), self
         self._fill(held)
         if self._trusted:
@@ -72,13 +84,27 @@ class KeptTensors(PaddleTensors):
         self._fill((note, alias, _version(alias), self))
         return note
 
+    def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:
+        """A copy. What one layer hands on is mostly what the one before it gets next: then it is the same copy."""
+        plain = gradient.dtype is _float32 and _lies_open(gradient)
+        address, array, row = self._last
+        known = plain and array.shape == shape and _data_ptr(gradient) == address
+        if known and _memcmp(address, row.address, array.nbytes) == 0:  # nothing was added to it since
+            return row
+        row = Row()
+        if 0 not in shape:
+            row.payload = array = _numpy(gradient)
+            if plain:
+                row.address = address_of(array)
+                self._last = _data_ptr(gradient), array, row
+        return row
+
     def _fill(self, held: Holding) -> None:
         note, tensor, _, _ = held
         if 0 in note.shape or note.row is None:
             return
-        may_hold = not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place()) and _is_contiguous(tensor)
         address = _data_ptr(tensor) if note.dtype == "paddle.float32" else 0
-        if not (may_hold and aliases.hold(held, address)):
+        if self.exposed or not _lies_open(tensor) or not aliases.hold(held, address):
             note.row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)
@@ -91,6 +117,7 @@ class KeptTensors(PaddleTensors):
 
     def forget(self) -> None:
         self._held.clear()
+        self._last = _NOTHING
         super().forget()
 
     def trust(self) -> None:
