@@ -7,7 +7,7 @@ out, scripted code) tensors are copied at once, and so is everything outside ``h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
@@ -70,14 +70,16 @@ class Aliases:
     def drop_changed(self) -> int:
         """Take out what was written to unseen: its value is lost. Returns how many."""
         waiting = self._waiting
-        lost = [note for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
-        _empty(lost)
+        lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
+        for row in lost:
+            if row is not None:
+                row.payload, row.address = None, 0
         return len(lost)
 
     @contextmanager
     def held_until_compared(self, *, allowed: bool) -> Iterator[None]:
-        """Hold tensors while this block runs; after it they are gone. A block inside another belongs to that; other
-        threads copy."""
+        """Hold tensors while this block runs; after it nobody may look at them. A block inside another belongs to that;
+        other threads copy."""
         if not allowed or self._thread is not None:
             yield
             return
@@ -86,15 +88,7 @@ class Aliases:
             yield
         finally:
             self._thread = None
-            waiting, self._waiting = self._waiting, []
-            _empty(note for note, _, _, _ in waiting)
-
-
-def _empty(notes: Iterable[Note]) -> None:
-    for note in notes:
-        row = note.row
-        if row is not None:
-            row.payload, row.address = None, 0
+            self._waiting = []
 
 
 aliases = Aliases()  # of this process: two models may share memory

@@ -112,6 +112,8 @@ def _run_and_compare(
     if lost:
         tested.problems.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
     found = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+    tested.run.release()
+    reference.run.release()
     more = fed
     if LOSS_PHASE in phases:
         more += compare_losses(tested, reference, options, step)
@@ -121,8 +123,6 @@ def _run_and_compare(
 def add_findings(story: Story, found: Found, more: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
     """Judge the findings of a step and add them to the rest."""
     story.runs = raw, base
-    raw.release()
-    base.release()
     if isinstance(found, Calm) and not differing(more):
         story.findings.append(Calm(len(found) + len(more), lambda: _in_order([*more, *found])))
         return

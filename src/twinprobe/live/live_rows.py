@@ -26,6 +26,15 @@ _NO_LIST: tuple[str, list[Any]] = ("", [])
 _NO_DICT: tuple[str, dict[str, Any]] = ("", {})
 _NOTES = {Note}
 
+
+class _NoNote:
+    """What a value that is no tensor looks like."""
+
+    dtype = shape = None
+
+
+_NO_NOTE: Any = _NoNote()
+
 # The role of each row of a call, and what follows the call's name in the row's, such as ``output.0``.
 Layout = tuple[tuple[int, ...], tuple[str, ...]]
 
@@ -43,19 +52,23 @@ def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
 class LiveRows:
     """The calls of a run in the order in which they ended, each with its layout, and the values of all of them.
 
-    ``starts`` has the first row of each call, and one past the last row of all.
+    ``starts`` has the first row of each call, and one past the last row of all. ``dtypes`` and ``shapes`` are None for
+    what is no tensor; ``plain`` has these by their rows. They stay when the values are gone.
     """
 
     names: list[str] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     value: list[Any] = field(default_factory=list)
+    dtypes: list[str | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    plain: dict[int, Leaf] = field(default_factory=dict)
 
     def append(self, entry: Entry) -> None:
         """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
         parts = entry.parts
         if entry.boxed:
-            self._close(entry.name, ((GRADIENT,) * len(parts), tuple(parts)), [value for _, value in parts.values()])
+            self._add(entry.name, ((GRADIENT,) * len(parts), tuple(parts)), [value for _, value in parts.values()])
             return
         if "input" in parts:
             direction = BACKWARD
@@ -71,13 +84,22 @@ class LiveRows:
         if values and set(map(type, values)) != _NOTES:
             self._append_mixed(entry.name, parts, direction)
         else:
-            self._close(entry.name, layout, values)
+            self._add(entry.name, layout, values)
 
-    def _close(self, name: str, layout: Layout, values: list[Any]) -> None:
+    def _add(self, name: str, layout: Layout, values: list[Any]) -> None:
         self.names.append(name)
         self.layouts.append(layout)
         self.value += values
+        self.dtypes += [one.dtype for one in values]
+        self.shapes += [one.shape for one in values]
         self.starts.append(len(self.value))
+
+    def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
+        begin = len(self.value)
+        self.plain |= {row: _plain(one, "") for row, (_, _, one) in enumerate(rows, begin) if type(one) is not Note}
+        looks = [one if type(one) is Note else _NO_NOTE for _, _, one in rows]
+        self._add(name, (tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)), looks)
+        self.value[begin:] = [one for _, _, one in rows]
 
     def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
         """A call with other values than tensors, or with tensors inside of others."""
@@ -86,8 +108,7 @@ class LiveRows:
             held = parts[key][1] if key in parts else None
             if held:
                 _flatten(role, front, held, rows)
-        roles, suffixes, values = zip(*rows, strict=True) if rows else ((), (), ())
-        self._close(name, (roles, suffixes), list(values))
+        self._add_mixed(name, rows)
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
         """Append a call made of another's rows: of each of these calls those in these roles."""
@@ -95,8 +116,7 @@ class LiveRows:
         for call, roles in parts:
             values = source.value[source.starts[call] : source.starts[call + 1]]
             rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
-        taken = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
-        self._close(name, taken, [row[2] for row in rows])
+        self._add_mixed(name, rows)
 
     @cached_property
     def role(self) -> list[int]:
@@ -113,24 +133,8 @@ class LiveRows:
         """The number of each row's call."""
         return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
 
-    @cached_property
-    def plain(self) -> dict[int, Leaf]:
-        """The rows that are no tensors."""
-        return {row: _plain(one, "") for row, one in enumerate(self.value) if type(one) is not Note}
-
-    @cached_property
-    def dtypes(self) -> list[str | None]:
-        """As each framework spells them; None for what is no tensor."""
-        return [one.dtype if type(one) is Note else None for one in self.value]
-
-    @cached_property
-    def shapes(self) -> list[tuple[int, ...] | None]:
-        """None for what is no tensor."""
-        return [one.shape if type(one) is Note else None for one in self.value]
-
     def release(self) -> None:
         """Let go of all values; what they look like stays."""
-        _ = self.plain, self.dtypes, self.shapes
         self.value = []
 
 
