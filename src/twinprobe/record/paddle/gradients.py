@@ -7,7 +7,7 @@ the operations inside it. An alias per use, and not one per layer, keeps the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from typing import Any
 
@@ -105,20 +105,21 @@ class UseGraph:
                 made[id(kept)] = kept
 
         def swap(value: Any) -> Any:
-            if not isinstance(value, _Tensor) or value.stop_gradient or not value.is_dense():
+            if not isinstance(value, _Tensor) or value.stop_gradient:
+                return value
+            users = self._users.get(id(value), ())
+            # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
+            if (not users and value.is_leaf) or not value.is_dense():
                 return value
             alias = made.get(id(value))
             if alias is None:
-                heard = self._listener(value)
-                # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
-                alias = made[id(value)] = value if heard is None and value.is_leaf else share(value, heard)
+                alias = made[id(value)] = share(value, self._listener(users))
             return alias
 
         return replaced(tuple(args), swap), replaced(kwargs, swap)
 
-    def _listener(self, tensor: Any) -> Heard | None:
-        users = self._users.get(id(tensor))
-        if users is None:
+    def _listener(self, users: Collection[User]) -> Heard | None:
+        if not users:
             return None
         for crossing, index in users:
             crossing.expect(index)
@@ -133,7 +134,7 @@ class UseGraph:
                 frame.crossing.give_up(index)
 
 
-def _left(users: Iterable[User], gradient: Any) -> None:
+def _left(users: Collection[User], gradient: Any) -> None:
     for crossing, index in users:
         crossing.leave(index, gradient)
 
