@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any, Protocol
 
-from twinprobe.record.rows import Row
+from twinprobe.record.rows import Note
 from twinprobe.runs.host_tensor import HostTensor
 
 
@@ -27,11 +27,14 @@ class Holder(Protocol):
         """What a row keeps of a tensor that may change."""
 
 
+Holding = tuple[Note, Any, int, Holder]  # what has the tensor, the tensor, its number then, who knows it
+
+
 class Aliases:
     """The rows that are no copies yet, of all models: what one run writes may be what another one holds."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Row, Any, int, Holder]] = []
+        self._waiting: list[Holding] = []
         self._thread: int | None = None
 
     @property
@@ -39,16 +42,25 @@ class Aliases:
         """Whether this thread may hold tensors."""
         return self._thread == get_ident()
 
-    def hold(self, row: Row, tensor: Any, version: int, holder: Holder) -> None:
-        """Let a row have the tensor itself."""
-        row.payload = tensor
-        self._waiting.append((row, tensor, version, holder))
+    def hold(self, held: Holding, address: int) -> bool:
+        """Let a note's row have the tensor itself; False where this thread may not hold any."""
+        if self._thread != get_ident():
+            return False
+        row = held[0].row
+        assert row is not None
+        row.payload, row.address = held[1], address
+        self._waiting.append(held)
+        return True
 
     def settle(self) -> None:
         """Somebody is about to write."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for row, tensor, _, holder in waiting:
+            for note, tensor, _, holder in waiting:
+                row = note.row
+                if row is None:
+                    continue
+                row.address = 0
                 shown = row.payload
                 if isinstance(shown, HostTensor):  # somebody has looked at it, where it lies
                     row.payload = HostTensor(shown.dtype, shown.shape, shown.data.copy())
@@ -58,15 +70,16 @@ class Aliases:
     def drop_changed(self) -> int:
         """Take out what was written to unseen: its value is lost. Returns how many."""
         waiting = self._waiting
-        lost = [row for row, tensor, version, holder in waiting if holder.version_of(tensor) != version]
+        lost = [note.row for note, tensor, version, holder in waiting if holder.version_of(tensor) != version]
         for row in lost:
-            row.payload = None
+            if row is not None:
+                row.payload, row.address = None, 0
         return len(lost)
 
     @contextmanager
     def held_until_compared(self, *, allowed: bool) -> Iterator[None]:
-        """Hold tensors while this block runs; after it they are gone. A block inside another belongs to that; other
-        threads copy."""
+        """Hold tensors while this block runs; after it nobody may look at them. A block inside another belongs to that;
+        other threads copy."""
         if not allowed or self._thread is not None:
             yield
             return
@@ -75,9 +88,7 @@ class Aliases:
             yield
         finally:
             self._thread = None
-            waiting, self._waiting = self._waiting, []
-            for row, _, _, _ in waiting:
-                row.payload = None
+            self._waiting = []
 
 
 aliases = Aliases()  # of this process: two models may share memory

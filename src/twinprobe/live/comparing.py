@@ -112,6 +112,8 @@ def _run_and_compare(
     if lost:
         tested.problems.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
     found = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+    tested.run.release()
+    reference.run.release()
     more = fed
     if LOSS_PHASE in phases:
         more += compare_losses(tested, reference, options, step)

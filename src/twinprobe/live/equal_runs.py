@@ -63,14 +63,7 @@ def _is_model(name: str) -> bool:
 
 def _alike(raw: Values, base: Values, partners: list[int]) -> bool:
     """Whether partners have the same rows, by the names within a call."""
-    mine, theirs = raw.live, base.live
-    assert mine is not None
-    assert theirs is not None
-    if mine.suffix == theirs.suffix and mine.starts == theirs.starts and partners == list(range(len(partners))):
-        return True
-    for op, other in enumerate(partners):
-        first, last = mine.starts[op], mine.starts[op + 1]
-        begin, end = theirs.starts[other], theirs.starts[other + 1]
-        if mine.suffix[first:last] != theirs.suffix[begin:end]:
-            return False
-    return True
+    assert raw.live is not None
+    assert base.live is not None
+    layouts = base.live.layouts
+    return all(mine[1] == layouts[other][1] for mine, other in zip(raw.live.layouts, partners, strict=True))

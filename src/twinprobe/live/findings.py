@@ -11,7 +11,6 @@ from twinprobe.live.matching import Matches
 from twinprobe.live.measuring import Pair, PairGaps
 from twinprobe.live.missing_gradients import missing_gradients
 from twinprobe.measure.tolerance import Gap, Tolerance
-from twinprobe.runs.leaf import TENSOR
 from twinprobe.runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
@@ -52,8 +51,9 @@ def find_differences(
 ) -> Found:
     """Measure every paired row of the phases that are asked for."""
     telling = _Telling(raw, base, matches.doubtful, step)
-    kinds = raw.columns["kind"], base.columns["kind"]
-    wanted = [row for row in matches.rows if kinds[0][row[0]] == TENSOR and kinds[1][row[1]] == TENSOR]
+    wanted = matches.rows
+    if raw.plain or base.plain:
+        wanted = [row for row in wanted if row[0] not in raw.plain and row[1] not in base.plain]
     if not phases >= frozenset(PHASE_ORDER):
         wanted = [row for row in wanted if telling.phase(row) in phases]
     gaps = PairGaps(raw, base, wanted, tolerance)
@@ -64,7 +64,7 @@ def find_differences(
 
 
 class _Telling:
-    """Puts measured pairs into words. Holds no tensor."""
+    """Puts measured pairs into words."""
 
     def __init__(self, raw: Values, base: Values, doubtful: set[str], step: int) -> None:
         self._ops = raw.ops, base.ops

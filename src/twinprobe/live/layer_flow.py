@@ -6,6 +6,7 @@ from collections import defaultdict
 
 from twinprobe.live.layer_trees import Tree, sizes_of
 from twinprobe.live.live_run import Values
+from twinprobe.record.rows import Row
 from twinprobe.runs.names import FORWARD, parse_op
 from twinprobe.runs.table import INPUT, OUTPUT
 
@@ -41,15 +42,16 @@ def pair_by_flow(target: Tree, source: Tree, one: Values, other: Values, pairs: 
 
 def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
     """For each layer that holds weights: the layers whose result it takes as it is."""
-    made: dict[int, str] = {}
-    taken: dict[str, set[int]] = defaultdict(set)
+    made: dict[Row, str] = {}
+    taken: dict[str, set[Row]] = defaultdict(set)
     names = [parse_op(name) for name in run.ops]
+    notes = run.live.value if run.live is not None else []
     for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
-        name, identity = names[op], run.identities[row]
-        if not identity or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
+        name, held = names[op], getattr(notes[row], "row", None)
+        if held is None or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
             continue
         if role == OUTPUT:
-            made.setdefault(identity, name.body)
+            made.setdefault(held, name.body)
         elif role == INPUT:
-            taken[name.body].add(identity)
+            taken[name.body].add(held)
     return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}

@@ -4,101 +4,186 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.rows import Leaf as PlainLeaf
 from twinprobe.runs.leaf import TENSOR, Leaf, settle
+from twinprobe.runs.names import BACKWARD, FORWARD
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TableBuilder
 
-# In the order of roles, in which the rows of a call stand.
-_ROLES = (
-    ("input_args", INPUT), ("input_kwargs", INPUT), ("input", INPUT), ("parameters", PARAMETER), ("output", OUTPUT),
-)  # fmt: skip
+# What a call took and gave, in the order of roles, in which its rows stand.
+_PARTS = {
+    FORWARD: (
+        ("input_args", INPUT, "input"), ("input_kwargs", INPUT, "input"), ("parameters", PARAMETER, "parameters"),
+        ("output", OUTPUT, "output"),
+    ),
+    BACKWARD: (("input", INPUT, "input"), ("output", OUTPUT, "output")),
+}  # fmt: skip
+_NO_LIST: tuple[str, list[Any]] = ("", [])
+_NO_DICT: tuple[str, dict[str, Any]] = ("", {})
+_NOTES = {Note}
 
 
-@dataclass(slots=True)
+class _NoNote:
+    """What a value that is no tensor looks like."""
+
+    dtype = shape = None
+
+
+_NO_NOTE: Any = _NoNote()
+
+# The role of each row of a call, and what follows the call's name in the row's, such as ``output.0``.
+Layout = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
+    """The layout of a call that takes and gives tensors only, so many or under these names. Thousands share a few."""
+    rows = []
+    for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
+        rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]
+    return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
+
+
+@dataclass
 class LiveRows:
-    """One list per column. ``suffix`` is what follows the call's name, such as ``output.0``; ``starts`` has the first
-    row of each call, and one past the last row of all."""
+    """The calls of a run in the order in which they ended, each with its layout, and the values of all of them.
 
-    op: list[int] = field(default_factory=list)
-    role: list[int] = field(default_factory=list)
-    suffix: list[str] = field(default_factory=list)
+    ``starts`` has the first row of each call, and one past the last row of all. ``dtypes`` and ``shapes`` are None for
+    what is no tensor; ``plain`` has these by their rows. They stay when the values are gone.
+    """
+
+    names: list[str] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
     value: list[Any] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
+    dtypes: list[str | None] = field(default_factory=list)
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    plain: dict[int, Leaf] = field(default_factory=dict)
 
-    def add(self, op: int, role: int, suffix: str, value: Any) -> None:
-        """Append a value, or all that are in it."""
-        kind = type(value)
-        if kind is list or kind is dict:
-            for key, item in value.items() if kind is dict else enumerate(value):
-                if type(item) is Note:
-                    self.op.append(op)
-                    self.role.append(role)
-                    self.suffix.append(f"{suffix}.{key}")
-                    self.value.append(item)
-                else:
-                    self.add(op, role, f"{suffix}.{key}", item)
-        elif kind is not PlainLeaf or "value" in value.json:
-            self.op.append(op)
-            self.role.append(role)
-            self.suffix.append(suffix)
-            self.value.append(value)
+    def append(self, entry: Entry) -> None:
+        """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
+        parts = entry.parts
+        if entry.boxed:
+            self._add(entry.name, ((GRADIENT,) * len(parts), tuple(parts)), [value for _, value in parts.values()])
+            return
+        if "input" in parts:
+            direction = BACKWARD
+            arrived, left = parts["input"][1], parts["output"][1]
+            values = arrived + left
+            layout = _layout(BACKWARD, len(arrived), len(left))
+        else:
+            direction = FORWARD
+            args, given = parts.get("input_args", _NO_LIST)[1], parts.get("output", _NO_LIST)[1]
+            kwargs, own = parts.get("input_kwargs", _NO_DICT)[1], parts.get("parameters", _NO_DICT)[1]
+            values = [*args, *kwargs.values(), *own.values(), *given]
+            layout = _layout(FORWARD, len(args), tuple(kwargs), tuple(own), len(given))
+        if values and set(map(type, values)) != _NOTES:
+            self._append_mixed(entry.name, parts, direction)
+        else:
+            self._add(entry.name, layout, values)
+
+    def _add(self, name: str, layout: Layout, values: list[Any]) -> None:
+        self.names.append(name)
+        self.layouts.append(layout)
+        self.value += values
+        self.dtypes += [one.dtype for one in values]
+        self.shapes += [one.shape for one in values]
+        self.starts.append(len(self.value))
+
+    def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
+        begin = len(self.value)
+        self.plain |= {row: _plain(one, "") for row, (_, _, one) in enumerate(rows, begin) if type(one) is not Note}
+        looks = [one if type(one) is Note else _NO_NOTE for _, _, one in rows]
+        self._add(name, (tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)), looks)
+        self.value[begin:] = [one for _, _, one in rows]
+
+    def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
+        """A call with other values than tensors, or with tensors inside of others."""
+        rows: list[tuple[int, str, Any]] = []
+        for key, role, front in _PARTS[direction]:
+            held = parts[key][1] if key in parts else None
+            if held:
+                _flatten(role, front, held, rows)
+        self._add_mixed(name, rows)
+
+    def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
+        """Append a call made of another's rows: of each of these calls those in these roles."""
+        rows: list[tuple[int, str, Any]] = []
+        for call, roles in parts:
+            values = source.value[source.starts[call] : source.starts[call + 1]]
+            rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
+        self._add_mixed(name, rows)
+
+    @cached_property
+    def role(self) -> list[int]:
+        """What each row is to its call."""
+        return [role for roles, _ in self.layouts for role in roles]
+
+    @cached_property
+    def suffix(self) -> list[str]:
+        """What follows the name of the call in that of each row."""
+        return [suffix for _, suffixes in self.layouts for suffix in suffixes]
+
+    @cached_property
+    def op(self) -> list[int]:
+        """The number of each row's call."""
+        return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
+
+    def release(self) -> None:
+        """Let go of all values; what they look like stays."""
+        self.value = []
+
+
+def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]]) -> None:
+    """Append a value, or all that are in it."""
+    kind = type(value)
+    if kind is list or kind is dict:
+        for key, item in value.items() if kind is dict else enumerate(value):
+            _flatten(role, f"{suffix}.{key}", item, rows)
+    elif kind is not PlainLeaf or "value" in value.json:
+        rows.append((role, suffix, value))
 
 
 class Columns:
-    """The columns of a run by name, each made when it is asked for. Holds no tensor."""
+    """The columns of a run by name, each made when it is asked for."""
 
-    def __init__(self, rows: LiveRows, ops: list[str]) -> None:
-        self._ops = ops
-        self._suffix = rows.suffix
-        self._plain = {row: _plain(one, "") for row, one in enumerate(rows.value) if type(one) is not Note}
-        self._shape = [one.shape if type(one) is Note else None for one in rows.value]
-        self._dtype = [one.dtype if type(one) is Note else None for one in rows.value]
-        self._made: dict[str, list[Any]] = {"op": rows.op, "role": rows.role}
+    def __init__(self, rows: LiveRows) -> None:
+        self._rows = rows
+        self._made: dict[str, list[Any]] = {}
 
     def __getitem__(self, name: str) -> list[Any]:
         found = self._made.get(name)
         if found is None:
-            found = self._made[name] = getattr(self, f"_{name}s")()
+            found = self._made[name] = getattr(self, f"_{name}")()
         return found
 
-    def _names(self) -> list[str]:
-        return [f"{self._ops[op]}.{suffix}" for op, suffix in zip(self["op"], self._suffix, strict=True)]
+    def _op(self) -> list[int]:
+        return self._rows.op
 
-    def _kinds(self) -> list[int]:
-        return self._with_plain([TENSOR] * len(self._shape), "kind")
+    def _role(self) -> list[int]:
+        return self._rows.role
 
-    def _shapes(self) -> list[str | None]:
-        return self._with_plain([None if one is None else _shown(one) for one in self._shape], "shown_shape")
+    def _name(self) -> list[str]:
+        rows = self._rows
+        return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
 
-    def _dtypes(self) -> list[str | None]:
-        return self._with_plain(list(self._dtype), "dtype")
+    def _kind(self) -> list[int]:
+        return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
+
+    def _shape(self) -> list[str | None]:
+        return self._with_plain([None if one is None else _shown(one) for one in self._rows.shapes], "shown_shape")
+
+    def _dtype(self) -> list[str | None]:
+        return self._with_plain(list(self._rows.dtypes), "dtype")
 
     def _with_plain(self, column: list[Any], name: str) -> list[Any]:
-        for row, leaf in self._plain.items():
+        for row, leaf in self._rows.plain.items():
             column[row] = getattr(leaf, name)
         return column
-
-
-def rows_of(entries: list[Entry]) -> LiveRows:
-    """The rows of all calls, in the order in which they ended."""
-    rows = LiveRows()
-    add, starts, values = rows.add, rows.starts, rows.value
-    for op, entry in enumerate(entries):
-        starts.append(len(values))
-        parts = entry.parts
-        if entry.boxed:
-            for key, (_, value) in parts.items():
-                add(op, GRADIENT, key, value)
-            continue
-        for key, role in _ROLES:
-            part = parts.get(key)
-            if part is not None and part[1]:
-                add(op, role, "input" if part[0] == "kwargs" else part[0], part[1])
-    starts.append(len(values))
-    return rows
 
 
 def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:

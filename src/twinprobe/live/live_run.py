@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from twinprobe.live.live_rows import Columns, LiveRows, rows_of, table_of
+from twinprobe.live.live_rows import Columns, LiveRows, table_of
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.measure.addresses import address_of
 from twinprobe.measure.gaps import Spot, spot_of
@@ -65,7 +64,7 @@ class Values(Run):
         """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
         if self.live is None:
             return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
-        return Columns(self.live, self.ops)
+        return Columns(self.live)
 
     def _note(self, row: int) -> Note | None:
         assert self.live is not None
@@ -85,7 +84,7 @@ class Values(Run):
         return open_tensor(inside(self.tensor_folder, file)) if file else None
 
     def spot(self, row: int) -> Spot | None:
-        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go``."""
+        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go_files``."""
         host = self.tensor(row)
         if host is None:
             return None
@@ -93,46 +92,32 @@ class Values(Run):
             self._read.append(host)
         return spot_of(host)
 
-    def place(self, row: int) -> tuple[int, tuple[int, ...], int] | None:
-        """Address, shape and size of a float32 tensor of two elements or more that a live run kept; else None."""
-        if self.live is None:
-            return None
-        note = self.live.value[row]
-        shape, kept = note.shape, note.row
-        if note.dtype not in _FLOAT32_NAMES or kept is None:
-            return None
-        size, payload = _size(shape), kept.payload
-        kind = type(payload)
-        if payload is None or kind is HostTensor or tuple(payload.shape) != shape:  # of a sparse tensor, its values
-            return None
-        if kind is not np.ndarray:
-            at = payload.data_ptr()  # recorders keep tensors on the host only
-        elif payload.dtype == _FLOAT32 and payload.flags.c_contiguous:
-            at = address_of(payload)
-        else:
-            return None
-        return (at, shape, size) if size > 1 and not at & 3 else None
-
-    def let_go(self) -> None:
+    def let_go_files(self) -> None:
         """Nobody uses the spots of tensors from files any more."""
         self._read.clear()
 
+    def release(self) -> None:
+        """Nobody asks for the tensors of a live run any more."""
+        if self.live is not None:
+            self.live.release()
+
     @cached_property
-    def identities(self) -> list[int]:
-        """Equal for rows that hold the same tensor; 0 where that is not known."""
-        if self.live is None:
-            return [0] * self.table.height
-        return [id(one.row) if type(one) is Note and one.row is not None else 0 for one in self.live.value]
+    def plain(self) -> set[int]:
+        """Rows that are no tensors."""
+        if self.live is not None:
+            return set(self.live.plain)
+        return {row for row, kind in enumerate(self.columns["kind"]) if kind != TENSOR}
 
     @cached_property
     def turned(self) -> set[int]:
         """Rows of weights and of their gradients that are stored the other way round."""
         if self.live is None:
-            layouts = self.table["layout"].to_list()
+            found = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
         else:
-            layouts = [one.extra and one.extra.get("layout") if type(one) is Note else None for one in self.live.value]
-        kept = (PARAMETER, GRADIENT)
-        return {row for row, layout in enumerate(layouts) if layout == IN_OUT and self.columns["role"][row] in kept}
+            noted = [(row, one.extra) for row, one in enumerate(self.live.value) if type(one) is Note and one.extra]
+            found = [row for row, extra in noted if extra.get("layout") == IN_OUT]
+        roles = self.columns["role"]
+        return {row for row in found if roles[row] in (PARAMETER, GRADIENT)}
 
     def measure(self) -> None:
         """Fill in the statistics, which the automatic alignment goes by."""
@@ -144,13 +129,13 @@ class Values(Run):
 
 def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
     """What a recorder has left in its engine, as a run."""
-    ops = [entry.name for entry in engine.entries]
-    run = Values(Path(title), "tensor", "mix", framework, ops, None, [], rows_of(engine.entries), to_host, False)  # type: ignore[arg-type]
+    # Recorders are held by circles: their content must not wait for the garbage collector.
+    rows, engine.rows = engine.rows, LiveRows()
+    run = Values(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
     del run.table  # until somebody asks
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
     run.stack_table = engine.step.stacks
-    engine.entries.clear()  # recorders are held by circles: their content must not wait for the garbage collector
     return run
 
 
@@ -166,9 +151,17 @@ def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
     return leaf
 
 
-@lru_cache(maxsize=1024)
-def _size(shape: tuple[int, ...]) -> int:
-    return prod(shape)
+def address_in(note: Note) -> int:
+    """Where a float32 tensor lies; 0 for any other one, and where that cannot be told."""
+    if note.row is None or note.dtype not in _FLOAT32_NAMES:
+        return 0
+    payload = note.row.payload
+    kind = type(payload)
+    if payload is None or kind is HostTensor or tuple(payload.shape) != note.shape:  # of a sparse tensor, its values
+        return 0
+    if kind is not np.ndarray:
+        return int(payload.data_ptr())  # recorders keep tensors on the host only
+    return address_of(payload) if payload.dtype == _FLOAT32 and payload.flags.c_contiguous else 0
 
 
 def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from math import nan
+from functools import lru_cache
+from math import nan, prod
+from typing import cast
 
 from twinprobe.errors import DamagedTensor
-from twinprobe.live.live_run import Values
+from twinprobe.live.live_run import Values, address_in
 from twinprobe.measure.gaps import Gaps, Job, Places, compare_all, compare_places
 from twinprobe.measure.tolerance import Gap, Tolerance
+from twinprobe.record.rows import Note, Row
 from twinprobe.runs.host_tensor import HostTensor
 
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
@@ -24,23 +27,33 @@ class _Bunch:
 
     def clear(self) -> None:
         self.pairs: list[int] = []
-        self.places: Places = ([], [], [], [])
+        self.places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
         self.jobs: list[Job] = []
         self.elements = 0
 
-    def add_places(self, pair: int, raw: int, base: int, size: int, rows: int) -> None:
-        self.pairs.append(pair)
-        raws, bases, sizes, turned = self.places
-        raws.append(raw)
-        bases.append(base)
-        sizes.append(size)
-        turned.append(rows)
-        self.elements += size
+    def add(self, pair: int, note: Note, other: Note, turned: bool) -> bool:
+        """Add a pair of tensors by their places; False where the kernel does not take them."""
+        one, two, shape = note.row, other.row, note.shape
+        if one is None or two is None:
+            return False
+        address, other_address = one.address or address_in(note), two.address or address_in(other)
+        if not address or not other_address or (address | other_address) & 3:
+            return False
+        size = _fitting(shape, other.shape, turned)
+        if size:
+            self.pairs.append(pair)
+            self.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))
+            self.elements += size
+        return size > 0
 
-    def add_job(self, pair: int, job: Job) -> None:
-        self.pairs.append(pair)
-        self.jobs.append(job)
-        self.elements += job[0].size
+
+@lru_cache(maxsize=1024)
+def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> int:
+    """How many elements the kernel would compare; 0 where it does not take two tensors of these shapes."""
+    if turned and (len(shape) > 2 or shape[::-1] != other):
+        return 0
+    size = prod(shape)
+    return size if size > 1 and (turned or shape == other) else 0
 
 
 class PairGaps:
@@ -70,27 +83,23 @@ class PairGaps:
         return gap
 
     def _measure_all(self, rows: list[Pair]) -> None:
-        """Most pairs are float32 of one shape, at two addresses: they are taken together."""
-        found = self._found
-        first: dict[tuple[int, int, bool], int] = {}
-        again: list[tuple[int, int]] = []
+        """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
         plain, odd = _Bunch(), _Bunch()
-        keys, other_keys = self._raw.identities, self._base.identities
+        again: list[tuple[int, int]] = []
         turned_rows, other_turned = self._raw.turned, self._base.turned
-        place_of, other_place_of = self._raw.place, self._base.place
+        first: dict[tuple[Row | None, Row | None, bool], int] = {}
+        live = self._raw.live is not None and self._base.live is not None
+        notes, other_notes = (run.live.value if run.live is not None else [] for run in (self._raw, self._base))
         for at, (row, other, _) in enumerate(rows):
             turned = (row in turned_rows) != (other in other_turned)
-            if keys[row] and other_keys[other]:
-                known = first.setdefault((keys[row], other_keys[other], turned), at)
-                if known != at:
+            if live:
+                note, other_note = notes[row], other_notes[other]
+                one, two = note.row, other_note.row
+                known = first.setdefault((one, two, turned), at)
+                if known != at and one is not None and two is not None:
                     again.append((at, known))
                     continue
-            place, other_place = place_of(row), other_place_of(other)
-            if place is not None and other_place is not None:
-                shape = place[1][::-1] if turned else place[1]
-                if shape == other_place[1] and (not turned or len(shape) <= 2):
-                    rows_of_raw = shape[-1] if turned and len(shape) == 2 else 0
-                    plain.add_places(at, place[0], other_place[0], place[2], rows_of_raw)
+                if plain.add(at, note, other_note, turned):
                     if plain.elements > _ELEMENTS_AT_ONCE:
                         self._measure(plain, rows)
                     continue
@@ -100,7 +109,7 @@ class PairGaps:
         self._measure(plain, rows)
         self._measure(odd, rows)
         for at, known in again:
-            found[at] = found[known]
+            self._found[at] = self._found[known]
 
     def _add_odd(self, bunch: _Bunch, at: int, pair: Pair, turned: bool) -> None:
         try:
@@ -111,7 +120,9 @@ class PairGaps:
         if one is None or two is None:
             self._found[at] = self._by_statistics(pair[0], pair[1])
             return
-        bunch.add_job(at, (one, two, turned))
+        bunch.pairs.append(at)
+        bunch.jobs.append((one, two, turned))
+        bunch.elements += one.size
 
     def _measure(self, bunch: _Bunch, rows: list[Pair]) -> None:
         def hosts(at: int) -> tuple[HostTensor, HostTensor]:
@@ -124,13 +135,14 @@ class PairGaps:
         if bunch.jobs:
             gaps = compare_all(bunch.jobs, hosts, self._tolerance, in_all=len(rows))
         else:
-            gaps = compare_places(bunch.places, hosts, self._tolerance, in_all=len(rows))
+            columns = tuple(map(list, zip(*bunch.places, strict=True))) or ([], [], [], [])
+            gaps = compare_places(cast(Places, columns), hosts, self._tolerance, in_all=len(rows))
         for place, pair in enumerate(bunch.pairs, _BUNCH * len(self._bunches)):
             self._found[pair] = place
         self._bunches.append(gaps)
         bunch.clear()
-        self._raw.let_go()
-        self._base.let_go()
+        self._raw.let_go_files()
+        self._base.let_go_files()
 
     def _by_statistics(self, row: int, other: int) -> Gap | None:
         """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""

@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
+from twinprobe.live.live_rows import LiveRows
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine, Framework, Step
 from twinprobe.record.filters import NameFilter
 from twinprobe.record.problems import Problems
 from twinprobe.record.rows import Entry
 
+_MODULES = ("Module.", "Cell.")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
 
 
 class MemoryEngine(Engine):
-    """Takes entries as they come. ``entries``, ``parents`` and ``stacks`` are what a dump folder would hold."""
+    """Takes entries as they come. ``rows``, ``parents`` and ``stacks`` are what a dump folder would hold.
+
+    What runs outside the model (the loss, say) is not the model's, and no call is inside of it: it is left out.
+    """
 
     def __init__(self, config: RecordConfig, framework: Framework, *, hidden: tuple[str, ...] = ()) -> None:
         # Engine's own __init__ opens the writer; nothing of that is wanted here.
@@ -28,7 +33,7 @@ class MemoryEngine(Engine):
         self.step_number = 0
         self.step: Step | None = Step(0, cast(Any, None), (_PACKAGE, *hidden))
         self._trees = True
-        self.entries: list[Entry] = []
+        self.rows = LiveRows()
 
     @property
     def parents(self) -> dict[str, str | None]:
@@ -57,6 +62,13 @@ class MemoryEngine(Engine):
     def close(self) -> None:
         """Nothing is open."""
 
+    def link(self, child: str, parent: str | None) -> None:
+        """Note the enclosing call."""
+        if parent or child.startswith(_MODULES):
+            self.parents[child] = parent
+
     def emit(self, entry: Entry) -> None:
         """Keep a finished entry."""
-        self.entries.append(entry)
+        name = entry.name
+        if name.startswith(_MODULES) or name in self.parents:
+            self.rows.append(entry)

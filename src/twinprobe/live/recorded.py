@@ -150,6 +150,8 @@ def _compare(
 ) -> None:
     matches = match_runs(tested, reference, layer_map, raw.paths if raw is not None else None, None)
     found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
+    tested.release()
+    reference.release()
     if options.only:
         found = only_places(found, options.only)
     if not found:

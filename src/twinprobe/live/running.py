@@ -56,7 +56,7 @@ def run_model(
     """One forward (and backward) pass of a model, recorded."""
     adapter, model = one.adapter, one.model
     call = prepare_call(one.inputs, adapter, model)
-    adapter.clear_gradients(model)
+    adapter.clear_gradients(model, one.paths.layer.values())
     with ExitStack() as stack:
         stack.enter_context(_random(one, options, masks))
         engine = stack.enter_context(

@@ -7,9 +7,13 @@ from typing import Any
 
 from twinprobe.live.frameworks.adapter import Adapter
 from twinprobe.live.layer_map import LayerMap
+from twinprobe.live.live_rows import LiveRows
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.record.rows import Entry
 from twinprobe.runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+
+_TAKEN, _GIVEN = frozenset({INPUT}), frozenset({OUTPUT})
+_ALL = _TAKEN | _GIVEN | {PARAMETER, GRADIENT}
 
 
 @dataclass
@@ -32,33 +36,21 @@ class Paths:
 def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
     if layer_map.is_empty:
-        _leave_out_loose(engine)
         return
     scene = _Scene(engine.parents, paths, layer_map)
-    kept = [entry for entry in engine.entries if not scene.drops(entry.name)]
+    kept = LiveRows()
+    for call, name in enumerate(engine.rows.names):
+        if not scene.drops(name):
+            kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
         for side in (group.one, group.other):
             if all(id(layer) in paths.of for layer in side):
                 kept = _merged(kept, [paths.of[id(layer)] for layer in side])
     parents = engine.parents
     moved = {name: _kept_parent(name, parents, scene) for name in parents if not scene.drops(name)}
-    engine.entries[:] = kept
+    engine.rows = kept
     parents.clear()
     parents.update(moved)
-
-
-def _leave_out_loose(engine: MemoryEngine) -> None:
-    """What runs outside the model (the loss, say) is not the model's; no call is inside of it."""
-    parents = engine.parents
-    loose = {entry.name for entry in engine.entries if not parents.get(entry.name) and not _is_module(entry.name)}
-    loose |= {name for name, parent in parents.items() if not parent and not _is_module(name)}
-    engine.entries[:] = [entry for entry in engine.entries if entry.name not in loose]
-    for name in loose:
-        parents.pop(name, None)
-
-
-def _is_module(name: str) -> bool:
-    return name.startswith(("Module.", "Cell."))
 
 
 class _Scene:
@@ -78,13 +70,8 @@ class _Scene:
         """Whether this call takes no part."""
         found = self._known.get(name)
         if found is None:
-            found = self._known[name] = self._is_loose(name) or self._is_hidden(name)
+            found = self._known[name] = self._is_hidden(name)
         return found
-
-    def _is_loose(self, name: str) -> bool:
-        """What runs outside the model (the loss, say) is not the model's."""
-        op = parse_op(name)
-        return not op.is_module and self._parents.get(name) is None
 
     def _is_hidden(self, name: str) -> bool:
         op = parse_op(name)
@@ -109,29 +96,25 @@ def _kept_parent(name: str, parents: dict[str, str | None], scene: _Scene) -> st
     return parent
 
 
-def _merged(entries: list[Entry], members: list[str]) -> list[Entry]:
+def _merged(rows: LiveRows, members: list[str]) -> LiveRows:
     """A group as one call: what the first took, what the last gave; the same backward."""
     first, last = members[0], members[-1]
-    starts: dict[int, Entry] = {}
-    ends: dict[int, Entry] = {}
-    kept = []
-    for entry in entries:
-        op = parse_op(entry.name)
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    kept = LiveRows()
+    for call, name in enumerate(rows.names):
+        op = parse_op(name)
         if not op.is_module or op.body not in members:
-            kept.append(entry)
-            continue
-        if op.direction == FORWARD:
+            kept.take(name, rows, (call, _ALL))
+        elif op.direction == FORWARD:
             if op.body == first:
-                starts[op.call] = entry
+                starts[op.call] = call
             if op.body == last:
-                taken = starts.get(op.call, entry).parts
-                parts = {key: part for key, part in taken.items() if key in ("input_args", "input_kwargs")}
-                kept.append(Entry(entry.name, parts | {"output": entry.parts.get("output", ("output", []))}))
+                kept.take(name, rows, (starts.get(op.call, call), _TAKEN), (call, _GIVEN))
         elif op.direction == BACKWARD:
             if op.body == last:
-                ends[op.call] = entry
+                ends[op.call] = call
             if op.body == first and op.call in ends:
                 end = ends[op.call]
-                parts = {"input": end.parts.get("input", ("input", []))}
-                kept.append(Entry(end.name, parts | {"output": entry.parts.get("output", ("output", []))}))
+                kept.take(rows.names[end], rows, (end, _TAKEN), (call, _GIVEN))
     return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twinprobe.record.rows import Entry
@@ -46,16 +47,16 @@ class ParameterGroups:
         self._groups.append(group)
         return group
 
-    def _expect(self, group: Group, name: str) -> None:
-        """A gradient is about to be noted: a second one of a parameter is of another pass."""
-        if name in group.found:
+    def _take(self, group: Group, name: str, note: Callable[..., Any], *what: Any) -> None:
+        """Note a gradient with ``note(*what)``. A second one of a parameter is of another pass."""
+        found = group.found
+        if name in found:
             self._emit(group)
+            found = group.found
         recorder = self._recorder
         recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
-
-    def _take(self, group: Group, name: str, noted: Any) -> None:
-        group.found[name] = noted
-        if len(group.found) == group.expected:
+        found[name] = note(*what)
+        if len(found) == group.expected:
             self._emit(group)
 
     def _emit(self, group: Group) -> None:

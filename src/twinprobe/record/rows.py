@@ -9,13 +9,16 @@ from typing import Any
 from twinprobe.measure.statistics import Statistics
 
 
-@dataclass(slots=True, eq=False)
 class Row:
-    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
+    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device.
+
+    What is empty is the class's, so that making one of thousands costs nothing.
+    """
 
     values: Statistics | None = None
     digest: str | float | None = None
     payload: Any = None
+    address: int = 0  # where a float32 payload lies in host memory, dense and in C order, if that is known
     file: str | None = None
     text: str | None = None
     text_key: Any = None

@@ -30,22 +30,18 @@ class StackTable:
 
     def place(self, frame: FrameType | None, base: Stack | None = None, stop: int = 0) -> Stack:
         """The stack of a frame. The walk ends at the frame with id ``stop`` and goes on with ``base``, its stack."""
-        key = [id(base)]
-        frames: list[tuple[CodeType, int]] = []
-        while frame is not None:
-            if id(frame) == stop:
-                break
-            code, at = frame.f_code, frame.f_lasti
-            key.append(id(code))  # hashing a code object itself is slow
-            key.append(at)
-            frames.append((code, at))
-            frame = frame.f_back
-        else:
+        places = [id(base)]
+        outer = frame
+        while outer is not None and id(outer) != stop:
+            places += id(outer.f_code), outer.f_lasti  # hashing a code object itself is slow
+            outer = outer.f_back
+        if outer is None:
             base = None
-            key[0] = 0
-        stack = self._stacks.get(tuple(key))
+            places[0] = 0
+        key = tuple(places)
+        stack = self._stacks.get(key)
         if stack is None:
-            stack = self._stacks[tuple(key)] = Stack(frames, base)
+            stack = self._stacks[key] = Stack(_frames(frame, outer), base)
         return stack
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +63,14 @@ class StackTable:
 
     def _hides(self, code: CodeType) -> bool:
         return code.co_filename.startswith(self._hidden)
+
+
+def _frames(frame: FrameType | None, end: FrameType | None) -> list[tuple[CodeType, int]]:
+    found = []
+    while frame is not None and frame is not end:
+        found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return found
 
 
 def _frame_text(code: CodeType, at: int) -> str:

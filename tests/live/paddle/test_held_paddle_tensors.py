@@ -88,3 +88,48 @@ def test_parameters_are_compared_as_they_were_when_the_layer_ran() -> None:
     weights = [one for one in result.findings if one.place == "parameter"]
     assert len(weights) == 4
     assert not any(one.differs for one in weights)
+
+
+def twice(output: Any) -> Any:
+    """A loss that runs a backward pass of its own before: the second one adds to the gradients of the first."""
+    output.sum().backward(retain_graph=True)
+    return output.mean()
+
+
+def test_gradients_of_a_first_pass_are_those_before_a_second_one_adds_to_them() -> None:
+    result = auto_diff(Layer(lambda h: h * 2), Module(), {"x": X}, loss_fns=[twice, twice], reference="second", **EASY)
+    first, second = (
+        [one for one in result.findings if one.phase == "gradients" and f"parameters_grad.{number}" in one.raw]
+        for number in (0, 1)
+    )
+    assert result
+    assert len(first) == len(second) == 4
+
+
+class Forked(paddle.nn.Layer):
+    """Three uses of what the first layer gives: its gradient is added up where the first part of it lies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (paddle.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        h = self.one(x)
+        return self.two(h) + self.three(h) + h
+
+
+class TorchForked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.one(x)
+        return self.two(h) + self.three(h) + h
+
+
+def test_a_share_of_a_gradient_and_the_whole_of_it_are_not_taken_for_one() -> None:
+    result = auto_diff(Forked(), TorchForked(), {"x": X}, reference="second", **EASY)
+    places = {one.place for one in result.findings if one.phase == "backward"}
+    assert result
+    assert places == {"gradient of output", "gradient of input"}

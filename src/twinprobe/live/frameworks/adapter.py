@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -57,8 +57,8 @@ class Adapter(Protocol):
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
 
-    def clear_gradients(self, model: Any) -> None:
-        """Forget gradients from earlier passes."""
+    def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
+        """Forget the gradients that a model's modules have from earlier passes."""
 
     def step(self, model: Any, optimizer: Any, /) -> None:
         """Let the optimizer change the parameters, then forget the gradients."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import paddle
 
-from twinprobe.live.aliases import aliases
+from twinprobe.live.aliases import Holding, aliases
+from twinprobe.measure.addresses import address_of
 from twinprobe.record.eager.host_rows import HostRows
+from twinprobe.record.eager.patches import Replaced
 from twinprobe.record.paddle.adapter import PaddleAdapter
 from twinprobe.record.paddle.tensors import PaddleTensors
 from twinprobe.record.rows import Note, Row
@@ -16,48 +22,90 @@ from twinprobe.record.rows import Note, Row
 _numpy = paddle.Tensor.numpy  # a copy already
 _data_ptr = paddle.Tensor.data_ptr
 _version = paddle.Tensor._inplace_version
+_detach = paddle.Tensor.detach
 _is_contiguous = paddle.Tensor.is_contiguous
 _float32 = paddle.float32
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
+_memcmp = ctypes.CDLL(None).memcmp if sys.platform != "win32" else ctypes.cdll.msvcrt.memcmp
+_memcmp.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", paddle.int64: "paddle.int64"}
+
+Copied = tuple[int, np.ndarray, Row]  # where a gradient lay, its copy, and what has that
+_NOTHING: Copied = 0, np.empty(0, np.float32), Row()
+
+
+def _lies_open(tensor: Any) -> bool:
+    """Whether it lies in host memory, dense and in C order."""
+    return (_ONLY_HOST or tensor.place.is_cpu_place()) and bool(_is_contiguous(tensor))
 
 
 class KeptTensors(PaddleTensors):
-    """The common tensors by a shorter way; all others as ever."""
+    """The common tensors by a shorter way; all others as ever.
+
+    All are held until the run is over, so that nothing else can get the identity of one that is gone.
+    """
 
     def __init__(self, rows: HostRows, adapter: KeepingAdapter) -> None:
         super().__init__(rows)
         self._adapter = adapter
+        self._held: dict[int, Holding] = {}
+        self._last = _NOTHING
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
+        held = self._held.get(id(tensor))
+        if held is not None and held[2] == _version(tensor) and held[0].requires_grad is not tensor.stop_gradient:
+            return held[0]
         dtype = tensor.dtype
         name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        shape = tuple(tensor.shape)
+        note = Note("paddle.Tensor", name, tuple(tensor.shape), None, not tensor.stop_gradient, save)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            copied = Row(payload=_numpy(tensor) if 0 not in shape else None)
-            return Note("paddle.Tensor", name, shape, copied, not tensor.stop_gradient, save)
-        stamp = _version(tensor), _data_ptr(tensor)
-        row = self.find(tensor, stamp)
-        if row is None:
-            row = Row()
-            if 0 not in shape:
-                self._keep_content(tensor, stamp[0], row)
-            self.keep(tensor, stamp, row)
-        return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
+            note.row = self._copied(tensor, note.shape)
+            return note
+        note.row = Row()
+        held = note, tensor, _version(tensor), self
+        self._fill(held)
+        if self._trusted:
+            self._held[id(tensor)] = held
+        return note
 
-    def _keep_content(self, tensor: Any, version: int, row: Row) -> None:
-        may_hold = aliases.allowed and not self.exposed and (_ONLY_HOST or tensor.place.is_cpu_place())
-        if may_hold and _is_contiguous(tensor):
-            aliases.hold(row, tensor, version, self)
-        else:
-            row.payload = _numpy(tensor)
+    def note_sum(self, gradient: Any, *, save: bool) -> Note:
+        """Note the gradient of a parameter. It becomes the parameter's, who may give its memory back."""
+        if not save or gradient.dtype is not _float32 or not gradient.is_dense() or not gradient._is_initialized():
+            return self.note(gradient, save=save)
+        note = Note("paddle.Tensor", "paddle.float32", tuple(gradient.shape), Row(), False, save)
+        alias = _detach(gradient)
+        self._fill((note, alias, _version(alias), self))
+        return note
+
+    def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:
+        """A copy. What one layer hands on is mostly what the one before it gets next: then it is the same copy."""
+        plain = gradient.dtype is _float32 and _lies_open(gradient)
+        address, array, row = self._last
+        known = plain and array.shape == shape and _data_ptr(gradient) == address
+        if known and _memcmp(address, row.address, array.nbytes) == 0:  # nothing was added to it since
+            return row
+        row = Row()
+        if 0 not in shape:
+            row.payload = array = _numpy(gradient)
+            if plain:
+                row.address = address_of(array)
+                self._last = _data_ptr(gradient), array, row
+        return row
+
+    def _fill(self, held: Holding) -> None:
+        note, tensor, _, _ = held
+        if 0 in note.shape or note.row is None:
+            return
+        address = _data_ptr(tensor) if note.dtype == "paddle.float32" else 0
+        if self.exposed or not _lies_open(tensor) or not aliases.hold(held, address):
+            note.row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)
 
@@ -66,6 +114,11 @@ class KeptTensors(PaddleTensors):
 
     def settle(self) -> None:
         aliases.settle()
+
+    def forget(self) -> None:
+        self._held.clear()
+        self._last = _NOTHING
+        super().forget()
 
     def trust(self) -> None:
         self.exposed = False
@@ -86,3 +139,16 @@ class KeepingAdapter(PaddleAdapter):
         super().__init__(rows)
         self._tensors = kept = KeptTensors(rows, self)
         self.note: Any = kept.note  # one call less for each of thousands
+        self.note_sum: Any = kept.note_sum
+
+    def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:
+        passed = False
+
+        def begins() -> None:
+            nonlocal passed
+            if passed:
+                aliases.settle()  # a second pass adds to the gradients of the first where they lie
+            passed = True
+            begin()
+
+        return super().pass_hooks(begins, end)

@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from twinprobe.live.aliases import aliases
+from twinprobe.live.aliases import Holding, aliases
 from twinprobe.record.rows import Note, Row
 from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
-_strided = torch.strided
 _contiguous = torch.contiguous_format
-_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_float32 = torch.float32
+# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped and so on.
+_keys_of: Any = torch._C._dispatch_keys
+_number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
+with torch.inference_mode(False):
+    _PLAIN = _number_of(_keys_of(torch.empty(1, device="cpu")))
 
 
 class _Watching(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
@@ -48,43 +52,38 @@ class KeptTensors(TensorBook):
 
     def __init__(self) -> None:
         super().__init__(values=False, digest=None)
-        self._held: dict[int, tuple[torch.Tensor, int, Note]] = {}
+        self._held: dict[int, Holding] = {}
         self._names: dict[torch.dtype, str] = {}
         self.exposed = False  # memory was handed out: who has it writes unseen
 
     def keep(self, tensor: torch.Tensor) -> Note:
         """Note a plain tensor or parameter and keep its content."""
-        version = -1
         held = self._held.get(id(tensor))
-        if held is not None:
-            version = tensor._version
-            if held[1] == version and held[2].requires_grad is tensor.requires_grad:
-                return held[2]
-        if not tensor.is_cpu or tensor.layout is not _strided or tensor.is_inference() or _is_odd(tensor):
+        if held is not None and held[2] == tensor._version and held[0].requires_grad is tensor.requires_grad:
+            return held[0]
+        if _number_of(_keys_of(tensor)) != _PLAIN:
             return self.note(tensor, save=True)
-        version = tensor._version
-        note = self._kept(tensor, tensor, version)
-        self._held[id(tensor)] = tensor, version, note
-        return note
+        held = self._held[id(tensor)] = self._kept(tensor, tensor)
+        return held[0]
 
     def keep_passing(self, tensor: torch.Tensor) -> Note:
         """The same for a tensor that autograd takes over, which it does only where nobody else has it."""
-        if type(tensor) is not torch.Tensor or not tensor.is_cpu or tensor.layout is not _strided or _is_odd(tensor):
+        if type(tensor) is not torch.Tensor or _number_of(_keys_of(tensor)) != _PLAIN:
             return self.note(tensor, save=True)
-        return self._kept(tensor, tensor.detach(), tensor._version)
+        return self._kept(tensor, tensor.detach())[0]
 
-    def _kept(self, tensor: torch.Tensor, held: torch.Tensor, version: int) -> Note:
-        dtype = tensor.dtype
+    def _kept(self, tensor: torch.Tensor, alias: torch.Tensor) -> Holding:
+        dtype, shape = tensor.dtype, tensor.shape
         name = self._names.get(dtype)
         if name is None:
             name = self._names[dtype] = str(dtype)
         row = Row()
-        if tensor.numel():
-            if _MAY_HOLD and aliases.allowed and not self.exposed and tensor.is_contiguous():
-                aliases.hold(row, held, version, self)
-            else:
+        held = Note("torch.Tensor", name, shape, row, tensor.requires_grad, True), alias, tensor._version, self
+        if 0 not in shape:
+            may_hold = _MAY_HOLD and not self.exposed and tensor.is_contiguous()
+            if not (may_hold and aliases.hold(held, tensor.data_ptr() if dtype is _float32 else 0)):
                 row.payload = self.copy_of(tensor)
-        return Note("torch.Tensor", name, tensor.shape, row, tensor.requires_grad, True)
+        return held
 
     version_of: Any = attrgetter("_version")
 
@@ -139,7 +138,3 @@ class KeepingRecorder(TorchRecorder):
     def stop(self) -> None:
         self.passes = 0
         super().stop()
-
-
-def _is_odd(tensor: torch.Tensor) -> bool:
-    return bool(tensor.is_neg() or tensor.is_conj() or tensor.is_quantized or tensor.is_nested or _wrapped(tensor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -69,7 +69,7 @@ class MindSporeAdapter(Modes):
         self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
         return outcome
 
-    def clear_gradients(self, model: Any) -> None:
+    def clear_gradients(self, model: Any, _modules: Iterable[Any], /) -> None:
         self._gradients.pop(model, None)
 
     def step(self, model: Any, optimizer: Any, /) -> None:
@@ -79,7 +79,7 @@ class MindSporeAdapter(Modes):
             optimizer(tuple(gradients[id(weight)] for weight in wanted))
         else:
             optimizer(*([tuple(gradients.values())] if _takes_one(optimizer) else []))
-        self.clear_gradients(model)
+        self.clear_gradients(model, ())
 
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):

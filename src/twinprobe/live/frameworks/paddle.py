@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -55,9 +55,10 @@ class PaddleAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
-    def clear_gradients(self, model: Any) -> None:
-        for parameter in model.parameters():
-            parameter.clear_gradient(set_to_zero=False)
+    def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
+        for module in modules:
+            for parameter in self.parameters(module).values():
+                parameter.clear_gradient(False)
 
     def step(self, _model: Any, optimizer: Any, /) -> None:
         if isinstance(optimizer, paddle.optimizer.Optimizer):

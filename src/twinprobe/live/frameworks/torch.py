@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,6 +25,7 @@ from twinprobe.runs.host_tensor import STORAGE, HostTensor
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {getattr(torch, name): name for name in ("float32", "float64", "int64", "int32")}
 _functional: Any = torch.nn.functional
+_accelerator: Any = getattr(torch, "accelerator", torch.cuda)
 
 
 class TorchAdapter(Modes):
@@ -71,8 +72,10 @@ class TorchAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
-    def clear_gradients(self, model: Any) -> None:
-        model.zero_grad(set_to_none=True)
+    def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
+        for module in modules:
+            for parameter in self.parameters(module).values():
+                parameter.grad = None
 
     def step(self, _model: Any, optimizer: Any, /) -> None:
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -112,7 +115,10 @@ class TorchAdapter(Modes):
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
     def seed(self, number: int) -> None:
-        torch.manual_seed(number)
+        if _accelerator.is_available():
+            torch.manual_seed(number)
+        else:  # the other way notes a stack trace for each kind of device, to be used when one turns up
+            torch.default_generator.manual_seed(number)
 
     def random_state(self) -> Any:
         return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None

@@ -15,6 +15,7 @@ from twinprobe.live.weights import layouts
 from twinprobe.live.weights.layouts import TRANSPOSED, Array, Layout, Rules, always
 
 _IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
+_float32 = paddle.float32
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
@@ -96,6 +97,8 @@ class PaddleStore:
 
     def own(self, module: Any) -> dict[str, Any]:
         held = {name: value for name, value in module._parameters.items() if value is not None}
+        if not module._buffers:
+            return held
         passing = module._non_persistable_buffer_names_set
         return held | {
             name: value for name, value in module._buffers.items() if value is not None and name not in passing
@@ -120,7 +123,8 @@ class PaddleStore:
         return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
-        return _dtype_name(tensor.dtype)
+        dtype = tensor.dtype
+        return "float32" if dtype is _float32 else _dtype_name(dtype)  # hashing one takes long
 
     def read(self, tensor: Any) -> Array:
         # NumPy has no bfloat16; Paddle would hand out its bits as integers.
@@ -136,7 +140,7 @@ class PaddleStore:
         if dtype is None or not plain or not (_ONLY_HOST or tensor.place.is_cpu_place()) or 0 in shape:
             return None
         memory = _bytes(prod(shape) * dtype.itemsize).from_address(tensor.data_ptr())
-        array: Array = np.frombuffer(memory, dtype).reshape(shape)
+        array: Array = np.ndarray(shape, dtype, memory)
         return array
 
     def write(self, tensor: Any, values: Array) -> None:

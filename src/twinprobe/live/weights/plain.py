@@ -6,7 +6,6 @@ Whatever is not plain (a map, a rule of the user's, shared tensors, another dtyp
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -39,24 +38,21 @@ def copy_plain(target: Any, source: Any) -> bool:
 
 
 def _holding(store: Store, model: Any) -> dict[str, tuple[Any, dict[str, Any]]] | None:
-    """The layers that hold tensors, by path, with what they hold; None where one layer is in two places."""
+    """The layers that hold tensors, by path (with a dot at its end), with what they hold; None where one layer is in
+    two places."""
     found: dict[str, tuple[Any, dict[str, Any]]] = {}
     seen: set[int] = set()
-    for path, module in _walk(store, model, ""):
+    todo = [("", model)]
+    while todo:
+        front, module = todo.pop()
         if id(module) in seen:
             return None
         seen.add(id(module))
         own = store.own(module)
         if own:
-            found[path] = module, own
+            found[front] = module, own
+        todo += [(f"{front}{name}.", child) for name, child in store.children(module).items()]
     return found
-
-
-def _walk(store: Store, module: Any, path: str) -> Iterator[tuple[str, Any]]:
-    yield path, module
-    front = f"{path}." if path else ""
-    for name, child in store.children(module).items():
-        yield from _walk(store, child, front + name)
 
 
 def _copies(

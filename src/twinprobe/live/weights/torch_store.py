@@ -63,6 +63,8 @@ class TorchStore:
 
     def own(self, module: Any) -> dict[str, Any]:
         held = {name: value for name, value in module._parameters.items() if value is not None}
+        if not module._buffers:
+            return held
         passing = module._non_persistent_buffers_set
         return held | {
             name: value for name, value in module._buffers.items() if value is not None and name not in passing

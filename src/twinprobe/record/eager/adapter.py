@@ -59,6 +59,9 @@ class Adapter(Protocol):
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Measure a tensor as it is now."""
 
+    def note_sum(self, gradient: Any, *, save: bool) -> Note:
+        """Measure the gradient of a parameter, summed up over its uses: nothing more is added to it in this pass."""
+
     def special(self, value: Any, key: str | None) -> Any:
         """The framework's other types as leaves; NOT_MINE for the rest."""
 

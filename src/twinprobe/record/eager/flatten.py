@@ -15,14 +15,15 @@ def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], d
     kind = type(value)
     if kind in _SCALARS:
         return found
-    if (kind is tuple or kind is list or kind is dict) and not value:
-        return found
-    if is_tensor(value):
+    if kind is not tuple and kind is not list and is_tensor(value):
         found.append(value)
     elif depth < _DEPTH_LIMIT:
         if isinstance(value, list | tuple):
             for item in value:
-                tensors_in(item, is_tensor, found, depth + 1)
+                if is_tensor(item):
+                    found.append(item)
+                elif type(item) not in _SCALARS:
+                    tensors_in(item, is_tensor, found, depth + 1)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 tensors_in(getattr(value, field.name, None), is_tensor, found, depth + 1)
@@ -40,6 +41,8 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     if kind is list or kind is tuple:
         items = None  # a new list only where something changes
         for at, item in enumerate(value):
+            if type(item) in _SCALARS:
+                continue
             new = replaced(item, swap)
             if new is not item:
                 if items is None:

@@ -58,17 +58,21 @@ class Crossing:
 
     def leave(self, index: int, gradient: Any) -> None:
         """A part of an input's gradient is known; None when this part turned out to be nothing."""
-        left = self._missing.get(index)
-        if self.done or left is None:
+        left = None if self.done else self._missing.get(index)
+        if left is None:
             return
         self._begin()
-        if gradient is not None:
-            self._parts.setdefault(index, []).append(gradient)
-        if left > 1:
-            self._missing[index] = left - 1
-            return
+        if left == 1 and index not in self._parts:  # the common case: all in one part
+            if gradient is not None:
+                self.outgoing[index] = self._crossings.owner.note_gradient(self.name, gradient)
+        else:
+            if gradient is not None:
+                self._parts.setdefault(index, []).append(gradient)
+            if left > 1:
+                self._missing[index] = left - 1
+                return
+            self._settle(index)
         del self._missing[index]
-        self._settle(index)
         if not self._missing:
             self.finish()
 
@@ -81,8 +85,8 @@ class Crossing:
             self._settle(index)
         for handle in self.handles:
             handle.remove()
-        self.handles.clear()
         self._crossings.end(self)
+        del self.incoming, self.outgoing, self.handles, self._parts, self._missing  # hooks may stay, and with them this
 
     def _begin(self) -> None:
         if not self.begun:

@@ -105,39 +105,34 @@ class ModuleWatch:
 
     def _record(self, info: ModuleInfo, original: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         recorder = self._recorder
-        in_api, recorder.in_api, recorder.busy = recorder.in_api, info.closed, True
+        in_api, recorder.in_api = recorder.in_api, info.closed
         call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
         self.calls.append(call)
         try:
-            with recorder.guard("recording a module's inputs"):
-                self._enter(call, args, kwargs, frame)
+            recorder.work("recording a module's inputs", self._enter, call, args, kwargs, frame)
             watch = call.crossing
             if watch is not None:
                 args, kwargs = watch.args, watch.kwargs
-            recorder.busy = False
             recorder.muted += info.whole
             try:
                 output = original(info.module, *args, **kwargs)
             except BaseException:
-                recorder.busy = True
-                with recorder.guard("recording a module's outputs"):
-                    self._leave(call, None, failed=True)
+                recorder.work("recording a module's outputs", self._leave, call, None, True)
                 raise
             finally:
                 recorder.muted -= info.whole
-            recorder.busy = True
-            with recorder.guard("recording a module's outputs"):
-                self._leave(call, output)
+            recorder.work("recording a module's outputs", self._leave, call, output)
             return output
         finally:
-            recorder.in_api, recorder.busy = in_api, False
+            recorder.in_api = in_api
             while self.calls and self.calls.pop() is not call:
                 continue
 
     def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: Any) -> None:
         recorder = self._recorder
+        gradients = recorder.backward and recorder.adapter.grad_enabled()
         if recorder.backward:
-            self._number_backward(call)
+            self._number_backward(call, gradients)
         recorder.link(call.name, call.parent.name if call.parent else recorder.loose_parent(), call.backward)
         recorder.engine.filter.entering(call.name)
         if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
@@ -147,13 +142,13 @@ class ModuleWatch:
                 call.parts["input_args"] = [recorder.capture(item) for item in args]
                 call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
                 call.parts["parameters"] = recorder.parameters_of(call.info)
-        if recorder.backward and recorder.adapter.grad_enabled():
+        if gradients:
             call.crossing = recorder.adapter.before_call(recorder.crossings, call.backward, args, kwargs, False)
 
-    def _number_backward(self, call: ModuleCall) -> None:
+    def _number_backward(self, call: ModuleCall, gradients: bool) -> None:
         """A module recomputed in backward takes the number of the forward that ran without gradients."""
         recorder, prefix = self._recorder, call.info.prefix
-        if not recorder.adapter.grad_enabled():
+        if not gradients:
             self._without_gradient.setdefault(prefix, []).append(call.number)
         elif recorder.passes:
             waiting = self._without_gradient.get(prefix)
@@ -168,7 +163,7 @@ class ModuleWatch:
         if call.stack is not None:
             call.stack.names.append(call.name)
 
-    def _leave(self, call: ModuleCall, output: Any, failed: bool = False) -> None:
+    def _leave(self, call: ModuleCall, output: Any, failed: bool = False, /) -> None:
         recorder = self._recorder
         if call.parts is not None:
             if not recorder.takes_all:

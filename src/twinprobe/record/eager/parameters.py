@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from twinprobe.record.eager.calls import ModuleInfo
@@ -22,16 +23,11 @@ class ParameterGradients(ParameterGroups):
                 continue
             group = self._group(info.module, info.prefix, len(named))
             for name, parameter in named.items():
-                self._handles.append(parameter.register_hook(self._hook(group, name)))
+                self._handles.append(parameter.register_hook(partial(self._arrived, group, name)))
 
-    def _hook(self, group: Group, name: str) -> Callable[[Any], None]:
+    def _arrived(self, group: Group, name: str, gradient: Any) -> None:
         recorder = self._recorder
-
-        def arrived(gradient: Any) -> None:
-            if not recorder.active or recorder.muted:
-                return
-            with recorder.hearing("recording a parameter's gradient"):
-                self._expect(group, name)
-                self._take(group, name, recorder.parameter_gradient(group.module, name, gradient))
-
-        return arrived
+        if recorder.active and not recorder.muted:
+            note = recorder.parameter_gradient
+            doing = "recording a parameter's gradient"
+            recorder.work(doing, self._take, group, name, note, group.module, name, gradient)

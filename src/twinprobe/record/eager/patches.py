@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import chain, repeat
 from operator import is_
 from types import ModuleType
 from typing import Any
@@ -25,11 +25,11 @@ class Patches:
         self._wrappers: dict[tuple[int, str], tuple[Site, Any]] = {}
         self._by_original: dict[int, Any] = {}
         self._scanned: dict[str, int] = {}
-        self._known: dict[int, set[str]] = {}
         self._modules = 0
-        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
         self._sites: Iterable[Site] | None = None
+        # By the number of a namespace: itself, and what it gets under which names. Homes of functions, and importers.
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._importers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self._classes: list[tuple[Any, str, Any]] = []
         self._before: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
@@ -81,7 +81,7 @@ class Patches:
             self._put()
 
     def _put(self) -> None:
-        for space, wrappers in self._spaces.values():  # thousands of names: a dict at a time
+        for space, wrappers in chain(self._spaces.values(), self._importers.values()):  # thousands: a dict at a time
             self._before.append((space, _values(space, wrappers), wrappers))
             space.update(wrappers)
         for owner, attribute, wrapper in self._classes:
@@ -91,8 +91,6 @@ class Patches:
             except (AttributeError, TypeError):
                 continue  # this class forbids it
             self._changed.append((owner, attribute, own, wrapper))
-        for names, name, _, wrapper in self._names:
-            names[name] = wrapper
 
     def _take(self) -> None:
         for owner, attribute, own, wrapper in reversed(self._changed):
@@ -108,12 +106,13 @@ class Patches:
                 space.update(zip(wrappers, before, strict=True))
                 continue
             for (name, wrapper), own in zip(wrappers.items(), before, strict=True):
-                if space.get(name) is wrapper and own is not _MISSING:  # else somebody has replaced it since
+                if space.get(name) is not wrapper:
+                    continue  # somebody has replaced it since
+                if own is _MISSING:
+                    del space[name]
+                else:
                     space[name] = own
         self._before.clear()
-        for names, name, original, wrapper in self._names:
-            if names.get(name) is wrapper:
-                names[name] = original
 
     def _scan(self) -> None:
         """Names that other modules imported: ``from mindspore.ops import relu``. Modules seen before are skipped."""
@@ -130,12 +129,12 @@ class Patches:
             self._scanned[module_name] = len(names)
             if self._by_original.keys().isdisjoint(map(id, list(names.values()))):
                 continue
-            known = self._known.setdefault(id(names), set())
+            _, wrappers = self._importers.setdefault(id(names), (names, {}))
+            _, at_home = self._spaces.get(id(names), (names, {}))
             for name, value in list(names.items()):
                 wrapper = self._by_original.get(id(value))
-                if wrapper is not None and name not in known:
-                    known.add(name)
-                    self._names.append((names, name, value, wrapper))
+                if wrapper is not None and name not in at_home:
+                    wrappers.setdefault(name, wrapper)
 
 
 def _values(space: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:

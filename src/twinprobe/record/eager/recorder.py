@@ -11,13 +11,13 @@ from twinprobe.record.config import RecordConfig
 from twinprobe.record.eager.adapter import Adapter
 from twinprobe.record.eager.apis import ApiWatch
 from twinprobe.record.eager.calls import ModuleInfo
-from twinprobe.record.eager.faults import Guard
+from twinprobe.record.eager.faults import Guard, ProgramFault
 from twinprobe.record.eager.gradients import Crossing, Crossings
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.modules import ModuleWatch
 from twinprobe.record.eager.parameters import ParameterGradients
 from twinprobe.record.eager.patches import Patches
-from twinprobe.record.eager.quiet import Hearing, Quiet
+from twinprobe.record.eager.quiet import Quiet
 from twinprobe.record.eager.writes import WriteWatch
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE, Capturer
@@ -30,6 +30,7 @@ FORWARD_PARTS = (
     ("output", "output"),
     ("parameters", "parameters"),
 )
+_LAYOUTS: dict[str, dict[str, Any]] = {}  # shared by all notes that say no more, and changed by none
 
 
 class EagerRecorder:
@@ -184,9 +185,18 @@ class EagerRecorder:
         """The recorder's errors are noted, the program's are raised."""
         return Guard(self.engine.problems.note, doing)
 
-    def hearing(self, doing: str = "recording gradients") -> Hearing:
-        """What a gradient's hook works in: quiet and guarded."""
-        return Hearing(self, doing)
+    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
+        """``act(*what)``, quiet and guarded, in one call: hooks do it thousands of times. None where it failed."""
+        before, self.busy = self.busy, True
+        try:
+            return act(*what)
+        except ProgramFault as fault:
+            raise fault.error from None
+        except Exception as error:
+            self.engine.problems.note(doing, error)
+            return None
+        finally:
+            self.busy = before
 
     def quiet(self) -> Quiet:
         """While the recorder works, its own calls are not recorded."""
@@ -216,14 +226,15 @@ class EagerRecorder:
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         """The module's own parameters as they are now. Inside a compiled one nobody else records them: all of them."""
         found = self.adapter.parameters(info.module, info.compiled)
-        return {name: self.parameter(info.module, name, one) for name, one in found.items()}
+        return {
+            name: self._marked(info.module, name, self.adapter.note(one, save=self.save)) for name, one in found.items()
+        }
 
-    def parameter(self, module: Any, name: str, tensor: Any) -> Note:
-        """Note a parameter or its gradient, marked where its layout is the framework's own."""
-        note = self.adapter.note(tensor, save=self.save)
+    def _marked(self, module: Any, name: str, note: Note) -> Note:
+        """The note of a parameter or of its gradient, marked where its layout is the framework's own."""
         mark = self.adapter.layout_of(module, name)
         if mark is not None:
-            note.extra = {**(note.extra or {}), "layout": mark}
+            note.extra = {**note.extra, "layout": mark} if note.extra else _LAYOUTS.setdefault(mark, {"layout": mark})
         return note
 
     # -- trees ------------------------------------------------------------------------------------------------------
@@ -264,7 +275,7 @@ class EagerRecorder:
 
     def parameter_gradient(self, module: Any, name: str, gradient: Any) -> Note:
         """Note the gradient of a module's parameter."""
-        return self._gradient(self.parameter(module, name, gradient))
+        return self._gradient(self._marked(module, name, self.adapter.note_sum(gradient, save=self.save)))
 
     @staticmethod
     def _gradient(note: Note) -> Note:

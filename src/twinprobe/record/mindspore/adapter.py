@@ -35,7 +35,7 @@ class HookBackwardGraph:
     """Aliases for versions whose tensors do not show their node: the framework's own identity with a hook."""
 
     def __init__(self) -> None:
-        self.guard: Any = None
+        self.work: Any = None
 
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, ms.Tensor)
@@ -57,8 +57,7 @@ class HookBackwardGraph:
 
     def _guarded(self, heard: Callable[[Any], None]) -> Callable[[Any], None]:
         def call(gradient: Any) -> None:
-            with self.guard():
-                heard(gradient[0] if isinstance(gradient, tuple) else gradient)
+            self.work("recording gradients", heard, gradient[0] if isinstance(gradient, tuple) else gradient)
 
         return call
 
@@ -104,6 +103,8 @@ class MindSporeAdapter:
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         return self.tensors.note(tensor, save=save)
+
+    note_sum = note
 
     def special(self, value: Any, key: str | None) -> Any:
         if isinstance(value, ms.Type) if hasattr(ms, "Type") else type(value).__module__.startswith("mindspore._c"):
@@ -192,6 +193,6 @@ def make_recorder(config: RecordConfig, make_engine: Callable[[RecordConfig, Any
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder
-    adapter.graph.guard = adapter.aliases.guard = recorder.hearing
+    adapter.graph.work = adapter.aliases.work = recorder.work
     adapter.graph.outermost = lambda: not recorder.modules.calls
     return recorder

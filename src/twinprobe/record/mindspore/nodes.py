@@ -83,14 +83,14 @@ class NodeIndex:
 
 
 class NodeGraph:
-    """Prepares calls. ``guard`` keeps errors of the recorder away from the pass; ``outermost`` says when nothing
+    """Prepares calls. ``work`` keeps errors of the recorder away from the pass; ``outermost`` says when nothing
     encloses the call that ends."""
 
     def __init__(self, is_tensor: Any, differentiable: Any) -> None:
         self.is_tensor = is_tensor
         self.differentiable = differentiable
         self.index = NodeIndex()
-        self.guard: Any = None
+        self.work: Any = None
         self.outermost: Any = None
 
     def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> NodeWatch:
@@ -166,11 +166,13 @@ class NodeWatch:
             crossing.handles.append(node.register_hook(self._hook(crossing.leave, slots)))
 
     def _hook(self, act: Any, slots: list[tuple[int, int]]) -> Any:
-        guard = self._graph.guard
+        work = self._graph.work
+
+        def see(gradients: Any) -> None:
+            for slot, at in slots:
+                act(at, gradients[slot] if slot < len(gradients) else None)
 
         def hook(gradients: Any, _received: Any = None) -> None:
-            with guard():
-                for slot, at in slots:
-                    act(at, gradients[slot] if slot < len(gradients) else None)
+            work("recording gradients", see, gradients)
 
         return hook

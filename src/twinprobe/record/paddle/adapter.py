@@ -77,6 +77,8 @@ class PaddleAdapter:
     def note(self, tensor: Any, *, save: bool) -> Note:
         return self._tensors.note(tensor, save=save)
 
+    note_sum = note
+
     def special(self, value: Any, key: str | None) -> Any:
         if isinstance(value, paddle.dtype):
             return Leaf({"type": "paddle.dtype", "value": str(value)} if key == "dtype" else {})
@@ -202,5 +204,5 @@ def make_recorder(
     adapter: Any = recorder.adapter
 
     adapter.recorder = recorder
-    adapter.graph.guard = recorder.hearing
+    adapter.graph.work = recorder.work
     return recorder

@@ -7,8 +7,8 @@ the operations inside it. An alias per use, and not one per layer, keeps the ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Collection
+from functools import cache, partial
 from typing import Any
 
 import paddle
@@ -18,6 +18,8 @@ from twinprobe.record.eager.flatten import replaced, tensors_in
 from twinprobe.record.eager.gradients import Crossing, Crossings
 
 Heard = Callable[[Any], None]
+User = tuple[Crossing, int]
+_HEARING = "recording gradients"
 _transpose = paddle._C_ops.transpose
 _register_hook = paddle.Tensor.register_hook
 _is_floating_point = paddle.Tensor.is_floating_point
@@ -70,53 +72,71 @@ class UseGraph:
     """Knows which calls are under way, and tells them of every use of their inputs."""
 
     def __init__(self) -> None:
-        self.guard: Any = None
-        self.frames: list[UseWatch] = []
+        self.work: Any = None
+        self._frames: list[UseWatch] = []
+        self._users: dict[int, list[User]] = {}  # by the number of a tensor: the calls under way that took it
 
     def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> UseWatch:
         """A call begins."""
         frame = UseWatch(self, crossings, name, args, kwargs)
-        self.frames.append(frame)
+        self._frames.append(frame)
+        for key, index in frame.places.items():
+            self._users.setdefault(key, []).append((frame.crossing, index))
         return frame
 
-    def aliased(self, args: Any, kwargs: Any, *, in_place: bool) -> tuple[Any, Any]:
+    def end(self, frame: UseWatch) -> None:
+        """A call is over, and with it those inside that did not say so."""
+        while self._frames:
+            last = self._frames.pop()
+            for key in last.places:
+                users = self._users[key]
+                users.pop()
+                if not users:
+                    del self._users[key]
+            if last is frame:
+                break
+
+    def aliased(self, args: Any, kwargs: Any, in_place: bool = False) -> tuple[Any, Any]:
         """The arguments of one operation with aliases in their place. What is written to in place stays itself."""
-        kept = next((one for one in tensors_in(args, is_tensor, [])), None) if in_place else None
-        if kept is not None:
-            for frame in self.frames:
-                frame.spoil(kept)
         made: dict[int, Any] = {}
+        if in_place:
+            for kept in tensors_in(args, is_tensor, [])[:1]:
+                self._spoil(kept)
+                made[id(kept)] = kept
 
         def swap(value: Any) -> Any:
-            if not isinstance(value, _Tensor) or value is kept or value.stop_gradient or not value.is_dense():
+            if not isinstance(value, _Tensor) or value.stop_gradient:
+                return value
+            users = self._users.get(id(value), ())
+            # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
+            if (not users and value.is_leaf) or not value.is_dense():
                 return value
             alias = made.get(id(value))
             if alias is None:
-                heard = self._listener(value)
-                # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
-                alias = made[id(value)] = value if heard is None and value.is_leaf else share(value, heard)
+                alias = made[id(value)] = share(value, self._listener(users))
             return alias
 
         return replaced(tuple(args), swap), replaced(kwargs, swap)
 
-    def _listener(self, tensor: Any) -> Heard | None:
-        key = id(tensor)
-        users = None
-        for frame in self.frames:
-            place = frame.places.get(key)
-            if place is not None:
-                users = [*users, (frame.crossing, place)] if users else [(frame.crossing, place)]
-        if users is None:
+    def _listener(self, users: Collection[User]) -> Heard | None:
+        if not users:
             return None
         for crossing, index in users:
             crossing.expect(index)
+        return partial(self.work, _HEARING, _left, tuple(users))
 
-        def heard(gradient: Any) -> None:
-            with self.guard():
-                for crossing, index in users:
-                    crossing.leave(index, gradient)
+    def _spoil(self, tensor: Any) -> None:
+        """An input was written to in place: its gradient from before that cannot be told any more."""
+        self._users.pop(id(tensor), None)
+        for frame in self._frames:
+            index = frame.places.pop(id(tensor), None)
+            if index is not None:
+                frame.crossing.give_up(index)
 
-        return heard
+
+def _left(users: Collection[User], gradient: Any) -> None:
+    for crossing, index in users:
+        crossing.leave(index, gradient)
 
 
 class UseWatch:
@@ -128,41 +148,30 @@ class UseWatch:
         self.places: dict[int, int] = {}
         self._graph = graph
         self._crossings = crossings
-        self._inputs = tensors_in((args, kwargs), is_tensor, [])  # held, so that their numbers stay theirs
+        self._inputs = tensors_in(args, is_tensor, [])  # held, so that their numbers stay theirs
+        if kwargs:
+            tensors_in(kwargs, is_tensor, self._inputs)
         for tensor in self._inputs:
             if is_differentiable(tensor):
                 self.places.setdefault(id(tensor), len(self.places))
         self.crossing = Crossing(crossings, name, len(self.places))
 
-    def spoil(self, tensor: Any) -> None:
-        """An input was written to in place: its gradient from before that cannot be told any more."""
-        index = self.places.pop(id(tensor), None)
-        if index is not None:
-            self.crossing.give_up(index)
-
     def after(self, outputs: list[Any]) -> None:
         """The call ended: wait for the gradients of what it made itself."""
         self.cancel()
-        crossing, guard = self.crossing, self._graph.guard
-        own = {id(one) for one in self._inputs}
+        crossing = self.crossing
         crossing.incoming = [None] * len(outputs)
         awaited = 0
         for at, tensor in enumerate(outputs):
-            if tensor.stop_gradient or (id(tensor) in own and id(tensor) in self.places):
+            if tensor.stop_gradient or id(tensor) in self.places:  # what it was given is not its own
                 continue
             awaited += 1
-
-            def arrived(gradient: Any, at: int = at) -> None:
-                with guard():
-                    crossing.arrive(at, gradient)
-
-            _register_hook(tensor, arrived)  # stays, silent once the crossing is done: removing one in a hook crashes
+            # It stays, silent once the crossing is done: removing one in a hook crashes.
+            _register_hook(tensor, partial(self._graph.work, _HEARING, crossing.arrive, at))
         if awaited:
             crossing.awaited = awaited
             self._crossings.add(crossing)
 
     def cancel(self) -> None:
         """The call is over."""
-        frames = self._graph.frames
-        while frames and frames.pop() is not self:
-            continue
+        self._graph.end(self)

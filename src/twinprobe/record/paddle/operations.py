@@ -37,14 +37,13 @@ class Operations:
 
     def wrap(self, site: Site) -> Any:
         """An operation that passes aliases on."""
-        recorder, graph, original, in_place = self._recorder, self._graph, site.original, site.api.in_place
+        recorder, aliased, original, in_place = self._recorder, self._graph.aliased, site.original, site.api.in_place
         changes = writes(site.attribute)
 
         @functools.wraps(original)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                with recorder.hearing("following gradients"):
-                    args, kwargs = graph.aliased(args, kwargs, in_place=in_place)
+                args, kwargs = recorder.work("following gradients", aliased, args, kwargs, in_place) or (args, kwargs)
             if not changes:
                 return original(*args, **kwargs)
             recorder.adapter.known.settle()
@@ -98,8 +97,7 @@ class CustomLayers:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             follow = cls is not _Share and not recorder.busy and recorder.listening() and paddle.is_grad_enabled()
             if follow:
-                with recorder.quiet(), recorder.guard("following gradients"):
-                    args, kwargs = graph.aliased(args, kwargs, in_place=False)
+                args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
             if cls is not _Share:
                 recorder.adapter.known.settle()  # nobody knows what its kernels write to
             return _compiled_apply(cls, *args, **kwargs)

@@ -16,6 +16,13 @@ from twinprobe.record.torch.crossing import Crossing, Hook, OneNode, Slots
 from twinprobe.record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEdges, Node
 from twinprobe.record.torch.quiet import Quiet
 
+_packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _packs_tensors() -> bool:
+    """Whether what nodes save now goes through hooks, those of checkpoints among them. Old versions do not tell."""
+    return _packing is None or _packing(True) is not None
+
 
 class Owner(Protocol):
     """Who wants the gradients."""
@@ -35,7 +42,7 @@ class Graph:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self.leaves = LeafEdges()
-        self.index = GraphIndex()
+        self.index = GraphIndex(self.leaves.nodes)
         self._waiting: dict[Crossing | OneNode, None] = {}
         self._open: dict[Crossing, None] = {}
         self._tasks: set[int] = set()
@@ -65,7 +72,9 @@ class Graph:
             if any((node, slot) in feeds for slot, _ in slots):
                 slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
         leaving, parts = self._leaving(inputs, since)
-        single = self._single_node(arriving, leaving, parts) if depth < 0 else None  # a module's may recompute inside
+        single = None
+        if depth < 0 or not _packs_tensors():  # a node that unpacks tensors may recompute a module inside
+            single = self._single_node(arriving, leaving, parts)
         if single is not None:
             one = OneNode(self, name, len(outputs), len(inputs))
             one.hook(single, arriving[single], leaving.get(single, []))

@@ -105,11 +105,11 @@ class Hook:
         self._at = at
 
     def __call__(self, grads: tuple[Any, ...], _received: Any = None) -> None:
-        _guarded(self._graph, self._act, self._at, grads)
+        guarded(self._graph, self._act, self._at, grads)
 
 
 class OneNode:
-    """An API call that made a single node, as most do: one hook after it sees what came and what went."""
+    """A call that made a single node, as most do: one hook after it sees what came and what went."""
 
     __slots__ = ("_arriving", "_graph", "_handle", "_leaving", "incoming", "name", "outgoing", "task")
 
@@ -126,7 +126,7 @@ class OneNode:
         self._handle = node.register_hook(self)
 
     def __call__(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        _guarded(self._graph, self._see, left, arrived)
+        guarded(self._graph, self._see, left, arrived)
 
     def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         graph, name = self._graph, self.name
@@ -145,7 +145,7 @@ class OneNode:
         self._graph.end(self)
 
 
-def _guarded(graph: Graph, act: Callable[..., None], *what: Any) -> None:
+def guarded(graph: Graph, act: Callable[..., None], *what: Any) -> None:
     """Torch functions off, no gradient graph, and no error let through."""
     gradients = _is_grad_enabled()  # only in a pass that builds a graph itself
     if gradients:

@@ -31,6 +31,7 @@ class LeafEdges:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[torch.Tensor, Node]] = {}
+        self.nodes: set[Node] = set()  # those that were asked for
 
     def edge(self, tensor: torch.Tensor) -> Edge:
         """Where gradients of this tensor go."""
@@ -43,10 +44,12 @@ class LeafEdges:
                 view = tensor.view_as(tensor)
             assert view.grad_fn is not None
             known = self._known[id(tensor)] = (tensor, view.grad_fn.next_functions[0][0])
+            self.nodes.add(known[1])
         return known[1], 0
 
     def clear(self) -> None:
         self._known.clear()
+        self.nodes.clear()
 
 
 class GraphIndex:
@@ -56,7 +59,8 @@ class GraphIndex:
     goes on from there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: set[Node]) -> None:
+        self._leaves = leaves  # those that are inputs of a call; nobody asks what feeds any other leaf
         self._seen: set[Node] = set()
         self.feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
         self._border: list[tuple[int, int, Node]] = []
@@ -82,13 +86,15 @@ class GraphIndex:
                 target = edge[0]
                 if target is None:
                     continue
+                age = target._sequence_nr()
+                if age >= _LEAF_NUMBER and target not in self._leaves:
+                    continue
                 fed = feeds.get(edge)
                 if fed is None:
                     feeds[edge] = [(node, slot, number)]
                 else:
                     fed.append((node, slot, number))
                 if target not in seen:
-                    age = target._sequence_nr()
                     if since <= age < _LEAF_NUMBER:
                         todo.append(target)
                     elif age < since:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from twinprobe.record.stacks import Stack
 from twinprobe.record.torch.compiled import CompiledBoundary, watched_modules
@@ -84,13 +86,15 @@ class ModuleHooks:
         self.infos: dict[torch.nn.Module, ModuleInfo] = {}
         self.calls: list[ModuleCall] = []
         self._handles: list[Any] = []
+        self._hooked: list[Any] = []
+        self._key = RemovableHandle(OrderedDict()).id
         self._boundaries: list[CompiledBoundary] = []
         self._token = -1
         self.fast_paths = FastPaths()
 
     @property
     def attached(self) -> bool:
-        return bool(self._handles)
+        return bool(self._hooked or self._handles)
 
     def attach(self, models: list[torch.nn.Module], several: bool) -> None:
         """Register hooks on every submodule; ``several`` puts the model's position into the names."""
@@ -106,8 +110,12 @@ class ModuleHooks:
         if compiled and CompiledBoundary.fits(module):
             self._boundaries.append(CompiledBoundary(module, self._before, self._after))
             return
-        self._handles.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(self._after, with_kwargs=True, always_call=True))
+        # What register_forward_pre_hook and register_forward_hook do, without the two handles for each module.
+        module._forward_pre_hooks[self._key] = self._before
+        module._forward_hooks[self._key] = self._after
+        for flags in _flags(module):
+            flags[self._key] = True
+        self._hooked.append(module)
 
     def watch_tokens(self, models: list[torch.nn.Module], token_range: Any) -> None:
         """Record only while the model runs for the tokens first..last of a generation loop."""
@@ -142,6 +150,10 @@ class ModuleHooks:
         """Remove every hook."""
         for handle in self._handles:
             handle.remove()
+        for module in self._hooked:
+            for table in (module._forward_pre_hooks, module._forward_hooks, *_flags(module)):
+                table.pop(self._key, None)
+        self._hooked.clear()
         for boundary in self._boundaries:
             boundary.remove()
         self._handles.clear()
@@ -240,6 +252,15 @@ class ModuleHooks:
             outputs = tensors_in(output, [])
             recorder.graph.install(call.backward, call.edges, outputs, call.since, call.depth)
         recorder.engine.filter.leaving(call.name)
+
+
+def _flags(module: Any) -> tuple[dict[int, bool], ...]:
+    """The tables that say how a hook is called: with keywords, and after a failure too."""
+    return (
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
 
 
 def _class_name(module: torch.nn.Module) -> str:

@@ -118,7 +118,9 @@ class TorchRecorder:
             self.modules.attach(models, several)
             if self.backward:
                 self.parameters.attach(self.modules.infos)
-        self.modules.fast_paths.look_over(models)
+        infos = self.modules.infos.values()
+        if not infos or any(info.fast or info.compiled for info in infos):
+            self.modules.fast_paths.look_over(models)
         if token_range is not None:
             self.modules.watch_tokens(models, token_range)
         self.optimizer.attach()
