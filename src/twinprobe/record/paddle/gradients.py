@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import Any
 
 import paddle
-from paddle.autograd import PyLayer
 
 from twinprobe.record.eager.flatten import replaced, tensors_in
 from twinprobe.record.eager.gradients import Crossing, Crossings
@@ -29,27 +28,20 @@ _float32 = paddle.float32
 _differentiable: dict[Any, bool] = {}  # by dtype
 
 
-class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
-    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
-        ctx.heard = heard
-        return _transpose(tensor, _axes(tensor.ndim))  # Paddle takes the tensor itself for an in-place result
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        if ctx.heard is not None:
-            ctx.heard(gradient)
-        return gradient
-
-
 @cache
 def _axes(count: int) -> list[int]:
     return list(range(count))
 
 
-share = _Share.apply  # bound before PyLayer.apply itself is watched
+def share(tensor: Any, heard: Heard | None) -> Any:
+    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
+
+    No PyLayer: with these, Paddle crashes in the second pass of a graph that is retained.
+    """
+    alias = _transpose(tensor, _axes(tensor.ndim))
+    if heard is not None:
+        _register_hook(alias, heard)
+    return alias
 
 
 def is_tensor(value: Any) -> bool:
