@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 import paddle
+from paddle.autograd import PyLayer
 
 from twinprobe.record.eager.flatten import replaced, tensors_in
 from twinprobe.record.eager.gradients import Crossing, Crossings
@@ -33,11 +34,31 @@ def _axes(count: int) -> list[int]:
     return list(range(count))
 
 
+class LeafShare(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
+    """An alias of a leaf, whose gradient may be rows of a table, which no operation takes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
+        ctx.heard = heard
+        return _transpose(tensor, _axes(tensor.ndim))  # Paddle takes the tensor itself for an in-place result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if ctx.heard is not None:
+            ctx.heard(gradient)
+        return gradient
+
+
+_share_leaf = LeafShare.apply  # bound before PyLayer.apply itself is watched
+
+
 def share(tensor: Any, heard: Heard | None) -> Any:
     """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
 
-    No PyLayer: with these, Paddle crashes in the second pass of a graph that is retained.
+    A PyLayer only where it must be: with these, Paddle crashes in the second pass of a graph that is retained.
     """
+    if tensor.is_leaf:
+        return _share_leaf(tensor, heard)
     alias = _transpose(tensor, _axes(tensor.ndim))
     if heard is not None:
         _register_hook(alias, heard)
