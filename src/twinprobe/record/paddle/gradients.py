@@ -34,13 +34,18 @@ def _axes(count: int) -> list[int]:
     return list(range(count))
 
 
+def view_of(tensor: Any) -> Any:
+    """The same memory as a new tensor, which keeps it when the other one gives it back."""
+    return _transpose(tensor, _axes(tensor.ndim))
+
+
 class LeafShare(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
     """An alias of a leaf, whose gradient may be rows of a table, which no operation takes."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
         ctx.heard = heard
-        return _transpose(tensor, _axes(tensor.ndim))  # Paddle takes the tensor itself for an in-place result
+        return view_of(tensor)  # Paddle takes the tensor itself for an in-place result
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -59,7 +64,7 @@ def share(tensor: Any, heard: Heard | None) -> Any:
     """
     if tensor.is_leaf:
         return _share_leaf(tensor, heard)
-    alias = _transpose(tensor, _axes(tensor.ndim))
+    alias = view_of(tensor)
     if heard is not None:
         _register_hook(alias, heard)
     return alias
