@@ -133,3 +133,24 @@ def test_a_share_of_a_gradient_and_the_whole_of_it_are_not_taken_for_one() -> No
     places = {one.place for one in result.findings if one.phase == "backward"}
     assert result
     assert places == {"gradient of output", "gradient of input"}
+
+
+class Rows(paddle.nn.Layer):
+    def forward(self, ids: Any, table: Any) -> Any:
+        return paddle.nn.functional.embedding(ids, table, sparse=True)
+
+
+class Table(paddle.nn.Layer):
+    """A layer that is handed a parameter whose gradient is rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.rows, self.last = self.create_parameter([10, 8]), Rows(), paddle.nn.Linear(8, 8)
+
+    def forward(self, ids: Any) -> Any:
+        return self.last(self.rows(ids, self.table))
+
+
+def test_a_gradient_of_rows_passes_a_watched_layer() -> None:
+    model = Table()
+    assert auto_diff(model, model, {"ids": paddle.to_tensor([[1, 2, 3]])}, auto_weights=False, quiet=True)

@@ -15,6 +15,7 @@ from twinprobe.measure.addresses import address_of
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.patches import Replaced
 from twinprobe.record.paddle.adapter import PaddleAdapter
+from twinprobe.record.paddle.gradients import view_of
 from twinprobe.record.paddle.tensors import PaddleTensors
 from twinprobe.record.rows import Note, Row
 
@@ -80,7 +81,7 @@ class KeptTensors(PaddleTensors):
         if not save or gradient.dtype is not _float32 or not gradient.is_dense() or not gradient._is_initialized():
             return self.note(gradient, save=save)
         note = Note("paddle.Tensor", "paddle.float32", tuple(gradient.shape), Row(), False, save)
-        alias = _detach(gradient)
+        alias = view_of(_detach(gradient))
         self._fill((note, alias, _version(alias), self))
         return note
 

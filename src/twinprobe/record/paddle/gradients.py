@@ -29,13 +29,23 @@ _float32 = paddle.float32
 _differentiable: dict[Any, bool] = {}  # by dtype
 
 
-class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
-    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged."""
+@cache
+def _axes(count: int) -> list[int]:
+    return list(range(count))
+
+
+def view_of(tensor: Any) -> Any:
+    """The same memory as a new tensor, which keeps it when the other one gives it back."""
+    return _transpose(tensor, _axes(tensor.ndim))
+
+
+class LeafShare(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
+    """An alias of a leaf, whose gradient may be rows of a table, which no operation takes."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
         ctx.heard = heard
-        return _transpose(tensor, _axes(tensor.ndim))  # Paddle takes the tensor itself for an in-place result
+        return view_of(tensor)  # Paddle takes the tensor itself for an in-place result
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
@@ -44,12 +54,20 @@ class _Share(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
         return gradient
 
 
-@cache
-def _axes(count: int) -> list[int]:
-    return list(range(count))
+_share_leaf = LeafShare.apply  # bound before PyLayer.apply itself is watched
 
 
-share = _Share.apply  # bound before PyLayer.apply itself is watched
+def share(tensor: Any, heard: Heard | None) -> Any:
+    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
+
+    A PyLayer only where it must be: with these, Paddle crashes in the second pass of a graph that is retained.
+    """
+    if tensor.is_leaf:
+        return _share_leaf(tensor, heard)
+    alias = view_of(tensor)
+    if heard is not None:
+        _register_hook(alias, heard)
+    return alias
 
 
 def is_tensor(value: Any) -> bool:

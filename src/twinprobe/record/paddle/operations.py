@@ -11,7 +11,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from twinprobe.record.eager.adapter import FOCUS, Api, Site
-from twinprobe.record.paddle.gradients import UseGraph, _Share
+from twinprobe.record.paddle.gradients import LeafShare, UseGraph
 from twinprobe.record.torch.api_lists import words
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ class CustomLayers:
         self._own = vars(PyLayer).get("apply")
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            follow = cls is not _Share and not recorder.busy and recorder.listening() and paddle.is_grad_enabled()
-            if follow:
+            if cls is LeafShare:
+                return _compiled_apply(cls, *args, **kwargs)
+            if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
                 args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
-            if cls is not _Share:
-                recorder.adapter.known.settle()  # nobody knows what its kernels write to
+            recorder.adapter.known.settle()  # nobody knows what its kernels write to
             return _compiled_apply(cls, *args, **kwargs)
 
         PyLayer.apply = classmethod(apply)
