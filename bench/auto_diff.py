@@ -60,12 +60,12 @@ def main(arguments: Sequence[str]) -> None:
         tool, name, repeat = options.worker
         print("RESULT " + json.dumps(worker(tool, CASES[name], int(repeat), profile=bool(options.profile))))
         return
-    repeat = 2 if options.quick else 5
+    repeat = 2 if options.quick else 10
     rows = []
     for name, chain in CASES.items():
         if options.profile in (None, name):
             ours = _run("ours", name, repeat, profile=options.profile is not None)
-            theirs = _run("padiff", name, min(repeat, 2)) if options.with_rivals and chain.with_rival else None
+            theirs = _run("padiff", name, repeat) if options.with_rivals and chain.with_rival else None
             rows.append(_row(name, chain, ours, theirs))
     head = ["model", "two plain runs", "ours", "over plain", "ours, first", "PaDiff 0.2.0", "ratio", "goal"]
     table("auto_diff", head, rows)
@@ -114,7 +114,7 @@ def worker(tool: str, chain: Chain, repeat: int, *, profile: bool = False) -> di
     first, *later = _times(compared, repeat + 1)
     found = {"first": first, "compared": min(later)}
     if tool == "ours":
-        found["plain"] = min(_times(lambda: _plain(layer, module, given), 2 * repeat))
+        found["plain"] = min(_times(lambda: _plain(layer, module, given), repeat))
     if profile:
         _profile(compared)
     return found

@@ -110,7 +110,7 @@ class ModuleHooks:
         if compiled and CompiledBoundary.fits(module):
             self._boundaries.append(CompiledBoundary(module, self._before, self._after))
             return
-        # What register_forward_pre_hook and register_forward_hook do, without the two handles for each module.
+        # What register_forward_pre_hook and register_forward_hook do, which scripted modules refuse.
         module._forward_pre_hooks[self._key] = self._before
         module._forward_hooks[self._key] = self._after
         for flags in _flags(module):
