@@ -14,7 +14,7 @@ from typing import IO
 from twinprobe.scale.engine import cores
 
 # A fork after one of these has started its threads could hang.
-_THREADED = ("polars", "torch", "paddle", "mindspore", "ray")
+_THREADED = ("polars", "pyarrow", "torch", "paddle", "mindspore", "ray", "jax", "tensorflow", "cupy", "grpc")
 
 
 def can_fork() -> bool:
