@@ -154,3 +154,25 @@ class Table(paddle.nn.Layer):
 def test_a_gradient_of_rows_passes_a_watched_layer() -> None:
     model = Table()
     assert auto_diff(model, model, {"ids": paddle.to_tensor([[1, 2, 3]])}, auto_weights=False, quiet=True)
+
+
+def bent(nn: Any) -> type:
+    """A model whose activation also goes around it: the gradient that leaves it is added to where it lies."""
+    base = getattr(nn, "Layer", None) or nn.Module
+
+    class Bent(base):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bend, self.last = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            y = self.first(x)
+            return self.last(self.bend(y) + y)
+
+    return Bent
+
+
+def test_a_gradient_that_is_added_to_after_it_was_noted_is_noted_anew() -> None:
+    models = bent(paddle.nn)(), bent(torch.nn)()
+    result = auto_diff(*models, ({"x": paddle.to_tensor(X)}, {"x": torch.tensor(X)}), options=EASY)
+    assert result, result.first
