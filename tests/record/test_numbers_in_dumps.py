@@ -44,8 +44,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text
 def test_what_is_put_together_by_hand_is_what_the_json_module_writes(
     kwargs: dict[str, Any], digest: str, lone: Any
 ) -> None:
-    row = Row()
-    row.values, row.digest = Statistics(2.5, -inf, nan, 1.0), digest
+    row = Row(values=Statistics(2.5, -inf, nan, 1.0), digest=digest)
     note = Note("torch.Tensor", "torch.float64", (2, 3), row, True)
     entry = Entry("op", {"input_kwargs": ("kwargs", kwargs), "output": ("output", [note, lone])})
     text = Renderer(summary_mode="md5", precision="high").entry(entry)

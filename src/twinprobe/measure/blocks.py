@@ -18,6 +18,9 @@ PAIR_COLUMNS = 8
 MAX, MIN, SUM, SQUARES = range(4)
 TENSOR_COLUMNS = 4
 
+# The floats that compiled loops read as they lie, with the bytes of an element.
+FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
 ONE_THOUSANDTH = 0.001
 FIVE_THOUSANDTHS = 0.005
 

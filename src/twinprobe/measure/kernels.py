@@ -9,14 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.measure.addresses import address_of
-from twinprobe.measure.blocks import BLOCK, PAIR_COLUMNS, TENSOR_COLUMNS, block_count
+from twinprobe.measure.blocks import BLOCK, FLOATS, PAIR_COLUMNS, TENSOR_COLUMNS, block_count
 from twinprobe.measure.machine_code import ensure_usable, load
 
-# What the elements of a dtype are for numpy.
-STORED: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32), "float64": np.dtype(np.float64),
-    "float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16),
-}  # fmt: skip
 _ROW = c_double * TENSOR_COLUMNS
 
 
@@ -27,7 +22,7 @@ class KernelEngine:
         ensure_usable()
 
     def reads(self, dtype: str) -> bool:
-        return dtype in STORED
+        return dtype in FLOATS
 
     def pair_rows(self, dtype: str, target: NDArray[Any], golden: NDArray[Any]) -> NDArray[np.float64]:
         size = _elements(dtype, target)
@@ -53,6 +48,6 @@ class KernelEngine:
 
 
 def _elements(dtype: str, data: NDArray[Any]) -> int:
-    if data.itemsize != STORED[dtype].itemsize or not data.flags.aligned:
+    if data.itemsize != FLOATS[dtype] or not data.flags.aligned:
         raise ValueError(f"not elements of {dtype}")
     return data.size

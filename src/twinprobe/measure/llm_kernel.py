@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe.measure.addresses import address_of
-from twinprobe.measure.kernels import STORED
+from twinprobe.measure.blocks import FLOATS
 from twinprobe.measure.llm_rows import STATE, WIDTH
 from twinprobe.measure.machine_code import load
 
@@ -42,12 +42,12 @@ def kernel_rows(
     assert rows.shape == (len(places), WIDTH + STATE)
     assert places.shape == (len(places), 3)
     assert places.dtype == np.int64
-    most = (places[:, :2] + places[:, 2:]).max(axis=0) * STORED[dtype].itemsize
+    most = (places[:, :2] + places[:, 2:]).max(axis=0) * FLOATS[dtype]
     assert places.min() >= 0
     assert most[0] <= my.nbytes
     assert most[1] <= golden.nbytes
     sides = address_of(my), address_of(golden)
-    assert not (sides[0] | sides[1]) % STORED[dtype].itemsize
+    assert not (sides[0] | sides[1]) % FLOATS[dtype]
     room = np.empty(WIDTH)
     loop = load(f"inference_{dtype}", 7)
     loop(*sides, address_of(places), len(places), address_of(rows), address_of(room), before is None)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from twinprobe.measure.blocks import (
     BLOCK,
+    FLOATS,
     MAX,
     MIN,
     SQUARES,
@@ -27,8 +28,6 @@ from twinprobe.measure.threads import over_strips
 from twinprobe.runs.host_tensor import HostTensor
 
 __all__ = ["FLOATS", "Statistics", "crc32", "statistics", "statistics_at", "xor64"]
-
-FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # with the bytes of an element
 
 
 class Statistics(NamedTuple):

@@ -9,11 +9,9 @@ from typing import Any
 from twinprobe.measure.statistics import Statistics
 
 
+@dataclass(slots=True, eq=False)
 class Row:
-    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device.
-
-    What is empty is the class's, so that making one of thousands costs nothing.
-    """
+    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
 
     values: Statistics | None = None
     digest: str | float | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +9,7 @@ import numpy as np
 import paddle
 
 from twinprobe.live.aliases import Holding, aliases
-from twinprobe.measure.addresses import address_of
+from twinprobe.measure.addresses import address_of, same_bytes
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.patches import Replaced
 from twinprobe.record.paddle.adapter import PaddleAdapter
@@ -29,8 +27,6 @@ _float32 = paddle.float32
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
-_memcmp = ctypes.CDLL(None).memcmp if sys.platform != "win32" else ctypes.cdll.msvcrt.memcmp
-_memcmp.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", paddle.int64: "paddle.int64"}
 
 Copied = tuple[int, np.ndarray, Row]  # where a gradient lay, its copy, and what has that
@@ -90,7 +86,7 @@ class KeptTensors(PaddleTensors):
         plain = gradient.dtype is _float32 and _lies_open(gradient)
         address, array, row = self._last
         known = plain and array.shape == shape and _data_ptr(gradient) == address
-        if known and _memcmp(address, row.address, array.nbytes) == 0:  # nothing was added to it since
+        if known and same_bytes(address, row.address, array.nbytes):  # nothing was added to it since
             return row
         row = Row()
         if 0 not in shape:

@@ -38,9 +38,9 @@ def _leave_only(module: Any, entry: Any) -> None:
     functions = {function.name: function for function in module.functions}
     called, ahead = {entry.name}, [entry]
     while ahead:
-        text = str(ahead.pop())
+        text = str(ahead.pop()).replace('"', "")
         for name, function in functions.items():
-            if name not in called and f"@{name}(" in text.replace('"', ""):
+            if name not in called and f"@{name}(" in text:
                 called.add(name)
                 ahead.append(function)
     for name, function in functions.items():

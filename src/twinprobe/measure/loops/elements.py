@@ -88,3 +88,11 @@ float32_at = _pointer_to(types.float32)
 float64_at = _pointer_to(types.float64)
 uint16_at = _pointer_to(types.uint16)
 int64_at = _pointer_to(types.int64)
+
+# By dtype: how a stored element becomes a number, of which type, the integer of its bits, and the elements' pointer.
+READING: dict[str, tuple[Any, Any, Any, Any]] = {
+    "float32": (as_is, np.float32, np.int32, float32_at),
+    "float64": (as_is, np.float64, np.int64, float64_at),
+    "float16": (from_float16, np.float32, np.int32, uint16_at),
+    "bfloat16": (from_bfloat16, np.float32, np.int32, uint16_at),
+}

@@ -12,16 +12,7 @@ import numpy as np
 from numba import carray
 
 from twinprobe.measure.blocks import BLOCK, FIVE_THOUSANDTHS, ONE_THOUSANDTH, PAIR_COLUMNS
-from twinprobe.measure.loops.elements import (
-    as_is,
-    float32_at,
-    float64_at,
-    from_bfloat16,
-    from_float16,
-    relative_error,
-    reordered,
-    uint16_at,
-)
+from twinprobe.measure.loops.elements import READING, float64_at, relative_error, reordered
 
 
 def _sums_of(load: Any, real: Any, integer: Any) -> Any:
@@ -66,9 +57,4 @@ def _loop(load: Any, real: Any, integer: Any, elements_at: Any) -> Any:
     return pair
 
 
-PAIRS = {
-    "pair_float32": _loop(as_is, np.float32, np.int32, float32_at),
-    "pair_float64": _loop(as_is, np.float64, np.int64, float64_at),
-    "pair_float16": _loop(from_float16, np.float32, np.int32, uint16_at),
-    "pair_bfloat16": _loop(from_bfloat16, np.float32, np.int32, uint16_at),
-}
+PAIRS = {f"pair_{dtype}": _loop(*how) for dtype, how in READING.items()}

@@ -8,15 +8,7 @@ import numpy as np
 from numba import carray
 
 from twinprobe.measure.blocks import BLOCK, TENSOR_COLUMNS
-from twinprobe.measure.loops.elements import (
-    as_is,
-    float32_at,
-    float64_at,
-    from_bfloat16,
-    from_float16,
-    reordered,
-    uint16_at,
-)
+from twinprobe.measure.loops.elements import READING, float64_at, reordered
 
 
 def _sums_of(load: Any, real: Any, integer: Any) -> Any:
@@ -57,9 +49,4 @@ def _loop(load: Any, real: Any, integer: Any, elements_at: Any) -> Any:
     return tensor
 
 
-TENSORS = {
-    "tensor_float32": _loop(as_is, np.float32, np.int32, float32_at),
-    "tensor_float64": _loop(as_is, np.float64, np.int64, float64_at),
-    "tensor_float16": _loop(from_float16, np.float32, np.int32, uint16_at),
-    "tensor_bfloat16": _loop(from_bfloat16, np.float32, np.int32, uint16_at),
-}
+TENSORS = {f"tensor_{dtype}": _loop(*how) for dtype, how in READING.items()}

@@ -87,7 +87,7 @@ class ModuleHooks:
         self.calls: list[ModuleCall] = []
         self._handles: list[Any] = []
         self._hooked: list[Any] = []
-        self._key = RemovableHandle(OrderedDict()).id
+        self._key = RemovableHandle(OrderedDict()).id  # a number that no other hook has
         self._boundaries: list[CompiledBoundary] = []
         self._token = -1
         self.fast_paths = FastPaths()
