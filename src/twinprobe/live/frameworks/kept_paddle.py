@@ -73,13 +73,10 @@ class KeptTensors(PaddleTensors):
         return note
 
     def note_sum(self, gradient: Any, *, save: bool) -> Note:
-        """Note the gradient of a parameter. It becomes the parameter's, who may give its memory back."""
-        if not save or gradient.dtype is not _float32 or not gradient.is_dense() or not gradient._is_initialized():
-            return self.note(gradient, save=save)
-        note = Note("paddle.Tensor", "paddle.float32", tuple(gradient.shape), Row(), False, save)
-        alias = view_of(_detach(gradient))
-        self._fill((note, alias, _version(alias), self))
-        return note
+        """Note the gradient of a parameter, who may give its memory back: a tensor of our own keeps it."""
+        if gradient.is_dense() and gradient._is_initialized():
+            gradient = view_of(_detach(gradient))
+        return self.note(gradient, save=save)
 
     def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:
         """A copy. What one layer hands on is mostly what the one before it gets next: then it is the same copy."""

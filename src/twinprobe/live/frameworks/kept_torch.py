@@ -10,7 +10,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from twinprobe.live.aliases import Holding, aliases
+from twinprobe.live.left_gradients import LeftGradients
+from twinprobe.record.config import RecordConfig
+from twinprobe.record.engine import Engine
 from twinprobe.record.rows import Note, Row
+from twinprobe.record.torch.hooks import ModuleInfo
 from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 
@@ -118,6 +122,16 @@ class KeepingRecorder(TorchRecorder):
 
     book: KeptTensors
 
+    def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine]) -> None:
+        super().__init__(config, make_engine)
+        self._hooked = self.parameters
+        self._left = LeftGradients(self, _own_parameters, lambda _module, _name, gradient: self.capture(gradient))
+
+    def watch_parameters(self) -> None:
+        hooked = self.rank() is not None or any(map(_gives_away, self.modules.infos))
+        self.parameters = self._hooked if hooked else self._left
+        super().watch_parameters()
+
     def pass_begins(self) -> None:
         # A second pass adds to the gradients of the first where they lie.
         if self.passes:
@@ -125,7 +139,12 @@ class KeepingRecorder(TorchRecorder):
         self.passes += 1
 
     def pass_ended(self) -> None:
-        self.parameters.flush()
+        if self.graph.in_pass:  # inside another one, which has not come to all parameters yet
+            return
+        try:
+            self.parameters.flush()
+        except Exception as error:
+            self.trouble("recording gradients of parameters", error)
 
     def note_parameter_gradient(self, gradient: torch.Tensor) -> Any:
         note = self.book.keep_passing(gradient)
@@ -138,3 +157,12 @@ class KeepingRecorder(TorchRecorder):
     def stop(self) -> None:
         self.passes = 0
         super().stop()
+
+
+def _own_parameters(info: ModuleInfo) -> dict[str, torch.nn.Parameter]:
+    return {} if info.compiled else {name: one for name, one in info.module._parameters.items() if one is not None}
+
+
+def _gives_away(module: torch.nn.Module) -> bool:
+    """Whether gradients may be gone when the pass is over: some train while it runs."""
+    return any(getattr(one, "_post_accumulate_grad_hooks", None) for one in module._parameters.values())

@@ -13,6 +13,7 @@ from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, O
 from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
 from twinprobe.live.frameworks.kept_paddle import KeepingAdapter
 from twinprobe.live.frameworks.losses import mean_of_means
+from twinprobe.live.left_gradients import LeftGradients
 from twinprobe.live.memory import MemoryEngine
 from twinprobe.live.recorder_shelf import RecorderShelf
 from twinprobe.record.config import RecordConfig
@@ -161,7 +162,12 @@ def _float_mean(tensor: Any) -> Any:
 
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
-    return make_recorder(config, make_engine, KeepingAdapter)
+    recorder = make_recorder(config, make_engine, KeepingAdapter)
+    parameters = recorder.adapter.parameters
+    recorder.parameters = LeftGradients(
+        recorder, lambda info: parameters(info.module, info.compiled), recorder.parameter_gradient
+    )
+    return recorder
 
 
 _shelf = RecorderShelf(_make_recorder)

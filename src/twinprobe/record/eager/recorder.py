@@ -64,7 +64,7 @@ class EagerRecorder:
         self.passes = 0  # backward passes under way
         self.crossings = Crossings(self)
         self.modules = ModuleWatch(self)
-        self.parameters = ParameterGradients(self)
+        self.parameters: Any = ParameterGradients(self)
         self.apis = ApiWatch(self)
         package = self.adapter.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)

@@ -114,6 +114,11 @@ class Graph:
             return None
         return node
 
+    @property
+    def in_pass(self) -> bool:
+        """Whether a backward pass is under way, as far as gradients of watched calls tell."""
+        return bool(self._tasks)
+
     def note_pass(self) -> int:
         """Make sure that the end of the backward pass at work, if there is one, will be noticed."""
         task = int(torch._C._current_graph_task_id())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,14 @@ class ParameterGradients(ParameterGroups):
         super().__init__(recorder)
         self._waiting: set[int] = set()
 
-    def attach(self, infos: dict[torch.nn.Module, ModuleInfo]) -> None:
+    def attach(self, infos: Iterable[ModuleInfo]) -> None:
         """Watch the own parameters of every watched module."""
-        for module, info in infos.items():
-            named = [(name, one) for name, one in module._parameters.items() if one is not None and one.requires_grad]
+        for info in infos:
+            own = info.module._parameters
+            named = [(name, one) for name, one in own.items() if one is not None and one.requires_grad]
             if not named or info.compiled:
                 continue
-            group = self._group(module, info.prefix, len(named))
+            group = self._group(info.module, info.prefix, len(named))
             for name, parameter in named:
                 hook = partial(guarded, self._recorder.graph, self._arrived, group, name, id(parameter))
                 self._handles.append(parameter.register_hook(hook))

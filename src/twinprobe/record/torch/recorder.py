@@ -62,7 +62,7 @@ class TorchRecorder:
         self.paused = False
         self.optimizer = OptimizerScope(self)
         self.modules = ModuleHooks(self)
-        self.parameters = ParameterGradients(self)
+        self.parameters: Any = ParameterGradients(self)
         self.collectives = Collectives(self)
         self.mode = ApiMode(self) if config.level in {"L1", "mix"} else WatchMode(self)
         self.compiled = CompiledFunctions(self.mode)
@@ -117,7 +117,7 @@ class TorchRecorder:
         if models and level in {"L0", "mix"}:
             self.modules.attach(models, several)
             if self.backward:
-                self.parameters.attach(self.modules.infos)
+                self.watch_parameters()
         infos = self.modules.infos.values()
         if not infos or any(info.fast or info.compiled for info in infos):
             self.modules.fast_paths.look_over(models)
@@ -130,6 +130,10 @@ class TorchRecorder:
         self.mode.attach()
         self.compiled.attach()
         self.book.may_wait = True
+
+    def watch_parameters(self) -> None:
+        """Wait for the gradients of all watched modules' parameters."""
+        self.parameters.attach(self.modules.infos.values())
 
     def stop(self) -> None:
         """Stop observing; every hook and mode is gone afterwards."""
