@@ -56,6 +56,13 @@ class Graph:
         self, name: str, inputs: list[Edge | None], outputs: list[torch.Tensor], since: int, depth: int = -1
     ) -> bool:
         """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
+        may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
+        if (
+            len(outputs) == len(inputs) == 1
+            and not may_recompute
+            and self._install_plain(name, inputs[0], outputs[0], since)
+        ):
+            return True
         arriving: dict[Node, Slots] = {}
         for at, tensor in enumerate(outputs):
             node = tensor.grad_fn
@@ -73,12 +80,12 @@ class Graph:
                 slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
         leaving, parts = self._leaving(inputs, since)
         single = None
-        if depth < 0 or not _packs_tensors():  # a node that unpacks tensors may recompute a module inside
+        if not may_recompute:
             single = self._single_node(arriving, leaving, parts)
         if single is not None:
-            one = OneNode(self, name, len(outputs), len(inputs))
-            one.hook(single, arriving[single], leaving.get(single, []))
-            self._waiting[one] = None
+            self._waiting[
+                OneNode(self, name, single, arriving[single], leaving.get(single, []), len(outputs), len(inputs))
+            ] = None
             return True
         crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
         handles = crossing.handles
@@ -87,6 +94,17 @@ class Graph:
         for node, slots in leaving.items():
             handles.append(node.register_hook(Hook(self, crossing.leave, slots)))
         self._waiting[crossing] = None
+        return True
+
+    def _install_plain(self, name: str, edge: Edge | None, output: torch.Tensor, since: int) -> bool:
+        """Hook a call that made one tensor of one other by one node; False where it may be more than that."""
+        node = output.grad_fn
+        if edge is None or node is None or node._sequence_nr() < since:
+            return False
+        slot = self.index.only_slot(node, edge, since)
+        if slot is None:
+            return False
+        self._waiting[OneNode(self, name, node, [(output.output_nr, 0)], [(slot, 0)])] = None
         return True
 
     def _leaving(self, inputs: list[Edge | None], since: int) -> tuple[dict[Node, Slots], dict[int, int]]:

@@ -113,15 +113,14 @@ class OneNode:
 
     __slots__ = ("_arriving", "_graph", "_handle", "_leaving", "incoming", "name", "outgoing", "task")
 
-    def __init__(self, graph: Graph, name: str, outputs: int, inputs: int) -> None:
+    def __init__(
+        self, graph: Graph, name: str, node: Any, arriving: Slots, leaving: Slots, outputs: int = 1, inputs: int = 1
+    ) -> None:
         self.name = name
         self.incoming: list[Any] = [None] * outputs
         self.outgoing: list[Any] = [None] * inputs
         self.task: int | None = None
         self._graph = graph
-
-    def hook(self, node: Any, arriving: Slots, leaving: Slots) -> None:
-        """Wait for this node to run."""
         self._arriving, self._leaving = arriving, leaving
         self._handle = node.register_hook(self)
 

@@ -65,6 +65,37 @@ class GraphIndex:
         self.feeds: dict[Edge, list[tuple[Node, int, int]]] = {}
         self._border: list[tuple[int, int, Node]] = []
         self.custom: list[Node] = []  # nodes of autograd functions written in Python, met since last asked
+        self._later: list[tuple[int, Node]] = []  # roots of calls that needed no walk, for those that enclose them
+
+    def only_slot(self, node: Node, edge: Edge, since: int) -> int | None:
+        """By which slot a call whose one result came from this node feeds its one input; None where that takes a walk.
+
+        So it is with most layers: one node, and beside it what turns a weight.
+        """
+        if isinstance(node, CUSTOM):
+            return None
+        found = None
+        for slot, other in enumerate(node.next_functions):
+            target = other[0]
+            if target is None:
+                continue
+            if other == edge:
+                if found is not None:
+                    return None
+                found = slot
+            elif since <= target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
+                return None
+        if found is not None:
+            self._later.append((node._sequence_nr(), node))
+        return found
+
+    def _ends_in_leaves(self, node: Node) -> bool:
+        if isinstance(node, CUSTOM):
+            return False
+        for target, _ in node.next_functions:
+            if target is not None and (target._sequence_nr() < _LEAF_NUMBER or target in self._leaves):
+                return False
+        return True
 
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
@@ -72,6 +103,8 @@ class GraphIndex:
         todo = [node for node in roots if node not in seen]
         while border and -border[0][0] >= since:
             todo.append(heappop(border)[2])
+        while self._later and self._later[-1][0] >= since:
+            todo.append(self._later.pop()[1])
         budget = _WALK_LIMIT
         while todo and budget:
             node = todo.pop()
@@ -109,3 +142,4 @@ class GraphIndex:
         self.feeds.clear()
         self._border.clear()
         self.custom.clear()
+        self._later.clear()
