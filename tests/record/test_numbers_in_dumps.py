@@ -46,7 +46,7 @@ def test_what_is_put_together_by_hand_is_what_the_json_module_writes(
 ) -> None:
     row = Row(values=Statistics(2.5, -inf, nan, 1.0), digest=digest)
     note = Note("torch.Tensor", "torch.float64", (2, 3), row, True)
-    entry = Entry("op", {"input_kwargs": ("kwargs", kwargs), "output": ("output", [note, lone])})
+    entry = Entry("op", {"input_kwargs": kwargs, "output": [note, lone]})
     text = Renderer(summary_mode="md5", precision="high").entry(entry)
     found = json.loads(text)
     expected = {

@@ -36,19 +36,17 @@ class Aliases:
     def __init__(self) -> None:
         self._waiting: list[Holding] = []
         self._thread: int | None = None
+        self.lent: set[int] = set()  # where gradients lie that are held, but whose memory their parameters may free
 
     @property
     def allowed(self) -> bool:
         """Whether this thread may hold tensors."""
         return self._thread == get_ident()
 
-    def hold(self, held: Holding, address: int) -> bool:
-        """Let a note's row have the tensor itself; False where this thread may not hold any."""
+    def hold(self, held: Holding) -> bool:
+        """Look after a note whose row has the tensor itself; False where this thread may not hold any."""
         if self._thread != get_ident():
             return False
-        row = held[0].row
-        assert row is not None
-        row.payload, row.address = held[1], address
         self._waiting.append(held)
         return True
 
@@ -56,6 +54,7 @@ class Aliases:
         """Somebody is about to write."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
+            self.lent.clear()
             for note, tensor, _, holder in waiting:
                 row = note.row
                 if row is None:
@@ -89,6 +88,7 @@ class Aliases:
         finally:
             self._thread = None
             self._waiting = []
+            self.lent.clear()
 
 
 aliases = Aliases()  # of this process: two models may share memory

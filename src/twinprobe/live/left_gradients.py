@@ -44,8 +44,11 @@ class LeftGradients:
             return
         recorder.wants("")  # tensors are kept
         for info in sorted(self._infos, key=_turn(engine)):
-            left = {name: one.grad for name, one in self._parameters(info).items()}
-            notes = {name: (name, self._note(info.module, name, one)) for name, one in left.items() if one is not None}
+            notes = {}
+            for name, one in self._parameters(info).items():
+                gradient = one.grad
+                if gradient is not None:
+                    notes[name] = self._note(info.module, name, gradient)
             if notes:
                 self._read = True
                 front = f"{info.prefix}{GRADIENTS}"

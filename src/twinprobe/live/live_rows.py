@@ -22,18 +22,9 @@ _PARTS = {
     ),
     BACKWARD: (("input", INPUT, "input"), ("output", OUTPUT, "output")),
 }  # fmt: skip
-_NO_LIST: tuple[str, list[Any]] = ("", [])
-_NO_DICT: tuple[str, dict[str, Any]] = ("", {})
+_NO_LIST: list[Any] = []
+_NO_DICT: dict[str, Any] = {}
 _NOTES = {Note}
-
-
-class _NoNote:
-    """What a value that is no tensor looks like."""
-
-    dtype = shape = None
-
-
-_NO_NOTE: Any = _NoNote()
 
 # The role of each row of a call, and what follows the call's name in the row's, such as ``output.0``.
 Layout = tuple[tuple[int, ...], tuple[str, ...]]
@@ -48,37 +39,40 @@ def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
     return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
 
 
+@lru_cache(maxsize=4096)
+def _gradients(*names: str) -> Layout:
+    return (GRADIENT,) * len(names), names
+
+
 @dataclass
 class LiveRows:
     """The calls of a run in the order in which they ended, each with its layout, and the values of all of them.
 
-    ``starts`` has the first row of each call, and one past the last row of all. ``dtypes`` and ``shapes`` are None for
-    what is no tensor; ``plain`` has these by their rows. They stay when the values are gone.
+    ``starts`` has the first row of each call, and one past the last row of all. ``plain`` has what is no tensor by its
+    row.
     """
 
     names: list[str] = field(default_factory=list)
     layouts: list[Layout] = field(default_factory=list)
     starts: list[int] = field(default_factory=lambda: [0])
     value: list[Any] = field(default_factory=list)
-    dtypes: list[str | None] = field(default_factory=list)
-    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     plain: dict[int, Leaf] = field(default_factory=dict)
 
     def append(self, entry: Entry) -> None:
         """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
         parts = entry.parts
         if entry.boxed:
-            self._add(entry.name, ((GRADIENT,) * len(parts), tuple(parts)), [value for _, value in parts.values()])
+            self._add(entry.name, _gradients(*parts), list(parts.values()))
             return
         if "input" in parts:
             direction = BACKWARD
-            arrived, left = parts["input"][1], parts["output"][1]
+            arrived, left = parts["input"], parts["output"]
             values = arrived + left
             layout = _layout(BACKWARD, len(arrived), len(left))
         else:
             direction = FORWARD
-            args, given = parts.get("input_args", _NO_LIST)[1], parts.get("output", _NO_LIST)[1]
-            kwargs, own = parts.get("input_kwargs", _NO_DICT)[1], parts.get("parameters", _NO_DICT)[1]
+            args, given = parts.get("input_args", _NO_LIST), parts.get("output", _NO_LIST)
+            kwargs, own = parts.get("input_kwargs", _NO_DICT), parts.get("parameters", _NO_DICT)
             values = [*args, *kwargs.values(), *own.values(), *given]
             layout = _layout(FORWARD, len(args), tuple(kwargs), tuple(own), len(given))
         if values and set(map(type, values)) != _NOTES:
@@ -90,22 +84,19 @@ class LiveRows:
         self.names.append(name)
         self.layouts.append(layout)
         self.value += values
-        self.dtypes += [one.dtype for one in values]
-        self.shapes += [one.shape for one in values]
         self.starts.append(len(self.value))
 
     def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
-        begin = len(self.value)
-        self.plain |= {row: _plain(one, "") for row, (_, _, one) in enumerate(rows, begin) if type(one) is not Note}
-        looks = [one if type(one) is Note else _NO_NOTE for _, _, one in rows]
-        self._add(name, (tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)), looks)
-        self.value[begin:] = [one for _, _, one in rows]
+        numbered = enumerate(rows, len(self.value))
+        self.plain |= {row: _plain(one, "") for row, (_, _, one) in numbered if type(one) is not Note}
+        layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
+        self._add(name, layout, [one for _, _, one in rows])
 
     def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
         """A call with other values than tensors, or with tensors inside of others."""
         rows: list[tuple[int, str, Any]] = []
         for key, role, front in _PARTS[direction]:
-            held = parts[key][1] if key in parts else None
+            held = parts.get(key)
             if held:
                 _flatten(role, front, held, rows)
         self._add_mixed(name, rows)
@@ -134,8 +125,12 @@ class LiveRows:
         return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
 
     def release(self) -> None:
-        """Let go of all values; what they look like stays."""
-        self.value = []
+        """Let go of all tensors; what they look like stays."""
+        for row in self.plain:
+            self.value[row] = None
+        for note in self.value:
+            if note is not None:
+                note.row = None
 
 
 def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]]) -> None:
@@ -175,10 +170,10 @@ class Columns:
         return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
 
     def _shape(self) -> list[str | None]:
-        return self._with_plain([None if one is None else _shown(one) for one in self._rows.shapes], "shown_shape")
+        return self._with_plain([type(one) is Note and _shown(one.shape) for one in self._rows.value], "shown_shape")
 
     def _dtype(self) -> list[str | None]:
-        return self._with_plain(list(self._rows.dtypes), "dtype")
+        return self._with_plain([type(one) is Note and one.dtype for one in self._rows.value], "dtype")
 
     def _with_plain(self, column: list[Any], name: str) -> list[Any]:
         for row, leaf in self._rows.plain.items():

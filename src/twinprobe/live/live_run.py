@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ ToHost = Callable[[Any], HostTensor]
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
 IN_OUT = "in_out"
+_NO_TENSOR = Note("", "", (), None)
+_extra_of = attrgetter("extra")
 
 
 @dataclass
@@ -114,8 +117,11 @@ class Values(Run):
         if self.live is None:
             found = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
         else:
-            noted = [(row, one.extra) for row, one in enumerate(self.live.value) if type(one) is Note and one.extra]
-            found = [row for row, extra in noted if extra.get("layout") == IN_OUT]
+            notes = self.live.value
+            if self.live.plain:
+                notes = [one if type(one) is Note else _NO_TENSOR for one in notes]
+            extras = enumerate(map(_extra_of, notes))
+            found = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
         roles = self.columns["role"]
         return {row for row in found if roles[row] in (PARAMETER, GRADIENT)}
 

@@ -33,27 +33,28 @@ class _Bunch:
 
     def add(self, pair: int, note: Note, other: Note, turned: bool) -> bool:
         """Add a pair of tensors by their places; False where the kernel does not take them."""
-        one, two, shape = note.row, other.row, note.shape
+        one, two = note.row, other.row
         if one is None or two is None:
             return False
         address, other_address = one.address or address_in(note), two.address or address_in(other)
         if not address or not other_address or (address | other_address) & 3:
             return False
-        size = _fitting(shape, other.shape, turned)
+        size, turning = _fitting(note.shape, other.shape, turned)
         if size:
             self.pairs.append(pair)
-            self.places.append((address, other_address, size, shape[0] if turned and len(shape) == 2 else 0))
+            self.places.append((address, other_address, size, turning))
             self.elements += size
         return size > 0
 
 
 @lru_cache(maxsize=1024)
-def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> int:
-    """How many elements the kernel would compare; 0 where it does not take two tensors of these shapes."""
-    if turned and (len(shape) > 2 or shape[::-1] != other):
-        return 0
+def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> tuple[int, int]:
+    """How many elements the kernel would compare, and the rows of a matrix that it must turn; no elements where it does
+    not take two tensors of these shapes."""
     size = prod(shape)
-    return size if size > 1 and (turned or shape == other) else 0
+    if size < 2 or (turned and len(shape) > 2) or (shape[::-1] if turned else shape) != other:
+        return 0, 0
+    return size, shape[0] if turned and len(shape) == 2 else 0
 
 
 class PairGaps:
@@ -91,12 +92,11 @@ class PairGaps:
         live = self._raw.live is not None and self._base.live is not None
         notes, other_notes = (run.live.value if run.live is not None else [] for run in (self._raw, self._base))
         for at, (row, other, _) in enumerate(rows):
-            turned = (row in turned_rows) != (other in other_turned)
+            turned = (row in turned_rows) is not (other in other_turned)
             if live:
                 note, other_note = notes[row], other_notes[other]
-                one, two = note.row, other_note.row
-                known = first.setdefault((one, two, turned), at)
-                if known != at and one is not None and two is not None:
+                known = first.setdefault((note.row, other_note.row, turned), at)
+                if known != at and note.row is not None and other_note.row is not None:
                     again.append((at, known))
                     continue
                 if plain.add(at, note, other_note, turned):

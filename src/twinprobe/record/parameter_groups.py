@@ -64,4 +64,4 @@ class ParameterGroups:
         found, group.found = group.found, {}
         name = f"{group.prefix}parameters_grad.{recorder.engine.count(f'{group.prefix}parameters_grad')}"
         if recorder.wants(name):
-            recorder.engine.emit(Entry(name, {key: (key, value) for key, value in found.items()}, boxed=True))
+            recorder.engine.emit(Entry(name, found, boxed=True))

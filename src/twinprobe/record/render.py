@@ -29,9 +29,9 @@ class Renderer:
     def entry(self, entry: Entry) -> str:
         """The JSON text of one op entry's value."""
         if entry.bare:
-            return self._tree(entry.parts[""][1])
+            return self._tree(entry.parts[""])
         before, after = ("[", "]") if entry.boxed else ("", "")
-        parts = [f"{_quoted(key)}: {before}{self._tree(value)}{after}" for key, (_, value) in entry.parts.items()]
+        parts = [f"{_quoted(key)}: {before}{self._tree(value)}{after}" for key, value in entry.ordered().items()]
         return "{" + ", ".join(parts) + "}"
 
     def _tree(self, value: Any) -> str:

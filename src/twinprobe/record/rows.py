@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from twinprobe.measure.statistics import Statistics
 
+# What an entry may have, in the order in which it is written, and what stands for it in names of files.
+_SEGMENTS = {
+    "input_args": "input", "input_kwargs": "kwargs", "input": "input", "output": "output", "parameters": "parameters",
+    "remark": "remark",
+}  # fmt: skip
 
-@dataclass(slots=True, eq=False)
-class Row:
+
+class Row(Struct, eq=False):  # made by the thousand while a model runs: structs are made by compiled code
     """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
 
     values: Statistics | None = None
@@ -22,8 +28,7 @@ class Row:
     text_key: Any = None
 
 
-@dataclass(slots=True, eq=False)
-class Note:
+class Note(Struct, eq=False):
     """One tensor seen at one place of one call."""
 
     type: str
@@ -36,29 +41,33 @@ class Note:
     extra: dict[str, Any] | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Leaf:
+class Leaf(Struct, eq=False):
     """A value whose JSON form is known already."""
 
     json: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One op entry before it becomes text. ``parts`` maps the JSON key to (file name segment, captured value).
+class Entry(Struct, eq=False):
+    """One op entry before it becomes text: what was captured, by the key that it has in JSON.
 
     ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.
     """
 
     name: str
-    parts: dict[str, tuple[str, Any]]
+    parts: dict[str, Any]
     bare: bool = False
     boxed: bool = False
+
+    def ordered(self) -> dict[str, Any]:
+        """The parts in the order in which they are written."""
+        parts = self.parts
+        return parts if self.boxed or self.bare else {key: parts[key] for key in _SEGMENTS if key in parts}
 
 
 def notes_of(entry: Entry) -> Iterator[tuple[Note, str]]:
     """Every tensor of an entry with the name that its file gets."""
-    for segment, value in entry.parts.values():
+    for key, value in entry.ordered().items():
+        segment = key if entry.boxed else _SEGMENTS.get(key, key)
         yield from _walk(value, f"{entry.name}.{segment}" if segment else entry.name)
 
 

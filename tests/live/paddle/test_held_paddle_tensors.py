@@ -176,3 +176,34 @@ def test_a_gradient_that_is_added_to_after_it_was_noted_is_noted_anew() -> None:
     models = bent(paddle.nn)(), bent(torch.nn)()
     result = auto_diff(*models, ({"x": paddle.to_tensor(X)}, {"x": torch.tensor(X)}), options=EASY)
     assert result, result.first
+
+
+class Sharing(paddle.nn.Layer):
+    """Two models of one layer: clearing gradients before the second run frees those of the first."""
+
+    def __init__(self, shared: Any, factor: float) -> None:
+        super().__init__()
+        self.shared, self.factor = shared, factor
+
+    def forward(self, x: Any) -> Any:
+        return self.shared(x) * self.factor
+
+
+def test_gradients_of_a_parameter_that_both_models_have_are_those_of_each() -> None:
+    shared = paddle.nn.Linear(8, 8)
+    x = paddle.to_tensor(X)
+    result = auto_diff(Sharing(shared, 1.0), Sharing(shared, 3.0), x, auto_weights=False, reference="first", **EASY)
+    gaps = {one.tensor: one.gap for one in result.findings if one.phase == "gradients"}
+    once = shared(x).mean()
+    shared.clear_gradients()
+    once.backward()
+    expected = abs(shared.bias.grad.numpy()).max() * 2  # three times it against once
+    assert abs(gaps["bias"].max_abs - expected) < 1e-6
+
+
+def test_gradients_of_each_step_are_read_before_the_optimizer_clears_them() -> None:
+    layer, module = Layer(lambda h: h * 2), Module()
+    optimizers = [paddle.optimizer.SGD(0.1, layer.parameters()), torch.optim.SGD(module.parameters(), 0.1)]
+    result = auto_diff(layer, module, {"x": X}, reference="second", optimizers=optimizers, steps=3, **EASY)
+    assert result
+    assert {one.step for one in result.findings if one.phase == "gradients"} == {0, 1, 2}

@@ -13,7 +13,6 @@ from twinprobe.measure.addresses import address_of, same_bytes
 from twinprobe.record.eager.host_rows import HostRows
 from twinprobe.record.eager.patches import Replaced
 from twinprobe.record.paddle.adapter import PaddleAdapter
-from twinprobe.record.paddle.gradients import view_of
 from twinprobe.record.paddle.tensors import PaddleTensors
 from twinprobe.record.rows import Note, Row
 
@@ -21,7 +20,6 @@ from twinprobe.record.rows import Note, Row
 _numpy = paddle.Tensor.numpy  # a copy already
 _data_ptr = paddle.Tensor.data_ptr
 _version = paddle.Tensor._inplace_version
-_detach = paddle.Tensor.detach
 _is_contiguous = paddle.Tensor.is_contiguous
 _float32 = paddle.float32
 _ONLY_HOST = not (
@@ -60,23 +58,27 @@ class KeptTensors(PaddleTensors):
         name = "paddle.float32" if dtype is _float32 else _PLAIN.get(dtype)  # hashing one takes long
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
-        note = Note("paddle.Tensor", name, tuple(tensor.shape), None, not tensor.stop_gradient, save)
+        shape = tuple(tensor.shape)
         if self._adapter.recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
-            note.row = self._copied(tensor, note.shape)
-            return note
-        note.row = Row()
+            row = self._copied(tensor, shape)
+            return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
+        row = Row(None, None, tensor, _data_ptr(tensor) if dtype is _float32 else 0)
+        note = Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
         held = note, tensor, _version(tensor), self
-        self._fill(held)
+        if self.exposed or 0 in shape or not _lies_open(tensor) or not aliases.hold(held):
+            row.address = 0
+            row.payload = _numpy(tensor) if 0 not in shape else None
         if self._trusted:
             self._held[id(tensor)] = held
         return note
 
     def note_sum(self, gradient: Any, *, save: bool) -> Note:
-        """Note the gradient of a parameter, who may give its memory back: a tensor of our own keeps it."""
-        if gradient.is_dense() and gradient._is_initialized():
-            gradient = view_of(_detach(gradient))
-        return self.note(gradient, save=save)
+        """Note the gradient of a parameter, who may give its memory back."""
+        note = self.note(gradient, save=save)
+        if note.row is not None and note.row.payload is gradient:
+            aliases.lent.add(_data_ptr(gradient))
+        return note
 
     def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:
         """A copy. What one layer hands on is mostly what the one before it gets next: then it is the same copy."""
@@ -92,14 +94,6 @@ class KeptTensors(PaddleTensors):
                 row.address = address_of(array)
                 self._last = _data_ptr(gradient), array, row
         return row
-
-    def _fill(self, held: Holding) -> None:
-        note, tensor, _, _ = held
-        if 0 in note.shape or note.row is None:
-            return
-        address = _data_ptr(tensor) if note.dtype == "paddle.float32" else 0
-        if self.exposed or not _lies_open(tensor) or not aliases.hold(held, address):
-            note.row.payload = _numpy(tensor)
 
     version_of: Any = staticmethod(_version)
 

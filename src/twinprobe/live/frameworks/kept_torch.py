@@ -81,12 +81,12 @@ class KeptTensors(TensorBook):
         name = self._names.get(dtype)
         if name is None:
             name = self._names[dtype] = str(dtype)
-        row = Row()
+        row = Row(None, None, alias, tensor.data_ptr() if dtype is _float32 else 0)
         held = Note("torch.Tensor", name, shape, row, tensor.requires_grad, True), alias, tensor._version, self
-        if 0 not in shape:
-            may_hold = _MAY_HOLD and not self.exposed and tensor.is_contiguous()
-            if not (may_hold and aliases.hold(held, tensor.data_ptr() if dtype is _float32 else 0)):
-                row.payload = self.copy_of(tensor)
+        may_hold = _MAY_HOLD and not self.exposed and 0 not in shape and tensor.is_contiguous()
+        if not (may_hold and aliases.hold(held)):
+            row.address = 0
+            row.payload = self.copy_of(tensor) if 0 not in shape else None
         return held
 
     version_of: Any = attrgetter("_version")
@@ -164,5 +164,6 @@ def _own_parameters(info: ModuleInfo) -> dict[str, torch.nn.Parameter]:
 
 
 def _gives_away(module: torch.nn.Module) -> bool:
-    """Whether gradients may be gone when the pass is over: some train while it runs."""
-    return any(getattr(one, "_post_accumulate_grad_hooks", None) for one in module._parameters.values())
+    """Whether gradients may be gone when the pass is over: some train while it runs, and only leaves keep theirs."""
+    own = [one for one in module._parameters.values() if one is not None]
+    return any(not one.is_leaf or getattr(one, "_post_accumulate_grad_hooks", None) for one in own)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from twinprobe.live.aliases import aliases
 from twinprobe.live.frameworks.adapter import Call, Loss, NewMask, OnGradient, Outcome
 from twinprobe.live.frameworks.common import Modes, array_on_host, calls_around, memory_config, recorded_in_memory
 from twinprobe.live.frameworks.kept_paddle import KeepingAdapter
@@ -59,6 +60,11 @@ class PaddleAdapter(Modes):
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
             for parameter in self.parameters(module).values():
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                if aliases.lent and gradient._is_initialized() and gradient.data_ptr() in aliases.lent:
+                    aliases.settle()  # both models have this parameter, and it frees what the first run is known by
                 parameter.clear_gradient(False)
 
     def step(self, _model: Any, optimizer: Any, /) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 _DEPTH_LIMIT = 400
 _SCALARS = frozenset({int, float, bool, str, type(None)})
+_CONTAINERS = frozenset({list, tuple, dict})
 
 
 def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], depth: int = 0) -> list[Any]:
@@ -41,9 +42,10 @@ def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     if kind is list or kind is tuple:
         items = None  # a new list only where something changes
         for at, item in enumerate(value):
-            if type(item) in _SCALARS:
+            inner = type(item)
+            if inner in _SCALARS:
                 continue
-            new = replaced(item, swap)
+            new = replaced(item, swap) if inner in _CONTAINERS else swap(item)
             if new is not item:
                 if items is None:
                     items = list(value)

@@ -24,12 +24,6 @@ from twinprobe.record.leaves import NOT_MINE, Capturer
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.verbs.checks import check_token_range
 
-FORWARD_PARTS = (
-    ("input_args", "input"),
-    ("input_kwargs", "kwargs"),
-    ("output", "output"),
-    ("parameters", "parameters"),
-)
 _LAYOUTS: dict[str, dict[str, Any]] = {}  # shared by all notes that say no more, and changed by none
 
 
@@ -295,9 +289,9 @@ class EagerRecorder:
                 self.adapter.mark(name.removesuffix(".backward").rpartition(".")[0] + ".", crossing.outgoing, {})
             parts = {}
             if self.inputs:
-                parts["input"] = ("input", crossing.incoming)
+                parts["input"] = crossing.incoming
             if self.outputs:
-                parts["output"] = ("output", without_last_nulls(crossing.outgoing))
+                parts["output"] = without_last_nulls(crossing.outgoing)
             self.engine.emit(Entry(name, parts))
         self.engine.filter.leaving(name)
 
@@ -313,7 +307,7 @@ class EagerRecorder:
 
     def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
         """Hand over a forward entry; keys that were not asked for are absent."""
-        self.engine.emit(Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts}))
+        self.engine.emit(Entry(name, parts))
 
 
 def without_last_nulls(items: list[Any]) -> list[Any]:

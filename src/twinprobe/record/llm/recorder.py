@@ -21,7 +21,7 @@ from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 from twinprobe.record.torch.values import TorchValues
 
-_SEGMENTS = {"input_args": "input", "input_kwargs": "kwargs", "output": "output"}
+_PARTS = ("input_args", "input_kwargs", "output")
 
 
 class TokenHooks(ModuleHooks):
@@ -182,7 +182,7 @@ class LlmRecorder(TorchRecorder):
             self._last = (name, {"output": parts["output"]})
 
     def _hand_over(self, name: str, parts: dict[str, Any]) -> None:
-        self.engine.emit(Entry(f"{name}/", {key: (_SEGMENTS[key], parts[key]) for key in _SEGMENTS if key in parts}))
+        self.engine.emit(Entry(f"{name}/", {key: parts[key] for key in _PARTS if key in parts}))
 
     def _enclosing(self) -> str:
         calls = self.modules.calls

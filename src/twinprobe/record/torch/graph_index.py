@@ -6,7 +6,7 @@ finds what its children found. A node belongs to a call when it was created duri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -100,11 +100,7 @@ class GraphIndex:
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
         seen, border, feeds = self._seen, self._border, self.feeds
-        todo = [node for node in roots if node not in seen]
-        while border and -border[0][0] >= since:
-            todo.append(heappop(border)[2])
-        while self._later and self._later[-1][0] >= since:
-            todo.append(self._later.pop()[1])
+        todo = [*roots, *self._waiting(since)]
         budget = _WALK_LIMIT
         while todo and budget:
             node = todo.pop()
@@ -132,6 +128,13 @@ class GraphIndex:
                         todo.append(target)
                     elif age < since:
                         heappush(border, (-age, id(target), target))
+
+    def _waiting(self, since: int) -> Iterator[Node]:
+        """Nodes that calls inside this one left to it."""
+        while self._border and -self._border[0][0] >= since:
+            yield heappop(self._border)[2]
+        while self._later and self._later[-1][0] >= since:
+            yield self._later.pop()[1]
 
     def feeding(self, edge: Edge, since: int) -> list[tuple[Node, int]]:
         """The nodes created at or after ``since`` that send gradients along this edge, with their slot."""

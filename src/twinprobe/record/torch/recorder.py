@@ -28,14 +28,6 @@ from twinprobe.record.torch.values import TorchValues
 from twinprobe.record.torch.watch_mode import WatchMode
 from twinprobe.record.verbs.checks import check_models, check_token_range
 
-FORWARD_PARTS = (
-    ("input_args", "input"),
-    ("input_kwargs", "kwargs"),
-    ("output", "output"),
-    ("parameters", "parameters"),
-    ("remark", "remark"),
-)
-
 
 class TorchRecorder:
     """Starts and stops observing. Implements what the engine asks of a framework."""
@@ -226,8 +218,7 @@ class TorchRecorder:
 
     def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
         """Hand over a forward entry; keys that were not asked for are absent."""
-        entry = Entry(name, {key: (segment, parts[key]) for key, segment in FORWARD_PARTS if key in parts})
-        self.engine.emit(entry)
+        self.engine.emit(Entry(name, parts))
 
     def backward_ended(self, crossing: Crossing | OneNode) -> None:
         """All gradients of a call that will come have come."""
@@ -236,9 +227,9 @@ class TorchRecorder:
             self.engine.link(name, self.backward_parent(name))
             parts = {}
             if self.inputs:
-                parts["input"] = ("input", crossing.incoming)
+                parts["input"] = crossing.incoming
             if self.outputs:
-                parts["output"] = ("output", _without_last_nulls(crossing.outgoing))
+                parts["output"] = _without_last_nulls(crossing.outgoing)
             self.engine.emit(Entry(name, parts))
         self.engine.filter.leaving(name)
 

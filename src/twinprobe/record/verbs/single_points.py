@@ -73,7 +73,7 @@ class SinglePoints(ABC):
         self._counts[name] += 1
         with self.working(f"saving {name}"):
             recorder.wants(full)
-            recorder.engine.emit(Entry(full, {"": ("", recorder.capture(value))}, bare=True))
+            recorder.engine.emit(Entry(full, {"": recorder.capture(value)}, bare=True))
 
     def _watch(self, value: Any, name: str) -> None:
         if self.is_tensor(value):
