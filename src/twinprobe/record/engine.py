@@ -155,13 +155,14 @@ class Engine:
         if self._trees and self.step is not None:
             self.step.construct[child] = parent
 
-    def stack(self, name: str | None, frame: FrameType | None, base: Stack | None = None, stop: int = 0) -> Any:
+    def stack(
+        self, name: str, frame: FrameType | None, base: Stack | None = None, stop: int = 0, *, apart: bool = False
+    ) -> Stack | None:
         """Where a call came from, noted under ``name`` for stack.json; None when no stacks are wanted."""
         if not self.config.extra_info or self.step is None:
             return None
-        stack = self.step.stacks.place(frame, base, stop)
-        if name is not None:
-            stack.names.append(name)
+        stack = self.step.stacks.place(frame, base, stop, apart=apart)
+        stack.names.append(name)
         return stack
 
     def count(self, key: str) -> int:

@@ -28,8 +28,11 @@ class StackTable:
         self._hidden = hidden
         self._stacks: dict[tuple[int, ...], Stack] = {}
 
-    def place(self, frame: FrameType | None, base: Stack | None = None, stop: int = 0) -> Stack:
-        """The stack of a frame. The walk ends at the frame with id ``stop`` and goes on with ``base``, its stack."""
+    def place(self, frame: FrameType | None, base: Stack | None = None, stop: int = 0, *, apart: bool = False) -> Stack:
+        """The stack of a frame. The walk ends at the frame with id ``stop`` and goes on with ``base``, its stack.
+
+        ``apart``: what it has as its base is the stack of all frames but the first, which calls inside share.
+        """
         places = [id(base)]
         outer = frame
         while outer is not None and id(outer) != stop:
@@ -38,9 +41,13 @@ class StackTable:
         if outer is None:
             base = None
             places[0] = 0
+        if apart:
+            places.append(0)
         key = tuple(places)
         stack = self._stacks.get(key)
         if stack is None:
+            if apart and frame is not None:
+                base, outer = self.place(frame.f_back, base, stop), frame.f_back
             stack = self._stacks[key] = Stack(_frames(frame, outer), base)
         return stack
 

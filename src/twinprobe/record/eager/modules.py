@@ -107,6 +107,7 @@ class ModuleWatch:
         recorder = self._recorder
         in_api, recorder.in_api = recorder.in_api, info.closed
         call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
+        call.frame = id(sys._getframe())  # between this one and the caller's there are only our own
         self.calls.append(call)
         try:
             recorder.work("recording a module's inputs", self._enter, call, args, kwargs, frame)
@@ -159,9 +160,7 @@ class ModuleWatch:
         # The frames outside the module are shared by all calls inside it, so they are walked once.
         engine, parent = self._recorder.engine, call.parent
         base, stop = (parent.stack, parent.frame) if parent else (None, 0)
-        call.stack, call.frame = engine.stack(None, frame, base, stop), id(frame)
-        if call.stack is not None:
-            call.stack.names.append(call.name)
+        call.stack = engine.stack(call.name, frame, base, stop)
 
     def _leave(self, call: ModuleCall, output: Any, failed: bool = False, /) -> None:
         recorder = self._recorder

@@ -211,10 +211,11 @@ class ModuleHooks:
 
     def _place(self, call: ModuleCall, frame: FrameType) -> None:
         # The frames outside the module are shared by all calls inside it, so they are walked once.
-        recorder, parent, outside = self._recorder, call.parent, frame.f_back
+        parent = call.parent
         base, stop = (parent.stack, parent.frame) if parent else (None, 0)
-        call.stack, call.frame = recorder.engine.stack(None, outside, base, stop), id(outside)
-        recorder.engine.stack(call.name, frame, call.stack, call.frame)
+        stack = self._recorder.engine.stack(call.name, frame, base, stop, apart=True)
+        if stack is not None:
+            call.stack, call.frame = stack.base, id(frame.f_back)
 
     def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
         recorder = self._recorder
