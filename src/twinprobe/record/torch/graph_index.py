@@ -72,7 +72,7 @@ class GraphIndex:
 
         So it is with most layers: one node, and beside it what turns a weight.
         """
-        if isinstance(node, CUSTOM):
+        if isinstance(node, CUSTOM) or self._has_calls_since(edge, since):
             return None
         found = None
         for slot, other in enumerate(node.next_functions):
@@ -88,6 +88,13 @@ class GraphIndex:
         if found is not None:
             self._later.append((node._sequence_nr(), node))
         return found
+
+    def _has_calls_since(self, edge: Edge, since: int) -> bool:
+        """Whether calls inside this one may feed the edge too, by another way than the result."""
+        border, later = self._border, self._later
+        if (border and -border[0][0] >= since) or (later and later[-1][0] >= since):
+            return True
+        return edge in self.feeds and bool(self.feeding(edge, since))
 
     def _ends_in_leaves(self, node: Node) -> bool:
         if isinstance(node, CUSTOM):
