@@ -7,7 +7,6 @@ fortieth to put code into memory.
 from __future__ import annotations
 
 import os
-import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,6 +23,7 @@ from llvmlite import binding
 
 from twinprobe import __version__
 from twinprobe.runs.private_folder import private_folder
+from twinprobe.runs.whole_files import write_whole
 
 Loop = Callable[..., None]
 
@@ -127,14 +127,7 @@ def _keep(name: str, code: bytes) -> None:
         return
     with suppress(OSError):  # a full disk must not stop the measuring
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
-            try:
-                file.write(_digest(code) + code)
-                file.close()
-                Path(file.name).replace(folder / f"{name}-{_key()}.o")
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        write_whole(folder / f"{name}-{_key()}.o", lambda place: place.write_bytes(_digest(code) + code))
 
 
 def _digest(code: bytes) -> bytes:

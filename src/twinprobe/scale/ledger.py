@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from twinprobe.runs.places import place, remote, remove_tree
+from twinprobe.runs.places import place, remove_tree
+from twinprobe.runs.whole_files import write_whole
 
 FOLDER = ".twinprobe"
 _COMMAND = "command.json"
@@ -138,17 +138,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _write(path: Path, text: str) -> None:
-    if remote(path) is not None:
-        path.write_text(text, encoding="utf-8")
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
+    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 def _safe(name: str) -> str:

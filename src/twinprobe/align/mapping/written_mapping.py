@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
 from twinprobe.align.mapping.data_mapping import NO_PARTNER
 from twinprobe.align.pairs import Pairs
-from twinprobe.runs.places import remote
 from twinprobe.runs.run import Run
+from twinprobe.runs.whole_files import write_whole
 
 _PLAIN = r"^[A-Za-z_][A-Za-z0-9_./-]*$"
 
@@ -22,16 +21,8 @@ def write_data_mapping(path: Path, target: Run, golden: Run, pairs: Pairs) -> No
     partners = pairs.golden[: len(names)].tolist()
     lines = dict(zip(reversed(names), (others[at] for at in reversed(partners)), strict=True))
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + f".{os.getpid()}.part")
-    try:
-        text = "\n".join([f"{name}: {lines.pop(name)}" for name in names if name in lines])
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        if remote(path) is None:
-            with unfinished.open("rb+") as written:
-                os.fsync(written.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    text = "\n".join([f"{name}: {lines.pop(name)}" for name in names if name in lines]) + "\n"
+    write_whole(path, lambda place: place.write_text(text, encoding="utf-8"), sync=True)
 
 
 def _quoted(run: Run) -> list[str]:

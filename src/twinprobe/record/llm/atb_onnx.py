@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from twinprobe.record.llm.folders import write_whole
 from twinprobe.runs.llm.tree import OpNode, read_topology
+from twinprobe.runs.whole_files import write_whole
 
 _IR_VERSION, _OPSET = 8, 13
 _FLOATS, _STRINGS = 6, 8  # kinds of an attribute

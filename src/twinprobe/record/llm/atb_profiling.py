@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from twinprobe.errors import BadInput
-from twinprobe.record.llm.folders import write_whole
+from twinprobe.runs.whole_files import write_whole
 
 _LINE = re.compile(r"\s*\[(?P<name>[^\]]+)\]\s*:(?P<values>.*)")
 _PAIR = re.compile(r"\s*([^:,]+?)\s*:\s*([^,]*?)\s*(?:,|$)")

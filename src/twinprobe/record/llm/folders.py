@@ -17,6 +17,7 @@ from twinprobe.record.engine import Engine, Framework, Step
 from twinprobe.record.llm.config import AIT
 from twinprobe.record.rows import Entry, Note, notes_of
 from twinprobe.record.writer import DumpFolder, SaveTensor
+from twinprobe.runs.whole_files import write_whole
 
 _STATISTICS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
 _ANALYSIS = ("Node Name", "Node Type", "Tensor Path", "dtype", "shape", "max", "min", "variance", "mean")
@@ -181,20 +182,6 @@ def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -
         if is_new:
             writer.writerow(columns)
         writer.writerows(rows)
-
-
-def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = False) -> None:
-    """Write under a temporary name, then rename; with ``sync`` once it is on the disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write(temporary)
-        if sync:
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(path: Path, document: Any) -> None:

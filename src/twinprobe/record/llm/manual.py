@@ -10,7 +10,8 @@ from threading import Lock
 from typing import Any
 
 from twinprobe.errors import BadInput
-from twinprobe.record.llm.folders import write_json, write_whole
+from twinprobe.record.llm.folders import write_json
+from twinprobe.runs.whole_files import write_whole
 
 _FOLDER, _METADATA = "golden_tensor", "metadata.json"
 _NAME = re.compile(r"[\w.-]{1,200}")

@@ -12,7 +12,7 @@ import torch
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.leaves import Capturer
 from twinprobe.record.llm.config import DumpConfig
-from twinprobe.record.llm.folders import TokenEngine, device_folder, write_json, write_whole
+from twinprobe.record.llm.folders import TokenEngine, device_folder, write_json
 from twinprobe.record.llm.tree import ROOT, model_tree, module_names
 from twinprobe.record.rows import Entry
 from twinprobe.record.torch.compiled import watched_modules
@@ -20,6 +20,7 @@ from twinprobe.record.torch.hooks import ModuleCall, ModuleHooks
 from twinprobe.record.torch.recorder import TorchRecorder
 from twinprobe.record.torch.tensors import TensorBook
 from twinprobe.record.torch.values import TorchValues
+from twinprobe.runs.whole_files import write_whole
 
 _PARTS = ("input_args", "input_kwargs", "output")
 
