@@ -94,7 +94,7 @@ def _fit(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, the
     shapes = stores[0].shape(wanted), stores[1].shape(offered)
     if stores[0].dtype(wanted) != stores[1].dtype(offered):
         return False
-    if here == there:
+    if here is there:  # the common views are one object each
         return shapes[0] == shapes[1]
     return here.shape(shapes[0]) == there.shape(shapes[1])
 

@@ -57,7 +57,8 @@ class Patches:
         self._classes.clear()
         for site, wrapper in self._wrappers.values():
             if isinstance(site.owner, ModuleType):
-                self._spaces.setdefault(id(site.owner), (vars(site.owner), {}))[1][site.attribute] = wrapper
+                names = vars(site.owner)
+                self._spaces.setdefault(id(names), (names, {}))[1][site.attribute] = wrapper
             else:
                 self._classes.append((site.owner, site.attribute, wrapper))
 
@@ -121,8 +122,7 @@ class Patches:
         for module_name in list(sys.modules) if everywhere else ["__main__"]:
             module = sys.modules.get(module_name)
             names = getattr(module, "__dict__", None)
-            foreign = module_name.partition(".")[0] not in self._own or module_name.startswith(self._inside)
-            if names is None or not foreign:
+            if names is None or not self._is_scanned(module_name, names):
                 continue
             if self._scanned.get(module_name) == len(names) and module_name != "__main__":
                 continue
@@ -135,6 +135,12 @@ class Patches:
                 wrapper = self._by_original.get(id(value))
                 if wrapper is not None and name not in at_home:
                     wrappers.setdefault(name, wrapper)
+
+    def _is_scanned(self, module_name: str, names: dict[str, Any]) -> bool:
+        """Compiled modules of the framework have no file: what they hold is called where it was imported to."""
+        if module_name.partition(".")[0] not in self._own:
+            return True
+        return module_name.startswith(self._inside) and "__file__" in names
 
 
 def _values(space: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
