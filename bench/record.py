@@ -6,7 +6,8 @@
     PYTHONPATH=src python bench/record.py --mindspore PYTHON [--mindspore-rival DIR] --paddle PYTHON
                                                                    # these too, by interpreters that have them
 
-Needs torch, numpy and (on CUDA) triton. The other tool is taken from the given folders and needs no installation.
+Needs torch, numpy, msgspec and (on CUDA) triton. The other tool is taken from the given folders and needs no
+installation.
 Two numbers per case: the step itself (start() to step(), device synchronised), and the time per step of several steps
 in a row including all writing. Wall time on CUDA; on the CPU processor time of one compute thread plus the writer.
 """

@@ -207,3 +207,15 @@ def test_gradients_of_each_step_are_read_before_the_optimizer_clears_them() -> N
     result = auto_diff(layer, module, {"x": X}, reference="second", optimizers=optimizers, steps=3, **EASY)
     assert result
     assert {one.step for one in result.findings if one.phase == "gradients"} == {0, 1, 2}
+
+
+def test_a_second_pass_over_an_input_that_gets_a_gradient() -> None:
+    """Paddle itself crashed in it while an input of a layer had an identity with a backward of its own before it."""
+    x, y = paddle.to_tensor(X, stop_gradient=False), torch.tensor(X, requires_grad=True)
+    layer, module = Layer(lambda h: h * 2), Module()
+    result = auto_diff(layer, module, (x, y), loss_fns=[twice, twice], reference="second", **EASY)
+    assert result
+    handed_on = [
+        one for one in result.findings if (one.raw, one.place) == ("Module.one.Linear.backward.0", "gradient of input")
+    ]
+    assert len(handed_on) == 1

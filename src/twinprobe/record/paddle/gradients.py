@@ -57,12 +57,12 @@ class LeafShare(PyLayer):  # type: ignore[misc]  # paddle is not followed by myp
 _share_leaf = LeafShare.apply  # bound before PyLayer.apply itself is watched
 
 
-def share(tensor: Any, heard: Heard | None) -> Any:
+def share(tensor: Any, heard: Heard | None, may_be_rows: bool) -> Any:
     """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
 
     A PyLayer only where it must be: with these, Paddle crashes in the second pass of a graph that is retained.
     """
-    if tensor.is_leaf:
+    if may_be_rows and tensor.is_leaf:
         return _share_leaf(tensor, heard)
     alias = view_of(tensor)
     if heard is not None:
@@ -114,8 +114,11 @@ class UseGraph:
             if last is frame:
                 break
 
-    def aliased(self, args: Any, kwargs: Any, in_place: bool = False) -> tuple[Any, Any]:
-        """The arguments of one operation with aliases in their place. What is written to in place stays itself."""
+    def aliased(self, args: Any, kwargs: Any, in_place: bool = False, may_be_rows: bool = True) -> tuple[Any, Any]:
+        """The arguments of one operation with aliases in their place. What is written to in place stays itself.
+
+        ``may_be_rows``: whether the operation may give a leaf's gradient as rows of a table.
+        """
         made: dict[int, Any] = {}
         if in_place:
             for kept in tensors_in(args, is_tensor, [])[:1]:
@@ -131,7 +134,7 @@ class UseGraph:
                 return value
             alias = made.get(id(value))
             if alias is None:
-                alias = made[id(value)] = share(value, self._listener(users))
+                alias = made[id(value)] = share(value, self._listener(users), may_be_rows)
             return alias
 
         return replaced(tuple(args), swap), replaced(kwargs, swap)

@@ -38,12 +38,15 @@ class Operations:
     def wrap(self, site: Site) -> Any:
         """An operation that passes aliases on."""
         recorder, aliased, original, in_place = self._recorder, self._graph.aliased, site.original, site.api.in_place
-        changes = writes(site.attribute)
+        changes, rows = writes(site.attribute), gives_rows(site.attribute)
 
         @functools.wraps(original)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                args, kwargs = recorder.work("following gradients", aliased, args, kwargs, in_place) or (args, kwargs)
+                args, kwargs = recorder.work("following gradients", aliased, args, kwargs, in_place, rows) or (
+                    args,
+                    kwargs,
+                )
             if not changes:
                 return original(*args, **kwargs)
             recorder.adapter.known.settle()
@@ -76,6 +79,11 @@ def _find() -> Iterator[Site]:
 def writes(name: str) -> bool:
     """Whether an operation may change an argument, the running statistics of a normalisation among them."""
     return _operation(name).in_place or "batch_norm" in name or name.startswith(("fused_", "set_", "merged_"))
+
+
+def gives_rows(name: str) -> bool:
+    """Whether an operation may give the gradient of a table as some of its rows."""
+    return name == "nce" or any(part in name for part in ("embedding", "lookup", "hsigmoid"))
 
 
 def _operation(name: str) -> Api:

@@ -57,11 +57,8 @@ class Graph:
     ) -> bool:
         """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
         may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
-        if (
-            len(outputs) == len(inputs) == 1
-            and not may_recompute
-            and self._install_plain(name, inputs[0], outputs[0], since)
-        ):
+        plain = len(outputs) == len(inputs) == 1 and not may_recompute
+        if plain and self._install_plain(name, inputs[0], outputs[0], since):
             return True
         arriving: dict[Node, Slots] = {}
         for at, tensor in enumerate(outputs):
@@ -83,9 +80,8 @@ class Graph:
         if not may_recompute:
             single = self._single_node(arriving, leaving, parts)
         if single is not None:
-            self._waiting[
-                OneNode(self, name, single, arriving[single], leaving.get(single, []), len(outputs), len(inputs))
-            ] = None
+            ends = arriving[single], leaving.get(single, [])
+            self._waiting[OneNode(self, name, single, *ends, len(outputs), len(inputs))] = None
             return True
         crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
         handles = crossing.handles
