@@ -5,7 +5,7 @@ python bench auto_diff [--with-rivals] [--quick]
 Both tools run in one environment with the same frameworks, each in a process of its own (PaDiff wraps the functions of
 both frameworks when it is imported). Times are processor time of one compute thread, which other programs do not
 disturb: the first call, and the shortest of several after it. The plain runs (forward, mean, backward of both models,
-one after the other) are taken in our process, in turns with ours.
+one after the other) are taken in our process, before and after our calls.
 """
 
 from __future__ import annotations
@@ -112,10 +112,9 @@ def worker(tool: str, chain: Chain, repeat: int, *, profile: bool = False) -> di
             raise SystemExit("the two models were found to differ")
 
     (first,) = _times(compared, 1)
-    later, plain = [], []
-    for _ in range(repeat):
-        later += _times(compared, 1)
-        plain += _times(lambda: _plain(layer, module, given), 1) if tool == "ours" else []
+    plain = _times(lambda: _plain(layer, module, given), repeat) if tool == "ours" else []
+    later = _times(compared, repeat)
+    plain += _times(lambda: _plain(layer, module, given), repeat) if tool == "ours" else []
     found = {"first": first, "compared": min(later), "plain": min(plain, default=0.0)}
     if profile:
         _profile(compared)

@@ -9,7 +9,7 @@ from twinprobe.live.memory import MemoryEngine
 from twinprobe.record.rows import Entry, Note
 from twinprobe.runs.names import BACKWARD, GRADIENTS
 
-OwnParameters = Callable[[Any], Mapping[str, Any]]  # of a watched module
+OwnParameters = Callable[[Any], Mapping[str, Any]]  # of a watched module; some may be None
 TakeNote = Callable[[Any, str, Any], Note]  # of a module, the name of its parameter, and the gradient
 
 
@@ -46,7 +46,7 @@ class LeftGradients:
         for info in sorted(self._infos, key=_turn(engine)):
             notes = {}
             for name, one in self._parameters(info).items():
-                gradient = one.grad
+                gradient = None if one is None else one.grad
                 if gradient is not None:
                     notes[name] = self._note(info.module, name, gradient)
             if notes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -159,11 +159,13 @@ class KeepingRecorder(TorchRecorder):
         super().stop()
 
 
-def _own_parameters(info: ModuleInfo) -> dict[str, torch.nn.Parameter]:
-    return {} if info.compiled else {name: one for name, one in info.module._parameters.items() if one is not None}
+def _own_parameters(info: ModuleInfo) -> Mapping[str, torch.nn.Parameter | None]:
+    return {} if info.compiled else info.module._parameters
 
 
 def _gives_away(module: torch.nn.Module) -> bool:
     """Whether gradients may be gone when the pass is over: some train while it runs, and only leaves keep theirs."""
-    own = [one for one in module._parameters.values() if one is not None]
-    return any(not one.is_leaf or getattr(one, "_post_accumulate_grad_hooks", None) for one in own)
+    for one in module._parameters.values():
+        if one is not None and (not one.is_leaf or getattr(one, "_post_accumulate_grad_hooks", None)):
+            return True
+    return False

@@ -59,8 +59,8 @@ class PaddleAdapter(Modes):
 
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
-            for parameter in self.parameters(module).values():
-                gradient = parameter.grad
+            for parameter in module._parameters.values():
+                gradient = None if parameter is None else parameter.grad
                 if gradient is None:
                     continue
                 if aliases.lent and gradient._is_initialized() and gradient.data_ptr() in aliases.lent:

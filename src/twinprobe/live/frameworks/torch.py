@@ -74,8 +74,9 @@ class TorchAdapter(Modes):
 
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
-            for parameter in self.parameters(module).values():
-                parameter.grad = None
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    parameter.grad = None
 
     def step(self, _model: Any, optimizer: Any, /) -> None:
         if isinstance(optimizer, torch.optim.Optimizer):
