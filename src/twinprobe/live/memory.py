@@ -31,15 +31,10 @@ class MemoryEngine(Engine):
         self.bench = None
         self.active = self.failed = self.begun = False
         self.step_number = 0
-        self.step: Step | None = Step(0, cast(Any, None), (_PACKAGE, *hidden))
+        step = self.step = Step(0, cast(Any, None), (_PACKAGE, *hidden))
+        self.parents = step.construct  # the enclosing call of each call
         self._trees = True
         self.rows = LiveRows()
-
-    @property
-    def parents(self) -> dict[str, str | None]:
-        """The enclosing call of each call."""
-        assert self.step is not None
-        return self.step.construct
 
     def begin(self) -> bool:
         """Start taking entries."""

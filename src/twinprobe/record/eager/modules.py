@@ -135,7 +135,8 @@ class ModuleWatch:
         if recorder.backward:
             self._number_backward(call, gradients)
         recorder.link(call.name, call.parent.name if call.parent else recorder.loose_parent(), call.backward)
-        recorder.engine.filter.entering(call.name)
+        if not recorder.takes_all:
+            recorder.engine.filter.entering(call.name)
         if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
             self._place(call, frame)
             call.parts = {}
@@ -176,4 +177,5 @@ class ModuleWatch:
                 call.crossing.cancel()
             else:
                 call.crossing.after(tensors_in(output, recorder.adapter.is_tensor, []))
-        recorder.engine.filter.leaving(call.name)
+        if not recorder.takes_all:
+            recorder.engine.filter.leaving(call.name)

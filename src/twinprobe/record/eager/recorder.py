@@ -259,7 +259,8 @@ class EagerRecorder:
 
     def backward_begins(self, name: str) -> None:
         """The first gradient of a call arrived."""
-        self.engine.filter.entering(name)
+        if not self.takes_all:
+            self.engine.filter.entering(name)
 
     def note_gradient(self, name: str, gradient: Any) -> Any:
         """Note a gradient that belongs to the backward of a call."""
@@ -293,7 +294,8 @@ class EagerRecorder:
             if self.outputs:
                 parts["output"] = without_last_nulls(crossing.outgoing)
             self.engine.emit(Entry(name, parts))
-        self.engine.filter.leaving(name)
+        if not self.takes_all:
+            self.engine.filter.leaving(name)
 
     def _pass_begins(self) -> None:
         self.passes += 1

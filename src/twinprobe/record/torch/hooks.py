@@ -187,7 +187,8 @@ class ModuleHooks:
         recorder = self._recorder
         parent = call.parent.name if call.parent else recorder.optimizer.loose_parent()
         recorder.link(call.name, parent, call.backward)
-        recorder.engine.filter.entering(call.name)
+        if not recorder.takes_all:
+            recorder.engine.filter.entering(call.name)
         if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
             self._place(call, sys._getframe(2))
             call.parts = {}
@@ -252,7 +253,8 @@ class ModuleHooks:
         if call.edges is not None and not failed:
             outputs = tensors_in(output, [])
             recorder.graph.install(call.backward, call.edges, outputs, call.since, call.depth)
-        recorder.engine.filter.leaving(call.name)
+        if not recorder.takes_all:
+            recorder.engine.filter.leaving(call.name)
 
 
 def _flags(module: Any) -> tuple[dict[int, bool], ...]:

@@ -177,7 +177,8 @@ class TorchRecorder:
 
     def backward_begins(self, name: str) -> None:
         """The first gradient of a call arrived."""
-        self.engine.filter.entering(name)
+        if not self.takes_all:
+            self.engine.filter.entering(name)
 
     def note_gradient(self, name: str, gradient: torch.Tensor) -> Any:
         """Note a gradient that belongs to the backward of a call."""
@@ -231,7 +232,8 @@ class TorchRecorder:
             if self.outputs:
                 parts["output"] = _without_last_nulls(crossing.outgoing)
             self.engine.emit(Entry(name, parts))
-        self.engine.filter.leaving(name)
+        if not self.takes_all:
+            self.engine.filter.leaving(name)
 
     def ancestors(self, name: str) -> Iterable[str]:
         """Enclosing backward calls, innermost first."""
