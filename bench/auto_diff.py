@@ -2,10 +2,11 @@
 
 python bench auto_diff [--with-rivals] [--quick]
 
-Both tools run in one environment with the same frameworks, each in a process of its own (PaDiff wraps the functions of
-both frameworks when it is imported). Times are processor time of one compute thread, which other programs do not
-disturb: the first call, and the shortest of several after it. The plain runs (forward, mean, backward of both models,
-one after the other) are taken in our process, before and after our calls.
+Both tools run in one environment with the same frameworks, each in processes of its own (PaDiff wraps the functions of
+both frameworks when it is imported), in turns, since the machine's speed changes, and on one core. Times are processor
+time of one compute thread, which other programs do not disturb: the first call, and the shortest of several after it.
+The plain runs (forward, mean, backward of both models, one after the other) are taken in our process, before and after
+our calls.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from measure_command import table
 from rivals import rival
 
+_ROUNDS = 3
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 
@@ -58,15 +60,21 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     if options.worker:
         tool, name, repeat = options.worker
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         print("RESULT " + json.dumps(worker(tool, CASES[name], int(repeat), profile=bool(options.profile))))
         return
-    repeat = 2 if options.quick else 10
+    rounds, repeat = (1, 2) if options.quick or options.profile else (_ROUNDS, 8)
     rows = []
     for name, chain in CASES.items():
         if options.profile in (None, name):
-            ours = _run("ours", name, repeat, profile=options.profile is not None)
-            theirs = _run("padiff", name, repeat) if options.with_rivals and chain.with_rival else None
-            rows.append(_row(name, chain, ours, theirs))
+            ours: list[dict[str, float]] = []
+            theirs: list[dict[str, float]] = []
+            for _ in range(rounds):
+                ours.append(_run("ours", name, repeat, profile=options.profile is not None))
+                if options.with_rivals and chain.with_rival:
+                    theirs.append(_run("padiff", name, repeat))
+            rows.append(_row(name, chain, _shortest(ours), _shortest(theirs) if theirs else None))
     head = ["model", "two plain runs", "ours", "over plain", "ours, first", "PaDiff 0.2.0", "ratio", "goal"]
     table("auto_diff", head, rows)
 
@@ -83,6 +91,10 @@ def _run(tool: str, name: str, repeat: int, *, profile: bool = False) -> dict[st
         if line.startswith("RESULT "):
             return dict(json.loads(line[7:]))
     sys.exit(f"{tool} failed on {name}:\n{(done.stderr or done.stdout)[-3000:]}")
+
+
+def _shortest(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {part: min(one[part] for one in rounds) for part in rounds[0]}
 
 
 def _row(name: str, chain: Chain, ours: dict[str, float], theirs: dict[str, float] | None) -> list[str]:
