@@ -16,7 +16,8 @@ from fault_tools import Victims
 
 from support import forward, tensor, write_dump
 from twinprobe.report.atomic import prepare_folder
-from twinprobe.report.leftovers import sweep, temporary_name
+from twinprobe.report.leftovers import sweep
+from twinprobe.runs.temporary_names import temporary_name
 
 ROWS = 600
 

@@ -20,8 +20,8 @@ from twinprobe.graph.vis_db import GraphDb
 from twinprobe.graph.vis_json import add_rank_links
 from twinprobe.judge.summary import Summary
 from twinprobe.report.atomic import Staging, prepare_folder, workshop
-from twinprobe.report.leftovers import temporary_name
 from twinprobe.runs.remote.local_copy import local_copy
+from twinprobe.runs.temporary_names import temporary_name
 from twinprobe.scale.engine import EngineOptions, spread
 from twinprobe.scale.ledger import Session
 

@@ -36,7 +36,7 @@ class Aliases:
     def __init__(self) -> None:
         self._waiting: list[Holding] = []
         self._thread: int | None = None
-        self.lent: set[int] = set()  # where gradients lie that are held, but whose memory their parameters may free
+        self._lent: set[int] = set()  # where held tensors lie whose memory somebody else may free
 
     @property
     def allowed(self) -> bool:
@@ -50,11 +50,20 @@ class Aliases:
         self._waiting.append(held)
         return True
 
+    def lend(self, address: int) -> None:
+        """What lies here is held, but belongs to somebody who may free it."""
+        self._lent.add(address)
+
+    def settle_before_freeing(self, address: int) -> None:
+        """Somebody is about to free what lies here."""
+        if address in self._lent:
+            self.settle()
+
     def settle(self) -> None:
         """Somebody is about to write."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self.lent.clear()
+            self._lent.clear()
             for note, tensor, _, holder in waiting:
                 row = note.row
                 if row is None:
@@ -88,7 +97,7 @@ class Aliases:
         finally:
             self._thread = None
             self._waiting = []
-            self.lent.clear()
+            self._lent.clear()
 
 
 aliases = Aliases()  # of this process: two models may share memory

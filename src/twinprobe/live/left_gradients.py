@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from twinprobe.live.memory import MemoryEngine
-from twinprobe.record.rows import Entry, Note
-from twinprobe.runs.names import BACKWARD, GRADIENTS
+from twinprobe.record.parameter_groups import emit_gradients
+from twinprobe.record.rows import Note
+from twinprobe.runs.names import BACKWARD
 
 OwnParameters = Callable[[Any], Mapping[str, Any]]  # of a watched module; some may be None
 TakeNote = Callable[[Any, str, Any], Note]  # of a module, the name of its parameter, and the gradient
@@ -39,11 +40,10 @@ class LeftGradients:
     def flush(self) -> None:
         """A pass is over: note what it left, in the order in which the modules ran backward."""
         recorder = self._recorder
-        engine = recorder.engine
         if not recorder.active:
             return
         recorder.wants("")  # tensors are kept
-        for info in sorted(self._infos, key=_turn(engine)):
+        for info in sorted(self._infos, key=_turn(recorder.engine)):
             notes = {}
             for name, one in self._parameters(info).items():
                 gradient = None if one is None else one.grad
@@ -51,8 +51,7 @@ class LeftGradients:
                     notes[name] = self._note(info.module, name, gradient)
             if notes:
                 self._read = True
-                front = f"{info.prefix}{GRADIENTS}"
-                engine.emit(Entry(f"{front}.{engine.count(front)}", notes, boxed=True))
+                emit_gradients(recorder, info.prefix, notes)
 
 
 def _turn(engine: MemoryEngine) -> Callable[[Any], int]:

@@ -41,6 +41,7 @@ def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
 
 @lru_cache(maxsize=4096)
 def _gradients(*names: str) -> Layout:
+    """The layout of a module's gradients of parameters."""
     return (GRADIENT,) * len(names), names
 
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from twinprobe.record.rows import Entry
+
+
+class GradientWatch(Protocol):
+    """Whatever learns the gradients of watched modules' parameters."""
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Learn those of these modules."""
+
+    def flush(self) -> None:
+        """A pass is over."""
+
+    def detach(self) -> None:
+        """Hand over what came, and learn no more."""
 
 
 class Group:
@@ -60,8 +73,13 @@ class ParameterGroups:
             self._emit(group)
 
     def _emit(self, group: Group) -> None:
-        recorder = self._recorder
         found, group.found = group.found, {}
-        name = f"{group.prefix}parameters_grad.{recorder.engine.count(f'{group.prefix}parameters_grad')}"
-        if recorder.wants(name):
-            recorder.engine.emit(Entry(name, found, boxed=True))
+        emit_gradients(self._recorder, group.prefix, found)
+
+
+def emit_gradients(recorder: Any, prefix: str, found: dict[str, Any]) -> None:
+    """Hand over the gradients of one module, as the next pass of it."""
+    front = f"{prefix}parameters_grad"
+    name = f"{front}.{recorder.engine.count(front)}"
+    if recorder.wants(name):
+        recorder.engine.emit(Entry(name, found, boxed=True))

@@ -12,8 +12,9 @@ from tempfile import gettempdir
 from types import TracebackType
 
 from twinprobe.errors import BadInput
-from twinprobe.report.leftovers import sweep, temporary_name
+from twinprobe.report.leftovers import sweep
 from twinprobe.runs.places import remote
+from twinprobe.runs.temporary_names import temporary_name
 
 _HINTS = {
     errno.ENOSPC: "free some space or choose another folder with -o",

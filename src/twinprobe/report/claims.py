@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from twinprobe.report.leftovers import claim_name, owner
+from twinprobe.report.leftovers import claim_name
 from twinprobe.runs.places import remote
+from twinprobe.runs.temporary_names import owner
 
 _FORMAT = "%Y%m%d%H%M%S"
 _MOST = 600

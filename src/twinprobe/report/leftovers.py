@@ -1,42 +1,25 @@
-"""Temporary names say whose they are, so that the next command can clear away what a killed one has left."""
+"""Clearing away what a killed command has left half written."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-import secrets
 import shutil
-import socket
-from contextlib import suppress
-from functools import lru_cache
-from hashlib import sha256
 from pathlib import Path
 
 from twinprobe.report.text import visible
+from twinprobe.runs.temporary_names import OWNER, machine
 
 logger = logging.getLogger("twinprobe.report")
-_OWNER = r"(?P<machine>[0-9a-f]{8})-(?P<pid>\d{1,10})-[0-9a-f]{8}"
-_TEMPORARY = re.compile(rf"\..*\.{_OWNER}\.part", re.DOTALL)
+_TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
 _CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
-_LONGEST_NAME = 180
 _MOST_SHOWN = 3
-
-
-def temporary_name(name: str) -> str:
-    """A hidden name for what will be ``name``, of this process and no other."""
-    short = name.encode("utf-8", "surrogateescape")[:_LONGEST_NAME].decode("utf-8", "ignore")
-    return f".{short}.{owner()}.part"
 
 
 def claim_name(stamp: str) -> str:
     """The name of the file by which a command keeps a timestamp to itself; it holds the owner."""
     return f".twinprobe-{stamp}.claim"
-
-
-def owner() -> str:
-    """This process, as temporary names and claims tell of it, with a number that no other name has."""
-    return f"{_machine()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def sweep(folder: Path) -> None:
@@ -48,10 +31,10 @@ def sweep(folder: Path) -> None:
     for name in _names(folder):
         found = _TEMPORARY.fullmatch(name)
         if _CLAIM.fullmatch(name):
-            found = re.fullmatch(_OWNER, _content(folder / name))
+            found = re.fullmatch(OWNER, _content(folder / name))
         if found is None:
             continue
-        if found["machine"] != _machine():
+        if found["machine"] != machine():
             foreign.append(name)
         elif not _alive(int(found["pid"])) and _remove(folder / name):
             removed.append(name)
@@ -100,16 +83,6 @@ def _alive(pid: int) -> bool:
     except (OSError, OverflowError):
         return True
     return True
-
-
-@lru_cache(maxsize=1)
-def _machine() -> str:
-    """Where process numbers mean what they mean here: this host since its start, and this container's own numbers."""
-    parts = [os.fsencode(socket.gethostname())]
-    with suppress(OSError):  # where there is no /proc, the name of the host has to do
-        parts.append(Path("/proc/sys/kernel/random/boot_id").read_bytes())
-        parts.append(bytes(Path("/proc/self/ns/pid").readlink()))
-    return sha256(b"\0".join(parts)).hexdigest()[:8]
 
 
 def _listed(names: list[str]) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from twinprobe.runs.places import remote
-
-_LONGEST_NAME = 120  # of what may stand in a temporary name, which is longer
+from twinprobe.runs.temporary_names import temporary_name
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = False) -> None:
@@ -21,7 +19,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
     if remote(path) is not None:
         write(path)
         return
-    temporary = path.with_name(f".{path.name[:_LONGEST_NAME]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         write(temporary)
         if sync:

@@ -18,6 +18,11 @@ def test_mixed_precision_training_is_bit_identical(kit: Kit, tmp_path: Path) -> 
     assert_nothing_changes(kit, tmp_path, Residual, {"amp": True}, level="mix")
 
 
+def net() -> paddle.nn.Layer:
+    paddle.seed(9)
+    return paddle.nn.Sequential(paddle.nn.Linear(8, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 1))
+
+
 def penalty(model: paddle.nn.Layer) -> list[np.ndarray]:
     inputs = batch()
     inputs.stop_gradient = False
@@ -27,10 +32,6 @@ def penalty(model: paddle.nn.Layer) -> list[np.ndarray]:
 
 
 def test_a_gradient_of_a_gradient_is_bit_identical(tmp_path: Path) -> None:
-    def net() -> paddle.nn.Layer:
-        paddle.seed(9)
-        return paddle.nn.Sequential(paddle.nn.Linear(8, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 1))
-
     plain, model = penalty(net()), net()
     with record(model, tmp_path / "dump", level="mix"):
         recorded = penalty(model)
@@ -49,10 +50,6 @@ def twice(model: paddle.nn.Layer) -> list[np.ndarray]:
 
 
 def test_a_second_pass_over_a_graph_is_bit_identical(tmp_path: Path) -> None:
-    def net() -> paddle.nn.Layer:
-        paddle.seed(9)
-        return paddle.nn.Sequential(paddle.nn.Linear(8, 8), paddle.nn.Tanh(), paddle.nn.Linear(8, 1))
-
     plain, model = twice(net()), net()
     with record(model, tmp_path / "dump", level="mix"):
         recorded = twice(model)

@@ -63,8 +63,8 @@ class PaddleAdapter(Modes):
                 gradient = None if parameter is None else parameter.grad
                 if gradient is None:
                     continue
-                if aliases.lent and gradient._is_initialized() and gradient.data_ptr() in aliases.lent:
-                    aliases.settle()  # both models have this parameter, and it frees what the first run is known by
+                if gradient._is_initialized():  # both models may have this parameter
+                    aliases.settle_before_freeing(gradient.data_ptr())
                 parameter.clear_gradient(False)
 
     def step(self, _model: Any, optimizer: Any, /) -> None:

@@ -21,6 +21,7 @@ from twinprobe.record.eager.quiet import Quiet
 from twinprobe.record.eager.writes import WriteWatch
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import NOT_MINE, Capturer
+from twinprobe.record.parameter_groups import GradientWatch
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.verbs.checks import check_token_range
 
@@ -58,7 +59,7 @@ class EagerRecorder:
         self.passes = 0  # backward passes under way
         self.crossings = Crossings(self)
         self.modules = ModuleWatch(self)
-        self.parameters: Any = ParameterGradients(self)
+        self.parameters: GradientWatch = ParameterGradients(self)
         self.apis = ApiWatch(self)
         package = self.adapter.module_class.__module__.partition(".")[0]
         self.patches = Patches(self.apis.wrap, package, self.adapter.scanned)

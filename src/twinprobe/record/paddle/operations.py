@@ -43,10 +43,8 @@ class Operations:
         @functools.wraps(original)
         def operation(*args: Any, **kwargs: Any) -> Any:
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                args, kwargs = recorder.work("following gradients", aliased, args, kwargs, in_place, rows) or (
-                    args,
-                    kwargs,
-                )
+                given = args, kwargs
+                args, kwargs = recorder.work("following gradients", aliased, *given, in_place, rows) or given
             if not changes:
                 return original(*args, **kwargs)
             recorder.adapter.known.settle()

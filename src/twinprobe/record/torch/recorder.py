@@ -12,6 +12,7 @@ from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
 from twinprobe.record.leaves import Capturer
+from twinprobe.record.parameter_groups import GradientWatch
 from twinprobe.record.rows import Entry
 from twinprobe.record.torch.backward import Graph
 from twinprobe.record.torch.collectives import Collectives
@@ -54,7 +55,7 @@ class TorchRecorder:
         self.paused = False
         self.optimizer = OptimizerScope(self)
         self.modules = ModuleHooks(self)
-        self.parameters: Any = ParameterGradients(self)
+        self.parameters: GradientWatch = ParameterGradients(self)
         self.collectives = Collectives(self)
         self.mode = ApiMode(self) if config.level in {"L1", "mix"} else WatchMode(self)
         self.compiled = CompiledFunctions(self.mode)
