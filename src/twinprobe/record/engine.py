@@ -99,9 +99,12 @@ class Engine:
         if self.active:
             try:
                 self._open_step()
-            except BaseException:
+            except BadInput:
                 self.begun = self.active = False
                 raise
+            except Exception as error:
+                self.active = False
+                self._give_up(self.config.dump_path, error)
         return self.active
 
     def end(self) -> None:
@@ -112,7 +115,10 @@ class Engine:
         self.active = False
         step = self.step
         if step is not None and not step.closed:
-            self._close_step(step)
+            try:
+                self._close_step(step)
+            except Exception as error:
+                self._give_up(step.folder.path, error)
 
     def next_step(self) -> None:
         """Everything recorded from here on belongs to the next step."""
@@ -223,9 +229,13 @@ class Engine:
 
     def _close_step(self, step: Step) -> None:
         step.closed = True
-        job = self.framework.collect()
-        if job is not None:
-            self._worker.put(lambda: self._guarded(step, job))
+        try:
+            job = self.framework.collect()
+        except Exception as error:
+            self.problems.note("collecting what a device has measured", error)
+        else:
+            if job is not None:
+                self._worker.put(lambda: self._guarded(step, job))
         self._hand_over(step)
         self._worker.put(lambda: self._guarded(step, lambda: self._close_folder(step)))
 
@@ -248,13 +258,18 @@ class Engine:
         try:
             job()
         except Exception as error:
-            if not is_disk_error(error):
-                self.problems.note("writing", error)
-                return
-            self.failed = True
-            self.active = False
-            step.folder.abandon()
-            logger.error("cannot write %s (%s); recording stops, the program goes on", step.folder.path, error)
+            self._give_up(step.folder.path, error)
+            if self.failed:
+                step.folder.abandon()
+
+    def _give_up(self, path: Path, error: Exception) -> None:
+        """A disk error ends the recording, any other only what was being done."""
+        if not is_disk_error(error):
+            self.problems.note("writing", error)
+            return
+        self.failed = True
+        self.active = False
+        logger.error("cannot write %s (%s); recording stops, the program goes on", path, error)
 
     # -- steps and folders ------------------------------------------------------------------------------------------
 
