@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from networks import Residual, batch
 
+import survival
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger, record
 
@@ -61,6 +63,59 @@ def test_a_killed_process_leaves_a_readable_dump(tmp_path: Path, task: str) -> N
         files = list((folder / "dump_tensor_data").glob("*.pt"))
         assert files
         assert all(torch.load(file) is not None for file in files)
+
+
+@pytest.fixture
+def script() -> str:
+    """The training as survival's checks take it: their own words go into its other places."""
+    return SCRIPT.replace("{tests!r}", repr(str(Path(__file__).parent)))
+
+
+def test_steps_that_were_closed_outlive_an_exit_without_cleaning(script: str, tmp_path: Path) -> None:
+    survival.check_closed_steps(script, tmp_path / "dump", "os._exit(0)", whole=3)
+
+
+def test_a_killed_process_loses_no_closed_step_but_the_last(script: str, tmp_path: Path) -> None:
+    survival.check_closed_steps(script, tmp_path / "dump", "os.kill(os.getpid(), signal.SIGKILL)", whole=2)
+
+
+def test_a_forked_child_never_waits_for_its_parents_writer(script: str, tmp_path: Path) -> None:
+    survival.check_forks(script, tmp_path)
+
+
+@pytest.mark.slow  # each child ends as an interpreter does
+def test_a_forked_child_may_exit_as_usual(script: str, tmp_path: Path) -> None:
+    survival.check_forks(script, tmp_path, leave="sys.exit", tries=8)
+
+
+def test_a_forked_process_with_a_recorder_of_its_own_writes_everything(script: str, tmp_path: Path) -> None:
+    survival.check_forked_process(script, tmp_path)
+
+
+def test_the_loop_of_the_guide_leaves_no_empty_step(tmp_path: Path) -> None:
+    model = Residual()
+    for level in ("L1", "mix"):
+        with record(model, tmp_path / level, level=level) as recording:
+            for _ in range(2):
+                model(batch())
+                recording.step()
+        assert sorted(one.name for one in (tmp_path / level).iterdir()) == ["step0", "step1"]
+
+
+def test_where_no_thread_can_be_started_everything_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says at a limit of the system, and while it ends
+
+    model = Residual()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with record(model, tmp_path / "dump", level="L1", task="tensor") as recording:
+        for _ in range(2):
+            model(batch()).sum().backward()
+            recording.step()
+    indexes = sorted((tmp_path / "dump").glob("step*/*/dump.json"))
+    assert [len(json.loads(one.read_text(encoding="utf-8"))["data"]) > 10 for one in indexes] == [True, True]
 
 
 def test_a_full_disk_stops_recording_and_not_the_training(tmp_path: Path) -> None:

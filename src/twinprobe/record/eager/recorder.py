@@ -84,6 +84,9 @@ class EagerRecorder:
     def collect(self) -> None:
         self.adapter.known.forget()
 
+    def let_go(self) -> None:
+        """Everything is on the host, and no lock is held."""
+
     # -- the verbs --------------------------------------------------------------------------------------------------
 
     def start(self, model: Any = None, token_range: Any = None) -> None:

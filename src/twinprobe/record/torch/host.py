@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from math import isqrt, sqrt
 
@@ -130,7 +131,8 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
 
 def _load_kernels_beside() -> None:
     """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
-    threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+    with suppress(RuntimeError):  # the system may allow no more threads
+        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
 
 
 def _load_kernels() -> None:

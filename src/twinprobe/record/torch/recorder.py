@@ -88,6 +88,9 @@ class TorchRecorder:
     def collect(self) -> Callable[[], None] | None:
         return self.book.collect()
 
+    def let_go(self) -> None:
+        self.book.let_go()
+
     # -- the verbs --------------------------------------------------------------------------------------------------
 
     def start(self, model: Any = None, token_range: Any = None) -> None:

@@ -22,6 +22,7 @@ _strided = torch.strided
 _functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 _HOST = torch.device("cpu")
 _FREED = {"remark": "its memory was freed"}  # as sharded parameters are between their uses
+_inherited: list[Any] = []
 Key = tuple[Any, ...]
 
 
@@ -167,6 +168,12 @@ class TensorBook:
                 job()
 
         return fill if jobs else None
+
+    def let_go(self) -> None:
+        """This process is a forked child: what waits for a device belongs to the parent, and nothing may free it."""
+        _inherited.append(self._devices)
+        self._devices = {}
+        self._lock = threading.RLock()
 
     def _purge(self) -> None:
         standing = self._numbers.purge()
