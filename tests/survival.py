@@ -32,6 +32,86 @@ def check_kill(script: str, path: Path, task: str) -> None:
         assert all(np.load(file) is not None for file in files)
 
 
+def check_closed_steps(script: str, path: Path, end: str, whole: int) -> None:
+    """The process ends with ``end`` right behind the last of three steps; the first ``whole`` of them are whole."""
+    inside = f"if step == 2: debugger.stop(); debugger.step(); {end}"
+    done = run_script(script.format(path=str(path), task="statistics", before="", inside=inside))
+    assert "trained to the end" not in done.stdout, done.stderr
+    for step in range(whole):
+        (folder,) = (path / f"step{step}").iterdir()
+        assert json.loads((folder / "dump.json").read_text(encoding="utf-8"))["data"]
+        assert not (folder / "dump.json.part").exists()
+
+
+_FORKS = """
+def fork_often(path, leave, tries):
+    import time
+    left = set()
+    for at in range(tries):
+        # Right after the writer's first job, the writer thread is likely to hold its lock.
+        debugger = PrecisionDebugger(dump_path=path + str(at), level="debug")
+        debugger.start()
+        debugger.save(1.0, "x")
+        child = os.fork()
+        if child == 0:
+            debugger.save(2.0, "x")
+            debugger.stop()
+            debugger.step()
+            leave(0)
+        left.add(child)
+        debugger.close()
+    deadline = time.monotonic() + 60
+    while left and time.monotonic() < deadline:
+        left = {{child for child in left if os.waitpid(child, os.WNOHANG)[0] == 0}}
+        time.sleep(0.05)
+    for child in left:
+        os.kill(child, signal.SIGKILL)
+    print(len(left), "children hang", flush=True)
+
+fork_often({path!r}, {leave}, {tries})
+"""
+
+
+def check_forks(script: str, path: Path, leave: str = "os._exit", tries: int = 30) -> None:
+    """Children, forked while their parent records, go on with the recorder and end with ``leave``."""
+    before = _FORKS.format(path=str(path / "forks"), leave=leave, tries=tries)
+    done = run_script(script.format(path=str(path / "dump"), task="statistics", before=before, inside=""))
+    assert "0 children hang" in done.stdout, done.stdout + done.stderr
+    assert "trained to the end" in done.stdout, done.stderr
+    for at in range(tries):  # what the child saved is nowhere
+        (index,) = path.glob(f"forks{at}/step*/*/debug.json")
+        assert list(json.loads(index.read_text(encoding="utf-8"))["data"]) == ["x.0.debug"]
+
+
+_IN_A_FORKED_PROCESS = """
+import multiprocessing
+
+def train(path):
+    debugger = PrecisionDebugger(dump_path=path, level="debug")
+    for number in range(3):
+        debugger.start()
+        debugger.save(float(number), "x")
+        debugger.stop()
+        debugger.step()
+
+idle = PrecisionDebugger(dump_path={path!r} + "_parent", level="debug")
+process = multiprocessing.get_context("fork").Process(target=train, args=({path!r},))
+process.start()
+process.join()
+idle.close()
+"""
+
+
+def check_forked_process(script: str, path: Path) -> None:
+    """multiprocessing ends a forked process with os._exit; a recorder of its own has written everything by then."""
+    before = _IN_A_FORKED_PROCESS.format(path=str(path / "child"))
+    done = run_script(script.format(path=str(path / "dump"), task="statistics", before=before, inside=""))
+    assert "trained to the end" in done.stdout, done.stderr
+    for step in range(3):
+        (index,) = path.glob(f"child/step{step}/*/debug.json")
+        assert json.loads(index.read_text(encoding="utf-8"))["data"]["x.0.debug"]["value"] == float(step)
+
+
 def check_full_disk(script: str, path: Path) -> None:
     """Every file is limited to 20 kB."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"

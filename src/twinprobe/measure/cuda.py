@@ -77,13 +77,17 @@ class Queue:
 
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
-        count = len(self.receivers)
-        table = tables.send(self.lines)
-        page = self.page
-        self.kernel((-(-self.most // self.chunk), count, 1), stream, table, page.buffer)
-        page.starts += self.starts
-        page.receivers += self.receivers
+        lines, starts, receivers, most = self.lines, self.starts, self.receivers, self.most
         self.lines, self.starts, self.receivers, self.most = [], [], [], 0
+        page = self.page
+        page.starts += starts
+        try:
+            table = tables.send(lines)
+            self.kernel((-(-most // self.chunk), len(receivers), 1), stream, table, page.buffer)
+        except Exception:  # nobody gets a result; at the next launch the memory may be gone
+            page.receivers += [None] * len(receivers)
+            raise
+        page.receivers += receivers
 
 
 class Lane:
@@ -99,9 +103,15 @@ class Lane:
 
     def launch(self) -> None:
         """Measure everything that waits. The lane's stream is the current one."""
-        for queue in self.waiting:
-            queue.launch(self.tables, self.stream)
-        self.waiting = {}
+        waiting, self.waiting = self.waiting, {}
+        failed: Exception | None = None
+        for queue in waiting:
+            try:
+                queue.launch(self.tables, self.stream)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
 
 
 class DeviceMeasure:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
@@ -23,6 +26,7 @@ from twinprobe.record.worker import Worker, size_of
 from twinprobe.record.writer import TENSOR_FOLDER, DumpFolder, is_disk_error
 
 _BATCH = 64
+_PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer that does not get on
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
 
@@ -45,6 +49,9 @@ class Framework(Protocol):
     def collect(self) -> Callable[[], None] | None:
         """End of a stretch of recording: a job that waits for device results and fills the rows."""
 
+    def let_go(self) -> None:
+        """This process is a forked child: touch nothing that the parent's threads and devices hold."""
+
 
 class Step:
     """What belongs to one step folder."""
@@ -56,7 +63,13 @@ class Step:
         self.construct: dict[str, str | None] = {}
         self.stacks = StackTable(hidden)
         self.pending: list[Entry] = []
-        self.closed = False
+        self.closed = False  # its index has its final name
+        self.writable = False  # its index is open
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing has been recorded."""
+        return not (self.closed or self.writable or self.counters)
 
 
 class Engine:
@@ -84,9 +97,12 @@ class Engine:
         self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
         self._total = [0, 0]
         self._closed = 0
+        self._opening = threading.Lock()
+        self._closing = 0  # the writer's number for the end of the last step
+        self.forked = self._said_forked = False
         atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget_after_fork)
+        _engines.add(self)
+        _watch_exit()
 
     # -- the verbs --------------------------------------------------------------------------------------------------
 
@@ -95,13 +111,19 @@ class Engine:
         if self.begun:
             raise BadInput("recording is already started", hint="call stop() before start()")
         self.begun = True
+        if self.forked and not self._said_forked:
+            self._said_forked = True
+            logger.warning("a forked process records nothing with its parent's recorder; make one in the child")
         self.active = not self.failed and self._wanted_now()
         if self.active:
             try:
                 self._open_step()
-            except BaseException:
+            except BadInput:
                 self.begun = self.active = False
                 raise
+            except Exception as error:
+                self.active = False
+                self._give_up(self.config.dump_path, error)
         return self.active
 
     def end(self) -> None:
@@ -112,7 +134,10 @@ class Engine:
         self.active = False
         step = self.step
         if step is not None and not step.closed:
-            self._close_step(step)
+            try:
+                self._close_step(step)
+            except Exception as error:
+                self._give_up(step.folder.path, error)
 
     def next_step(self) -> None:
         """Everything recorded from here on belongs to the next step."""
@@ -121,9 +146,26 @@ class Engine:
         self.step = None
         self.step_number += 1
 
+    def drop_unused_step(self) -> None:
+        """The step that has begun is none if nothing was recorded in it."""
+        if self.step_number and self.step is not None and self.step.unused:
+            self.step = None
+
     def flush(self) -> None:
-        """Wait until all files are written."""
+        """Wait until everything recorded so far is in files; with async_dump, all but the open step."""
+        step = self.step
+        if step is not None and step.writable and not self.config.async_dump:
+            self._collect(step)
+            self._hand_over(step)
         self._worker.drain()
+
+    def flush_before_exit(self) -> None:
+        """The process is about to end, whatever state it is in: write what can be had without asking a device."""
+        with suppress(Exception):
+            step = self.step
+            if step is not None and step.writable and not (self.framework.deferred or self.config.async_dump):
+                self._hand_over(step)
+            self._worker.drain(_PATIENCE)
 
     def close(self) -> None:
         """End of the recording: write what is left and say where it is."""
@@ -134,6 +176,8 @@ class Engine:
             self.end()
         self._worker.drain()
         atexit.unregister(self.close)
+        _engines.discard(self)
+        _watch_exit()
         for complaint in self.filter.complaints() if self._total[0] or self.filter.everything is False else ():
             logger.warning("%s", complaint)
         if self.bench is not None and self._total[0]:
@@ -181,8 +225,8 @@ class Engine:
         step = self.step
         if step is None or self._structure or self.failed:
             return
-        if step.closed:
-            self._reopen(step)
+        if not step.writable:
+            self._open_folder(step)
         if self.bench is not None:
             self.bench.look(entry)
         step.pending.append(entry)
@@ -222,12 +266,21 @@ class Engine:
                 row.payload = None
 
     def _close_step(self, step: Step) -> None:
-        step.closed = True
-        job = self.framework.collect()
+        step.closed, step.writable = True, False
+        self._collect(step)
+        self._hand_over(step)
+        before = self._closing
+        self._closing = self._worker.put(lambda: self._guarded(step, lambda: self._close_folder(step)))
+        self._worker.wait(before)  # a killed process loses no step but the last
+
+    def _collect(self, step: Step) -> None:
+        try:
+            job = self.framework.collect()
+        except Exception as error:
+            self.problems.note("collecting what a device has measured", error)
+            return
         if job is not None:
             self._worker.put(lambda: self._guarded(step, job))
-        self._hand_over(step)
-        self._worker.put(lambda: self._guarded(step, lambda: self._close_folder(step)))
 
     def _close_folder(self, step: Step) -> None:
         side: dict[str, Any] = {}
@@ -248,13 +301,18 @@ class Engine:
         try:
             job()
         except Exception as error:
-            if not is_disk_error(error):
-                self.problems.note("writing", error)
-                return
-            self.failed = True
-            self.active = False
-            step.folder.abandon()
-            logger.error("cannot write %s (%s); recording stops, the program goes on", step.folder.path, error)
+            self._give_up(step.folder.path, error)
+            if self.failed:
+                step.folder.abandon()
+
+    def _give_up(self, path: Path, error: Exception) -> None:
+        """A disk error ends the recording, any other only what was being done."""
+        if not is_disk_error(error):
+            self.problems.note("writing", error)
+            return
+        self.failed = True
+        self.active = False
+        logger.error("cannot write %s (%s); recording stops, the program goes on", path, error)
 
     # -- steps and folders ------------------------------------------------------------------------------------------
 
@@ -291,18 +349,53 @@ class Engine:
         index = "debug" if self.config.level == "debug" else "dump"
         folder = DumpFolder(path, header, index=index)
         self.problems.folder = path
-        step = self.step = Step(self.step_number, folder, self._hidden)
-        self._worker.put(lambda: self._guarded(step, folder.open))
+        self.step = Step(self.step_number, folder, self._hidden)
 
-    def _reopen(self, step: Step) -> None:
-        step.closed = False
-        self._worker.put(lambda: self._guarded(step, step.folder.reopen))
+    def _open_folder(self, step: Step) -> None:
+        """The step's first entry, or the first one since it was closed. Before, it has no folder."""
+        with self._opening:  # gradients may come on several threads
+            if step.writable:
+                return
+            opens = step.folder.reopen if step.closed else step.folder.open
+            self._worker.put(lambda: self._guarded(step, opens))
+            step.closed, step.writable = False, True
 
-    def _forget_after_fork(self) -> None:
-        # A forked data loader must neither record nor write: the writer thread stayed in the parent.
+    def forget_after_fork(self) -> None:
+        """A forked data loader must neither record nor write: the writer thread stayed in the parent."""
         self.active = False
-        self.failed = True
-        self._finished = True
+        self.failed = self.forked = self._finished = True
+        self.step = None
+        self.problems = Problems()  # the other one may be locked for good
+        self.framework.let_go()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_exit = os._exit
+
+
+def _forget_after_fork() -> None:
+    for engine in list(_engines):
+        engine.forget_after_fork()
+
+
+def _exit_after_writing(status: int) -> None:
+    """os._exit, which runs nobody's cleaning: multiprocessing ends its forked children with it, and programs do that
+    have no other way past threads that never end."""
+    for engine in list(_engines):
+        engine.flush_before_exit()
+    _exit(status)
+
+
+def _watch_exit() -> None:
+    """Stand before os._exit as long as something is being recorded."""
+    if _engines and os._exit is _exit:
+        os._exit = _exit_after_writing  # type: ignore[assignment]
+    elif not _engines and os._exit is _exit_after_writing:
+        os._exit = _exit
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def _readable(count: float) -> str:

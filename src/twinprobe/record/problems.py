@@ -38,8 +38,12 @@ class Problems:
             count = self.counts[cause] = self.counts.get(cause, 0) + 1
         if count > 1:
             return
-        logger.warning("error while %s (%s: %s); recording goes on", doing, type(error).__name__, error)
-        self._keep(f"while {doing}: {''.join(traceback.format_exception(error))}\n")
+        try:
+            said, details = str(error), "".join(traceback.format_exception(error))
+        except Exception:  # an error of the user's own kind may fail to say what it is
+            said, details = "an error that cannot be shown", cause
+        logger.warning("error while %s (%s: %s); recording goes on", doing, type(error).__name__, said)
+        self._keep(f"while {doing}: {details}\n")
 
     def _keep(self, text: str) -> None:
         if self.folder is None:

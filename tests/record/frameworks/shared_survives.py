@@ -17,6 +17,34 @@ def test_a_killed_process_leaves_a_readable_dump(kit: Kit, tmp_path: Path, task:
     survival.check_kill(kit.script, tmp_path / "dump", task)
 
 
+def test_steps_that_were_closed_outlive_an_exit_without_cleaning(kit: Kit, tmp_path: Path) -> None:
+    survival.check_closed_steps(kit.script, tmp_path / "dump", "os._exit(0)", whole=3)
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_no_closed_step_but_the_last(kit: Kit, tmp_path: Path) -> None:
+    survival.check_closed_steps(kit.script, tmp_path / "dump", "os.kill(os.getpid(), signal.SIGKILL)", whole=2)
+
+
+def test_a_forked_child_never_waits_for_its_parents_writer(kit: Kit, tmp_path: Path) -> None:
+    survival.check_forks(kit.script, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_forked_process_with_a_recorder_of_its_own_writes_everything(kit: Kit, tmp_path: Path) -> None:
+    survival.check_forked_process(kit.script, tmp_path)
+
+
+def test_the_loop_of_the_guide_leaves_no_empty_step(kit: Kit, tmp_path: Path) -> None:
+    inner = kit.module("Inner", lambda _, x: x * 2)
+    model = kit.module("Outer", lambda self, x: self.inner(x), inner=inner)
+    with kit.api.record(model, tmp_path / "dump", level="mix") as recording:
+        for _ in range(2):
+            model(kit.tensor([1, 1, 1]))
+            recording.step()
+    assert sorted(one.name for one in (tmp_path / "dump").iterdir()) == ["step0", "step1"]
+
+
 def test_a_full_disk_stops_recording_and_not_the_training(kit: Kit, tmp_path: Path) -> None:
     survival.check_full_disk(kit.script, tmp_path / "dump")
 

@@ -157,6 +157,81 @@ def ddp(dump: str, *words: str) -> None:
     print("digest", torch.cat(numbers).numpy().tobytes().hex())
 
 
+def _fsdp2(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+def _fsdp2_mixed(model: nn.Sequential) -> nn.Module:
+    """bfloat16 parameters, and parameters that stay whole between forward and backward."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in model:
+        fully_shard(block, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mp_policy=policy)
+    return model
+
+
+def _fsdp1(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for at, block in enumerate(model):
+        model[at] = FullyShardedDataParallel(block, device_id=torch.device("cpu"), use_orig_params=True)
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def _ddp(model: nn.Sequential) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def _tensor_parallel(model: nn.Sequential) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2,))
+    for block in model:
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
+
+
+SPLIT = {one.__name__.strip("_"): one for one in (_fsdp2, _fsdp2_mixed, _fsdp1, _ddp, _tensor_parallel)}
+
+
+def split(dump: str, kind: str, *runs: str) -> None:
+    """Three steps of a training that is split over the ranks, once unwatched and once for each run, a word such as
+    ``mix:tensor:statistics`` (level, task, summary_mode). Prints a digest of everything that training changed."""
+    from contextlib import nullcontext
+
+    from twinprobe.torch import record
+
+    for run in ("", *runs):
+        torch.manual_seed(3)
+        model = SPLIT[kind](nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in "ab")))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        # With tensor parallelism both ranks see the same data; otherwise each has its own.
+        generator = torch.Generator().manual_seed(0 if kind == "tensor_parallel" else dist.get_rank())
+        options: dict[str, Any] = dict(zip(("level", "task", "summary_mode"), run.split(":"), strict=bool(run)))
+        losses = []
+        with record(model, f"{dump}/{run.replace(':', '_')}", **options) if run else nullcontext() as recording:
+            for _ in range(3):
+                loss = model(torch.randn(5, 4, generator=generator)).float().pow(2).sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach())
+                if recording is not None:
+                    recording.step()
+        numbers = [torch.stack(losses)]
+        for one in (*model.parameters(), *(item for state in optimizer.state.values() for item in state.values())):
+            numbers.append((one.to_local() if hasattr(one, "to_local") else one).detach().float().reshape(-1))
+        print("digest", run or "plain", torch.cat(numbers).numpy().tobytes().hex())
+
+
 def dtensor(dump: str, *_words: str) -> None:
     """A sharded tensor goes through a recorded module."""
     from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
@@ -195,6 +270,7 @@ PROGRAMS: dict[str, Callable[..., None]] = {
     "more_collectives": more_collectives,
     "ring": ring,
     "ddp": ddp,
+    "split": split,
     "dtensor": dtensor,
 }
 

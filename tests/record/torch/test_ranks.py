@@ -116,6 +116,43 @@ def test_data_parallel_training_is_bit_identical(tmp_path: Path, plain_training:
     assert {"Module.module.0.Linear.forward.2", "Module.module.2.Linear.backward.2"} <= {*data}
 
 
+RUNS = [
+    f"{level}:{kept}"
+    for level in ("L0", "L1", "mix")
+    for kept in ("statistics:statistics", "tensor:statistics", "statistics:md5")
+]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fsdp2",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fsdp2_mixed", "fsdp1", "ddp", "tensor_parallel")),
+    ],
+)
+def test_split_training_is_bit_identical_at_every_level(tmp_path: Path, kind: str) -> None:
+    if kind.startswith("fsdp2") and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    for rank, done in enumerate(start_ranks("split", tmp_path, kind, *RUNS)):
+        assert "error while" not in done.stderr
+        digests = dict(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("digest "))
+        assert [*digests] == ["plain", *RUNS]
+        assert {*digests.values()} == {digests["plain"]}
+        for run in RUNS:
+            data = data_of(tmp_path / "dump" / run.replace(":", "_"), rank, step=2)
+            assert any(".backward" in name for name in data)
+            assert "remark" not in json.dumps(data)
+    torch.manual_seed(3)
+    weight = torch.nn.Linear(4, 8).weight
+    if kind == "fsdp2":  # the whole parameter, as the module used it
+        seen = data_of(tmp_path / "dump" / "mix_tensor_statistics", 1)["Module.0.0.Linear.forward.0"]["parameters"][
+            "weight"
+        ]
+        assert (seen["shape"], seen["Max"], seen["Min"]) == ([8, 4], weight.max().item(), weight.min().item())
+        (file,) = (tmp_path / "dump" / "mix_tensor_statistics" / "step0" / "rank1").rglob(seen["data_name"])
+        assert torch.equal(torch.load(file), weight)
+
+
 def test_a_sharded_tensor_shows_its_layout_and_its_own_part(tmp_path: Path) -> None:
     if not hasattr(pytest.importorskip("torch.distributed.tensor"), "DTensor"):
         pytest.skip("this torch has no public DTensor")

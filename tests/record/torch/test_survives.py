@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from networks import Residual, batch
 
+import survival
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger, record
 
@@ -61,6 +63,59 @@ def test_a_killed_process_leaves_a_readable_dump(tmp_path: Path, task: str) -> N
         files = list((folder / "dump_tensor_data").glob("*.pt"))
         assert files
         assert all(torch.load(file) is not None for file in files)
+
+
+@pytest.fixture
+def script() -> str:
+    """The training as survival's checks take it: their own words go into its other places."""
+    return SCRIPT.replace("{tests!r}", repr(str(Path(__file__).parent)))
+
+
+def test_steps_that_were_closed_outlive_an_exit_without_cleaning(script: str, tmp_path: Path) -> None:
+    survival.check_closed_steps(script, tmp_path / "dump", "os._exit(0)", whole=3)
+
+
+def test_a_killed_process_loses_no_closed_step_but_the_last(script: str, tmp_path: Path) -> None:
+    survival.check_closed_steps(script, tmp_path / "dump", "os.kill(os.getpid(), signal.SIGKILL)", whole=2)
+
+
+def test_a_forked_child_never_waits_for_its_parents_writer(script: str, tmp_path: Path) -> None:
+    survival.check_forks(script, tmp_path)
+
+
+@pytest.mark.slow  # each child ends as an interpreter does
+def test_a_forked_child_may_exit_as_usual(script: str, tmp_path: Path) -> None:
+    survival.check_forks(script, tmp_path, leave="sys.exit", tries=8)
+
+
+def test_a_forked_process_with_a_recorder_of_its_own_writes_everything(script: str, tmp_path: Path) -> None:
+    survival.check_forked_process(script, tmp_path)
+
+
+def test_the_loop_of_the_guide_leaves_no_empty_step(tmp_path: Path) -> None:
+    model = Residual()
+    for level in ("L1", "mix"):
+        with record(model, tmp_path / level, level=level) as recording:
+            for _ in range(2):
+                model(batch())
+                recording.step()
+        assert sorted(one.name for one in (tmp_path / level).iterdir()) == ["step0", "step1"]
+
+
+def test_where_no_thread_can_be_started_everything_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")  # as Python says at a limit of the system, and while it ends
+
+    model = Residual()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with record(model, tmp_path / "dump", level="L1", task="tensor") as recording:
+        for _ in range(2):
+            model(batch()).sum().backward()
+            recording.step()
+    indexes = sorted((tmp_path / "dump").glob("step*/*/dump.json"))
+    assert [len(json.loads(one.read_text(encoding="utf-8"))["data"]) > 10 for one in indexes] == [True, True]
 
 
 def test_a_full_disk_stops_recording_and_not_the_training(tmp_path: Path) -> None:
@@ -135,7 +190,11 @@ def test_an_error_in_the_recorder_is_logged_once_and_training_goes_on(
     (log,) = (tmp_path / "dump").glob("step0/*/dump_error_info.log")
     assert log.read_text(encoding="utf-8").count("RuntimeError: do not look at me") == 1
     (index,) = (tmp_path / "dump").glob("step0/*/dump.json")
-    assert "Tensor.__mul__.1.forward" in json.loads(index.read_text(encoding="utf-8"))["data"]
+    data = json.loads(index.read_text(encoding="utf-8"))["data"]
+    assert "Tensor.__mul__.1.forward" in data
+    seen, awkward = data["Module.inner.Inner.forward.1"]["input_args"]
+    assert seen["Max"] == 1.0
+    assert awkward["remark"] == "not recorded (RuntimeError; see dump_error_info.log)"
 
 
 def test_the_end_says_where_the_dump_is_and_how_large(tmp_path: Path) -> None:
@@ -176,3 +235,110 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
         torch.ones(2) + 1
     (index,) = (tmp_path / "dump").glob("step0/*/dump.json")
     assert list(json.loads(index.read_text(encoding="utf-8"))["data"]) == ["Tensor.__add__.0.forward"]
+
+
+DEFECTS = [
+    "engine.Engine.emit", "engine.Engine.link", "engine.Engine.stack", "engine.Engine.count",
+    "engine.Engine._open_step", "engine.Engine._hand_over", "filters.NameFilter.entering", "leaves.Capturer.mapping",
+    "parameter_groups.ParameterGroups._take", "render.Renderer.entry", "stacks.StackTable.place",
+    "torch.backward.Graph.edges", "torch.backward.Graph.install", "torch.backward.Graph.note_pass",
+    "torch.backward.Graph.end", "torch.crossing.Crossing.arrive",
+    "torch.crossing.Crossing.finish", "torch.function_mode.arguments_as_written", "torch.function_mode.caller_of",
+    "torch.function_mode.ApiCall.before", "torch.function_mode.ApiCall.after", "torch.function_mode.ApiCall.failed",
+    "torch.graph_index.GraphIndex.walk", "torch.graph_index.LeafEdges.edge", "torch.hooks.ModuleHooks.attach",
+    "torch.hooks.ModuleHooks._enter", "torch.hooks.ModuleHooks._leave", "torch.hooks.ModuleHooks.detach",
+    "torch.names.ApiTable._find", "torch.operators.Spelling.__call__", "torch.optimizer.OptimizerScope.attach",
+    "torch.optimizer.OptimizerScope.loose_parent", "torch.parameters.ParameterGradients.attach",
+    "torch.parameters.ParameterGradients.flush", "torch.storages.StorageNumbers.__call__",
+    "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
+    "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_statistics",
+    "torch.watch_mode.effect_of", "torch.watch_mode.writes_by_keyword", "writer.DumpFolder.add",
+    "writer.DumpFolder.close", "writer.DumpFolder.open",
+]  # fmt: skip
+
+
+def _train(model: torch.nn.Module, recording: Any = None) -> bytes:
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes"):  # the program's own error, which it knows
+            torch.nn.functional.linear(batch(), torch.ones(1, 1))
+        loss = torch.nn.functional.mse_loss(model(batch()), torch.zeros(()).expand_as(model(batch())))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if recording is not None:
+            recording.step()
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).numpy().tobytes()
+
+
+def break_recorder(monkeypatch: pytest.MonkeyPatch, defect: str) -> list[str]:
+    """Make a function of the recorder fail; returns a list that grows with each time it is called."""
+    called: list[str] = []
+
+    def broken(*_: Any, **__: Any) -> Any:
+        called.append(defect)
+        raise KeyError("a defect of the recorder")
+
+    monkeypatch.setattr(f"twinprobe.record.{defect}", broken)
+    return called
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_anywhere_in_the_recorder_is_a_warning_and_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, defect: str
+) -> None:
+    torch.manual_seed(0)
+    plain, watched = Residual(), Residual()
+    watched.load_state_dict(plain.state_dict())
+    expected = _train(plain)
+    called = break_recorder(monkeypatch, defect)
+    with record(watched, tmp_path / "dump", level="mix") as recording:
+        result = _train(watched, recording)
+    assert result == expected
+    assert torch._C._len_torch_function_stack() == 0
+    assert called, "this part of the recorder was not used"
+    assert "a defect of the recorder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("defect", "name", "path"),
+    [
+        ("torch.function_mode.ApiCall.before", "Tensor.__mul__.0.forward", ["remark", "value"]),
+        ("torch.hooks.ModuleHooks._enter", "Module.0.Linear.forward.0", ["remark", "value"]),
+        ("torch.backward.Graph.install", "Module.0.Linear.backward.0", ["remark", "value"]),
+        ("torch.tensors.TensorBook._measure", "Module.0.Linear.forward.0", ["output", 0, "remark"]),
+    ],
+)
+def test_what_the_recorder_failed_at_is_marked_in_the_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: str, name: str, path: list[Any]
+) -> None:
+    break_recorder(monkeypatch, defect)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with record(model, tmp_path / "dump", level="mix"):
+        (model(torch.ones(1, 2)) * 2).sum().backward()
+    (index,) = (tmp_path / "dump").glob("step0/*/dump.json")
+    place = json.loads(index.read_text(encoding="utf-8"))["data"][name]
+    for key in path:
+        place = place[key]
+    assert place == "not recorded (KeyError; see dump_error_info.log)"
+    (log,) = (tmp_path / "dump").glob("step0/*/dump_error_info.log")
+    assert "a defect of the recorder" in log.read_text(encoding="utf-8")
+
+
+def test_a_tensor_whose_memory_was_freed_is_recorded_without_values(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Identity())
+    freed, view = torch.ones(4), torch.ones(8)[4:]
+    for one in (freed, view):
+        one.untyped_storage().resize_(0)  # as sharded parameters are between their uses
+    with record(model, tmp_path / "dump", level="L0", task="tensor"):
+        model(freed)
+        model(view)
+        model(torch._efficientzerotensor((3,)))
+    (index,) = (tmp_path / "dump").glob("step0/*/dump.json")
+    data = json.loads(index.read_text(encoding="utf-8"))["data"]
+    for call in range(2):
+        leaf = data[f"Module.0.Identity.forward.{call}"]["input_args"][0]
+        assert (leaf["shape"], leaf["Max"], leaf["remark"]) == ([4], None, "its memory was freed")
+        assert "data_name" not in leaf
+    assert data["Module.0.Identity.forward.2"]["input_args"][0]["Norm"] == 0.0

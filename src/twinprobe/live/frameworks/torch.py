@@ -169,7 +169,8 @@ def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
     recorder = KeepingRecorder(config, make_engine)
     recorder.book = book = KeptTensors()
     recorder.values = TorchValues(book, None)
-    recorder.capture = Capturer(recorder.values, dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep))
+    kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep)
+    recorder.capture = Capturer(recorder.values, recorder.failed, kept)
     return recorder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ class HostRows:
         """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
         self._measured += 1
         if self._measured == _KERNELS_AFTER:
-            threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+            with suppress(RuntimeError):  # the system may allow no more threads
+                threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
 
     def _checksum(self, host: HostTensor) -> str | float | None:
         if self.widens and host.dtype == "bfloat16":

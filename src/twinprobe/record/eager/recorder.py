@@ -20,7 +20,7 @@ from twinprobe.record.eager.patches import Patches
 from twinprobe.record.eager.quiet import Quiet
 from twinprobe.record.eager.writes import WriteWatch
 from twinprobe.record.engine import Engine
-from twinprobe.record.leaves import NOT_MINE, Capturer
+from twinprobe.record.leaves import NOT_MINE, Capturer, unrecorded
 from twinprobe.record.parameter_groups import GradientWatch
 from twinprobe.record.rows import Entry, Note
 from twinprobe.record.verbs.checks import check_token_range
@@ -46,7 +46,7 @@ class EagerRecorder:
         self.name, self.tensor_suffix = self.adapter.name, self.adapter.tensor_suffix
         self.subfolder = ""
         self.engine = make_engine(config, self)
-        self.capture = Capturer(self._value, dict.fromkeys(self.adapter.tensor_types, self._tensor))
+        self.capture = Capturer(self._value, self._failed, dict.fromkeys(self.adapter.tensor_types, self._tensor))
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure
         self.inputs = config.wants("input")
@@ -83,6 +83,9 @@ class EagerRecorder:
 
     def collect(self) -> None:
         self.adapter.known.forget()
+
+    def let_go(self) -> None:
+        """Everything is on the host, and no lock is held."""
 
     # -- the verbs --------------------------------------------------------------------------------------------------
 
@@ -206,6 +209,12 @@ class EagerRecorder:
             return False
         self.save = self._keep_all or self.engine.filter.wants_tensors(name)
         return True
+
+    def _failed(self, value: Any, error: Exception) -> Any:
+        if isinstance(error, ProgramFault):
+            raise error
+        self.engine.problems.note("recording a value", error)
+        return unrecorded(value, error)
 
     def _tensor(self, tensor: Any) -> Note:
         return self.adapter.note(tensor, save=self.save)

@@ -120,7 +120,7 @@ class TokenEngine(Engine):
         folder = TokenFolder(self._folder / str(self.step_number))
         self.problems.folder = self._folder
         step = self.step = Step(self.step_number, folder, ())
-        self._worker.put(lambda: self._guarded(step, folder.open))
+        self._open_folder(step)
 
     def later(self, job: Callable[[], None]) -> None:
         """Have something else written, in its turn."""

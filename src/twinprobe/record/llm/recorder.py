@@ -79,7 +79,7 @@ class LlmRecorder(TorchRecorder):
         self.book = TensorBook(values=measure, digest=None)
         self.values = TorchValues(self.book, None)
         self.values.save = keep
-        self.capture = Capturer(self.values)
+        self.capture = Capturer(self.values, self.failed)
         self.inputs, self.outputs = config.wants_inputs, config.wants_outputs
         self.first_calls: dict[str, int] = {}
         self.modules: TokenHooks = TokenHooks(self)

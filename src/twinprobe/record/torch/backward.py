@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from twinprobe.record.torch.crossing import Crossing, Hook, OneNode, Slots
+from twinprobe.record.torch.crossing import Crossing, Hook, OneNode, Slots, guarded
 from twinprobe.record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEdges, Node
-from twinprobe.record.torch.quiet import Quiet
 
 _packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -144,7 +143,7 @@ class Graph:
 
     def _guard_custom_nodes(self) -> None:
         def guard(_grads: Any) -> None:
-            self.owner.before_foreign_code()
+            guarded(self, self.owner.before_foreign_code)
 
         for node in self.index.custom:
             self._guards.append(node.register_prehook(guard))
@@ -173,15 +172,14 @@ class Graph:
 
     def _pass_ended(self, task: int) -> None:
         self._tasks.discard(task)
-        with Quiet(), torch.no_grad():
-            for crossing in [one for one in self._waiting if one.task == task]:
-                crossing.finish()
-            self.owner.pass_ended()
+        for crossing in [one for one in self._waiting if one.task == task]:
+            guarded(self, crossing.finish)
+        guarded(self, self.owner.pass_ended)
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
         for crossing in list(self._waiting):
-            crossing.finish()
+            guarded(self, crossing.finish)
         for guard in self._guards:
             guard.remove()
         self._guards.clear()

@@ -13,6 +13,7 @@ import torch
 from twinprobe.record.pending import without_values
 from twinprobe.record.torch.api_lists import words
 from twinprobe.record.torch.quiet import Quiet
+from twinprobe.record.torch.writes import UNSEEN
 
 if TYPE_CHECKING:
     from twinprobe.record.torch.recorder import TorchRecorder
@@ -92,10 +93,14 @@ class Collectives:
         recorder = self._recorder
         engine = recorder.engine
         prefix = f"Distributed.{name}."
-        entry = f"{prefix}{engine.count(prefix)}.forward"
+        try:
+            entry = f"{prefix}{engine.count(prefix)}.forward"
+        except Exception as error:
+            recorder.trouble("counting a collective's calls", error)
+            return recorder.mode.pass_on(UNSEEN, func, args, kwargs)
         parts: dict[str, Any] | None = None
         with Quiet():
-            recorder.book.forget()
+            recorder.safely("measuring before a collective", recorder.book.forget)
             try:
                 calls = recorder.modules.calls
                 engine.link(entry, calls[-1].name if calls else recorder.optimizer.loose_parent())
@@ -104,14 +109,15 @@ class Collectives:
                     engine.stack(entry, frame)
                     parts = self._inputs(name, args, written)
             except Exception as error:
-                recorder.trouble("recording a collective's inputs", error)
+                parts = recorder.mark("recording a collective's inputs", error, parts)
         self.inside = True
         try:
             result = func(*args, **kwargs)
         finally:
             self.inside = False
         with Quiet():
-            recorder.book.forget()  # buffers are written without a new version
+            # Buffers are written without a new version.
+            recorder.safely("measuring after a collective", recorder.book.forget)
             try:
                 if parts is not None:
                     if recorder.outputs:
@@ -119,7 +125,7 @@ class Collectives:
                     recorder.emit_forward(entry, parts)
             except Exception as error:
                 recorder.trouble("recording a collective's outputs", error)
-            recorder.book.forget()
+            recorder.safely("measuring after a collective", recorder.book.forget)
             engine.filter.leaving(entry)
         return result
 

@@ -11,7 +11,7 @@ import torch
 from twinprobe.record.torch.call_site import arguments_as_written, caller_of
 from twinprobe.record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe.record.torch.compiled import in_compiled_code
-from twinprobe.record.torch.flatten import differentiable, tensors_in
+from twinprobe.record.torch.flatten import differentiable
 from twinprobe.record.torch.graph_index import sequence_number
 from twinprobe.record.torch.names import LOW, MINOR, Api, ApiTable
 from twinprobe.record.torch.operators import Spelling
@@ -37,13 +37,17 @@ class ApiMode(WatchMode):
         self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
         self._tree_rank = max(self._wanted_rank, LOW)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLR0911
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
-        effect = self._effects.get(func)
-        if effect is None or _is_grad_enabled() is not self._gradients:
-            effect = self.effect(func)
-        api = self.table(func)
+        try:
+            effect = self._effects.get(func)
+            if effect is None or _is_grad_enabled() is not self._gradients:
+                effect = self.effect(func)
+            api = self.table(func)
+        except Exception as error:
+            recorder.trouble("looking a function up", error)
+            effect, api = UNSEEN, None
         if api is None and not effect and not kwargs:
             return func(*args)
         idle = not recorder.engine.active or recorder.paused or recorder.muted or recorder.collectives.inside
@@ -54,13 +58,21 @@ class ApiMode(WatchMode):
                 return self.pass_on(effect, func, args, kwargs)
             self.settle_before(effect, args, kwargs)
             return func(*args, **kwargs)
-        frame = sys._getframe(1)
-        if torch._C._current_graph_task_id() >= 0 and in_compiled_code(frame):
+        frame = caller = sys._getframe(1)
+        written = None
+        try:
+            if torch._C._current_graph_task_id() >= 0 and in_compiled_code(frame):
+                api = None
+            else:
+                caller = caller_of(frame)
+                if caller is frame:
+                    api = self._spelling(api, frame)
+                else:
+                    written = arguments_as_written(func, args, kwargs, caller)
+        except Exception as error:
+            recorder.trouble("asking how a call was written", error)
+        if api is None:
             return func(*args, **kwargs)
-        caller = caller_of(frame)
-        if caller is frame:
-            return self._record(effect, self._spelling(api, frame), func, args, kwargs, frame)
-        written = arguments_as_written(func, args, kwargs, caller)
         return self._record(effect, api, func, args, kwargs, caller, written)
 
     def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -79,13 +91,17 @@ class ApiMode(WatchMode):
     def _record(
         self, effect: int, api: Api, func: Any, args: Any, kwargs: Any, frame: FrameType, written: Any = None
     ) -> Any:
-        call = ApiCall(self._recorder, api, frame)
+        try:
+            call = ApiCall(self._recorder, api, frame)
+        except Exception as error:
+            self._recorder.trouble("counting an API's calls", error)
+            return self.pass_on(UNSEEN, func, args, kwargs)
         shown_args, shown_kwargs = written or (args, kwargs)
         try:
             with Quiet():
                 call.before(shown_args, shown_kwargs, api.rank <= self._wanted_rank)
         except Exception as error:
-            self._recorder.trouble("recording an API's inputs", error)
+            call.mark("recording an API's inputs", error)
         try:
             if effect == UNSEEN:
                 output = self.pass_on(effect, func, args, kwargs)
@@ -93,7 +109,7 @@ class ApiMode(WatchMode):
                 self.settle_before(effect, args, kwargs)
                 output = func(*args, **kwargs)
         except BaseException:
-            call.failed()
+            self._recorder.safely("recording an API that failed", call.failed)
             raise
         try:
             with Quiet():
@@ -146,6 +162,10 @@ class ApiCall:
             self._edges = recorder.graph.edges(inputs)
             self._since = sequence_number()
 
+    def mark(self, doing: str, error: Exception) -> None:
+        """The recorder failed at this call."""
+        self._parts = self._recorder.mark(doing, error, self._parts)
+
     def failed(self) -> None:
         """The call raised, or a recomputation was cut short: what went in is still worth having."""
         if self._parts is not None:
@@ -162,7 +182,6 @@ class ApiCall:
             recorder.emit_forward(name, self._parts)
         recorder.engine.filter.leaving(name)
         if self._edges is not None and any(edge is not None for edge in self._edges):
-            graph = recorder.graph
-            graph.install(f"{self._stub}.backward", self._edges, tensors_in(output, []), self._since)
+            recorder.watch_gradients(f"{self._stub}.backward", self._edges, output, self._since)
             if not recorder.modules.calls:
-                graph.index.clear()
+                recorder.graph.index.clear()

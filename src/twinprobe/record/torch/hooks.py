@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from twinprobe.record.stacks import Stack
 from twinprobe.record.torch.compiled import CompiledBoundary, watched_modules
 from twinprobe.record.torch.fast_path import FastPaths, has_fast_path
-from twinprobe.record.torch.flatten import differentiable, tensors_in
+from twinprobe.record.torch.flatten import differentiable
 from twinprobe.record.torch.graph_index import Edge, sequence_number
 from twinprobe.record.torch.quiet import Quiet
 
@@ -171,12 +171,17 @@ class ModuleHooks:
         if info is None:
             return  # a replica
         with Quiet():
-            call = ModuleCall(info, recorder.engine.count(info.prefix), self.calls[-1] if self.calls else None)
+            try:
+                number = recorder.engine.count(info.prefix)
+            except Exception as error:
+                recorder.trouble("counting a module's calls", error)
+                return
+            call = ModuleCall(info, number, self.calls[-1] if self.calls else None)
             self.calls.append(call)
             try:
                 self._enter(call, args, kwargs)
             except Exception as error:
-                recorder.engine.problems.note("recording a module's inputs", error)
+                call.parts = recorder.mark("recording a module's inputs", error, call.parts)
         call.whole = info.whole
         if call.whole:
             recorder.muted += 1
@@ -237,7 +242,7 @@ class ModuleHooks:
                 failed = output is None and sys.exc_info()[1] is not call.error
                 self._leave(call, output, failed)
             except Exception as error:
-                recorder.engine.problems.note("recording a module's outputs", error)
+                recorder.trouble("recording a module's outputs", error)
             if not calls:
                 recorder.graph.index.clear()
 
@@ -251,8 +256,7 @@ class ModuleHooks:
                 call.parts["output"] = [recorder.capture(item) for item in items]
             recorder.emit_forward(call.name, call.parts)
         if call.edges is not None and not failed:
-            outputs = tensors_in(output, [])
-            recorder.graph.install(call.backward, call.edges, outputs, call.since, call.depth)
+            recorder.watch_gradients(call.backward, call.edges, output, call.since, call.depth)
         if not recorder.takes_all:
             recorder.engine.filter.leaving(call.name)
 

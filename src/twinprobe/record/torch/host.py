@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import lru_cache
 from math import isqrt, sqrt
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,23 +15,6 @@ from twinprobe.measure.engine import KERNEL_BYTES, engine_for
 from twinprobe.measure.statistics import FLOATS, Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe.runs.host_tensor import STORAGE, HostTensor
 
-# numpy lacks these element types; their bits travel in an integer of the same width.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_NATIVE = frozenset(
-    {
-        torch.bool,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.float32,
-        torch.float64,
-        torch.complex64,
-        torch.complex128,
-    }
-)
 _names: dict[torch.dtype, str] = {}
 _short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
 _KERNELS_AFTER = 256
@@ -89,11 +72,23 @@ def host_tensor(tensor: torch.Tensor) -> HostTensor | None:
     name = dtype_name(tensor.dtype)
     if name not in STORAGE:
         return None
-    flat = tensor.reshape(-1)
-    if tensor.dtype in _NATIVE:
-        return HostTensor(name, tuple(tensor.shape), flat.numpy())
-    bits: Any = flat.view(_BITS[tensor.element_size()]).numpy()
-    return HostTensor(name, tuple(tensor.shape), bits.view(STORAGE[name]))
+    if tensor.is_conj() or tensor.is_neg():  # memory holds something else
+        tensor = tensor.resolve_conj().resolve_neg()
+    return HostTensor(name, tuple(tensor.shape), np.asarray(_Memory(tensor, STORAGE[name])))
+
+
+class _Memory:
+    """A dense host tensor's elements for numpy. ``Tensor.numpy()`` would forbid the tensor's storage to be resized ever
+    after, and so would end the training of a model that is sharded: FSDP frees its parameters like this."""
+
+    def __init__(self, tensor: torch.Tensor, storage: str) -> None:
+        self._owner = tensor  # numpy keeps this object alive, and this one the memory
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.numel(),),
+            "typestr": np.dtype(storage).str,
+            "data": (tensor.data_ptr(), False),
+        }
 
 
 def host_statistics(tensor: torch.Tensor) -> Statistics | None:
@@ -136,7 +131,8 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
 
 def _load_kernels_beside() -> None:
     """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
-    threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+    with suppress(RuntimeError):  # the system may allow no more threads
+        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
 
 
 def _load_kernels() -> None:

@@ -46,8 +46,8 @@ class OptimizerScope:
 
     def _before(self, *_: Any) -> None:
         self._inside += 1
-        self._recorder.book.settle()
+        self._recorder.safely("measuring before an optimizer's step", self._recorder.book.settle)
 
     def _after(self, *_: Any) -> None:
         self._inside = max(0, self._inside - 1)
-        self._recorder.book.forget()
+        self._recorder.safely("measuring after an optimizer's step", self._recorder.book.forget)

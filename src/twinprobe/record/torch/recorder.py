@@ -11,13 +11,14 @@ from twinprobe.errors import BadInput
 from twinprobe.record.bench_check import BenchCheck
 from twinprobe.record.config import RecordConfig
 from twinprobe.record.engine import Engine
-from twinprobe.record.leaves import Capturer
+from twinprobe.record.leaves import Capturer, remark_of, unrecorded
 from twinprobe.record.parameter_groups import GradientWatch
-from twinprobe.record.rows import Entry
+from twinprobe.record.rows import Entry, Leaf, Note
 from twinprobe.record.torch.backward import Graph
 from twinprobe.record.torch.collectives import Collectives
 from twinprobe.record.torch.compiled import CompiledFunctions
 from twinprobe.record.torch.crossing import Crossing, OneNode
+from twinprobe.record.torch.flatten import tensors_in
 from twinprobe.record.torch.function_mode import ApiMode
 from twinprobe.record.torch.hooks import ModuleHooks
 from twinprobe.record.torch.host import host_digest
@@ -45,7 +46,7 @@ class TorchRecorder:
         self.values = TorchValues(self.book, digest)
         keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
         note = self.values.tensor if keeps_tensors else self.book.note
-        self.capture = Capturer(self.values, {torch.Tensor: note, torch.nn.Parameter: note})
+        self.capture = Capturer(self.values, self.failed, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and not structure
@@ -87,6 +88,9 @@ class TorchRecorder:
     def collect(self) -> Callable[[], None] | None:
         return self.book.collect()
 
+    def let_go(self) -> None:
+        self.book.let_go()
+
     # -- the verbs --------------------------------------------------------------------------------------------------
 
     def start(self, model: Any = None, token_range: Any = None) -> None:
@@ -100,6 +104,10 @@ class TorchRecorder:
         try:
             with Quiet():
                 self._observe(models, isinstance(model, list | tuple), token_range)
+        except Exception as error:
+            self._release()
+            self.engine.active = False
+            self.trouble("starting; this step is not recorded", error)
         except BaseException:
             self._release()
             raise
@@ -138,15 +146,11 @@ class TorchRecorder:
 
     def _release(self) -> None:
         self.book.may_wait = False
-        self.mode.detach()
-        self.compiled.detach()
-        for part in (self.graph.close, self.parameters.detach, self.modules.detach):
-            try:
-                part()
-            except Exception as error:
-                self.engine.problems.note("stopping", error)
-        self.collectives.detach()
-        self.optimizer.detach()
+        for part in (
+            self.mode.detach, self.compiled.detach, self.graph.close, self.parameters.detach, self.modules.detach,
+            self.collectives.detach, self.optimizer.detach,
+        ):  # fmt: skip
+            self.safely("stopping", part)
         self._parents.clear()
         self.paused = False
 
@@ -159,6 +163,31 @@ class TorchRecorder:
     def trouble(self, doing: str, error: BaseException) -> None:
         """An error inside the recorder: noted, never raised."""
         self.engine.problems.note(doing, error)
+
+    def safely(self, doing: str, act: Callable[..., Any], *what: Any) -> None:
+        """``act(*what)``, whose errors are the recorder's own and never the training's."""
+        try:
+            act(*what)
+        except Exception as error:
+            self.trouble(doing, error)
+
+    def failed(self, value: Any, error: Exception) -> Any:
+        """What stands for a value that could not be captured: for a tensor, what can be said of it without a look."""
+        self.trouble("recording a value", error)
+        if not issubclass(type(value), torch.Tensor):  # isinstance would ask the value itself
+            return unrecorded(value, error)
+        try:
+            kind, shape = str(value.dtype), tuple(int(size) for size in value.shape)
+            return Note("torch.Tensor", kind, shape, None, value.requires_grad, False, None, _mark(error))
+        except Exception:
+            return unrecorded(value, error)
+
+    def mark(self, doing: str, error: Exception, parts: dict[str, Any] | None) -> dict[str, Any] | None:
+        """An error inside the recorder, about one call: noted, and said in the call's entry too. Returns its parts."""
+        self.trouble(doing, error)
+        if parts is None and not (self.takes_all and self.forward):
+            return None
+        return {**(parts or {}), "remark": Leaf({"type": "str", "value": remark_of(error)})}
 
     # -- what hooks and mode share ----------------------------------------------------------------------------------
 
@@ -218,6 +247,13 @@ class TorchRecorder:
         """The backward of a custom autograd function comes next: its kernels may write to gradients."""
         self.book.settle()
 
+    def watch_gradients(self, name: str, edges: list[Any], output: Any, since: int, depth: int = -1) -> None:
+        """Wait for the gradients of a finished call. Where that fails, its backward is an entry that says so."""
+        try:
+            self.graph.install(name, edges, tensors_in(output, []), since, depth)
+        except Exception as error:
+            self.engine.emit(Entry(name, self.mark("preparing to see gradients", error, {}) or {}))
+
     def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
         """Hand over a forward entry; keys that were not asked for are absent."""
         self.engine.emit(Entry(name, parts))
@@ -249,6 +285,10 @@ def _without_last_nulls(items: list[Any]) -> list[Any]:
     while end and items[end - 1] is None:
         end -= 1
     return items[:end]
+
+
+def _mark(error: Exception) -> dict[str, Any]:
+    return {"remark": remark_of(error)}
 
 
 def _md5(tensor: torch.Tensor) -> Any:

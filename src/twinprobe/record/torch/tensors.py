@@ -21,6 +21,8 @@ _parameter_type = torch.nn.Parameter
 _strided = torch.strided
 _functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 _HOST = torch.device("cpu")
+_FREED = {"remark": "its memory was freed"}  # as sharded parameters are between their uses
+_inherited: list[Any] = []
 Key = tuple[Any, ...]
 
 
@@ -66,6 +68,8 @@ class TensorBook:
         known = self._notes.get(key)
         if known is None:
             known = self._fresh(tensor, shape, False, key[5])
+            if known.row is None:
+                return known
             self._notes[key] = known
         if save:
             self._keep(tensor, known.row)
@@ -78,6 +82,10 @@ class TensorBook:
         name = self._dtypes.get(dtype)
         if name is None:
             name = self._dtypes[dtype] = str(dtype)
+        if tensor._is_zerotensor():  # takes no memory
+            tensor, version = torch.zeros_like(tensor.detach()), None
+        elif not tensor.untyped_storage().data_ptr() and tensor.numel():
+            return Note("torch.Tensor", name, shape, None, tensor.requires_grad, False, None, _FREED)
         row = Row()
         self._measure(tensor, row, version)
         if save:
@@ -160,6 +168,12 @@ class TensorBook:
                 job()
 
         return fill if jobs else None
+
+    def let_go(self) -> None:
+        """This process is a forked child: what waits for a device belongs to the parent, and nothing may free it."""
+        _inherited.append(self._devices)
+        self._devices = {}
+        self._lock = threading.RLock()
 
     def _purge(self) -> None:
         standing = self._numbers.purge()

@@ -55,7 +55,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
-        self._recorder.book.settle()  # nobody will see what it writes
+        self._recorder.safely("measuring", self._recorder.book.settle)  # nobody will see what it writes
         self._aside += 1
         if self._aside == 1 and self.attached and self._leave():
             self._removed = True
@@ -69,9 +69,13 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             self.attach()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        effect = self._effects.get(func)
-        if effect is None or _is_grad_enabled() is not self._gradients:
-            effect = self.effect(func)
+        try:
+            effect = self._effects.get(func)
+            if effect is None or _is_grad_enabled() is not self._gradients:
+                effect = self.effect(func)
+        except Exception as error:
+            self._recorder.trouble("looking a function up", error)
+            effect = UNSEEN
         if not effect:  # PLAIN
             if not kwargs:
                 return func(*args)
@@ -95,10 +99,13 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def settle_before(self, effect: int, args: Any, kwargs: Any) -> None:
         """Measure what waits if the call writes; believe no row of memory that the call hands out."""
-        if effect == WRITES or (kwargs and writes_by_keyword(kwargs)):
-            self._recorder.book.settle()
-        elif effect == REACHES and args and isinstance(args[0], torch.Tensor):
-            self._recorder.book.forget_storage(args[0])
+        try:
+            if effect == WRITES or (kwargs and writes_by_keyword(kwargs)):
+                self._recorder.book.settle()
+            elif effect == REACHES and args and isinstance(args[0], torch.Tensor):
+                self._recorder.book.forget_storage(args[0])
+        except Exception as error:
+            self._recorder.trouble("measuring what is about to be written", error)
 
     def pass_on(self, effect: int, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls that run other code or leave no trace: backward, collectives, foreign operators that write."""
@@ -108,12 +115,12 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             if func is torch.Tensor.backward:
                 return self._run_backward(*args, **kwargs)
             return self._run_engine(*args, **kwargs)
-        book = self._recorder.book
-        book.forget()
+        safely, forget = self._recorder.safely, self._recorder.book.forget
+        safely("measuring before a call that writes", forget)
         try:
             return func(*args, **kwargs)
         finally:
-            book.forget()
+            safely("measuring after a call that writes", forget)
 
     def _run_backward(
         self,

@@ -35,5 +35,6 @@ def recording(
         yield Recording(recorder, model)
     finally:
         if recorder.engine.begun:
+            recorder.engine.drop_unused_step()  # which the last step() began
             recorder.stop()
         recorder.engine.close()

@@ -37,7 +37,8 @@ class Debugger(ABC):
     recorder: Any
 
     def __new__(cls, *_: Any, **__: Any) -> Debugger:
-        if cls._current is None:
+        recorder = getattr(cls._current, "recorder", None)
+        if cls._current is None or (recorder is not None and recorder.engine.forked):  # the parent's, which is no use
             cls._current = super().__new__(cls)
         return cls._current  # type: ignore[no-any-return]
 
