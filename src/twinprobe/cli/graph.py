@@ -133,6 +133,7 @@ def _be_frugal() -> None:
 
 
 def _print_lines(outcome: Outcome, prog: str) -> None:
+    from twinprobe.judge.summary import unread_rows
     from twinprobe.report.text import visible
 
     for line in outcome.notes + outcome.failures:
@@ -140,6 +141,8 @@ def _print_lines(outcome: Outcome, prog: str) -> None:
     for summary in outcome.summaries:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts.items())
         first = "no divergence"
+        if summary.unread:
+            first = f"no divergence seen, but {unread_rows(summary.unread)}"
         if summary.first is not None:
             first = (
                 f"first divergence: {summary.first.op}: {summary.first.sentence.removeprefix(summary.first.op + ': ')}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twinprobe.judge.summary import Summary
+from twinprobe.judge.summary import Summary, unread_rows
 from twinprobe.report.atomic import Staging
 from twinprobe.report.dataset import Place
 from twinprobe.report.self_contained import asset, fill
@@ -97,6 +97,7 @@ def _document(overview: Overview) -> dict[str, Any]:
         "ranks": len({cell.place.rank for cell in cells}),
         "steps": sorted({cell.place.step for cell in cells}),
         "rows": sum(cell.summary.rows for cell in cells if cell.summary),
+        "unread": sum(cell.summary.unread for cell in cells if cell.summary),
         "verdicts": totals,
         "cells": count_cells(cells),
         "first": overview.findings,
@@ -112,7 +113,8 @@ def _entry(cell: Cell) -> dict[str, Any]:
     if cell.summary is None:
         return entry | {"reason": cell.failure}
     first = cell.summary.first
-    entry |= {"rows": cell.summary.rows, "matched": cell.summary.matched, **cell.summary.verdicts}
+    summary = cell.summary
+    entry |= {"rows": summary.rows, "matched": summary.matched, "unread": summary.unread, **summary.verdicts}
     return entry | {"first": None if first is None else {"op": first.op, "row": first.row, "sentence": first.sentence}}
 
 
@@ -123,5 +125,7 @@ def _shown(cell: Cell) -> list[Any]:
     counts = (0, 0)
     if summary is not None:
         words = f"{summary.first.op}: {summary.first.sentence}" if summary.first else ""
+        if summary.unread and not words:
+            words = unread_rows(summary.unread)
         counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words)]

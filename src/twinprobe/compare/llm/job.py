@@ -13,7 +13,7 @@ from twinprobe.compare.llm.plan import Plan, make_plan
 from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, compare_token
 from twinprobe.compare.llm.tokens import DevicePair, pair_devices, pair_tokens
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-from twinprobe.judge.summary import Divergence, Side, Summary
+from twinprobe.judge.summary import Divergence, Side, Summary, unread_rows
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.runs.llm.dump import LlmDump, Token, open_llm_dump
 from twinprobe.runs.llm.files import under
@@ -205,18 +205,21 @@ def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str
         verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
         first=_first(results),
         notes=notes,
+        unread=sum(result.counts.unread for result in results),
     )
     return LlmComparison(table, summary)
 
 
 def _first(results: list[TokenResult]) -> Divergence | None:
     """The first divergence of the first token that has one, with its row in the whole table."""
-    before = 0
+    before = unread = 0
     for result in results:
         first = result.counts.first
         if first is not None:
-            return replace(first, order=before + first.order)
+            told = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
+            return replace(first, order=before + first.order, sentence=first.sentence + told)
         before += result.table.height
+        unread += result.counts.unread
     return None
 
 

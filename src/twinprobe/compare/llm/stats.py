@@ -127,7 +127,8 @@ def _record(
             error, rule = _judged(mine, theirs, request.thresholds.rounding)
         reason = RULES[rule].words
     except DamagedTensor as damage:
-        rule, reason = "unreadable", str(damage)
+        rule = "unreadable"
+        reason = f"{RULES[rule].words}: {damage}"
     told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
     return record | errors | told
 
@@ -167,5 +168,7 @@ def _summary(request: LlmRequest, my: LlmDump, golden: LlmDump, table: pl.DataFr
     )
     verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
     only = [count - matched for count in counts]
-    rows = table.height
-    return Summary("llm statistics", my_side, golden_side, rows, matched, only[0], only[1], verdicts, None, notes)
+    return Summary(
+        "llm statistics", my_side, golden_side, table.height, matched, only[0], only[1], verdicts, None, notes,
+        unread=int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum()),
+    )  # fmt: skip
