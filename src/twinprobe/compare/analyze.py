@@ -59,22 +59,22 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Analy
     """Compare every rank, then find the calls where the differences began."""
     if is_kernel_folder(request.target):
         refuse_option("-da (--diff_analyze)")
-    jobs, notes = plan(request)
+    jobs, notes, lost = plan(request)
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, told):
         notes += told
 
         def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes)
+            conclude(request, jobs, gathered, notes, lost)
 
         gathered = run_all(analyze_job, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        analysis = Analysis([], [], [], [], gathered.told(), notes)
+        analysis = Analysis([], [], [], [], lost + gathered.told(), notes + gathered.empty)
         doubts = doubts_of([result.summary for result in gathered.in_order()], analysis.failures)
         for output in dict.fromkeys(job.output for job in jobs):
             _conclude(output, [at for at in sorted(gathered.results) if jobs[at].output == output],
                       jobs, gathered.results, analysis, agree=not doubts)  # fmt: skip
         analysis.findings += doubts
-        analysis.reports += conclude(request, jobs, gathered, notes).overview
+        analysis.reports += conclude(request, jobs, gathered, notes, lost).overview
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return analysis
 

@@ -71,10 +71,17 @@ def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
     return text
 
 
-def conclude(request: Request, jobs: Sequence[Job], gathered: Gathered, notes: list[str]) -> Outcome:
-    """Everything that was found; with a dataset also the summary over all ranks and steps."""
+def conclude(
+    request: Request, jobs: Sequence[Job], gathered: Gathered, notes: Sequence[str], lost: Sequence[str]
+) -> Outcome:
+    """Everything that was found; with a dataset also the summary over all ranks and steps.
+
+    ``lost`` is what was asked for and could not even be tried.
+    """
     results: list[RankOutcome] = gathered.in_order()
-    outcome = Outcome([result.summary for result in results], gathered.told(), notes)
+    outcome = Outcome(
+        [result.summary for result in results], [*lost, *gathered.told()], [*notes, *sorted(gathered.empty)]
+    )
     dataset = jobs[0].dataset
     if dataset is None:
         return outcome
@@ -83,8 +90,8 @@ def conclude(request: Request, jobs: Sequence[Job], gathered: Gathered, notes: l
     outcome.overview = write_overview(
         Overview(
             target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
-            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=notes,
-            finished=gathered.finished,
+            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=outcome.notes,
+            lost=lost, finished=gathered.finished,
         ),
         request.output,
     )  # fmt: skip
