@@ -44,5 +44,9 @@ class NothingToCompare(BadInput):
     """Both inputs are sound, but there is nothing in them to compare."""
 
 
+class NothingRecorded(NothingToCompare):
+    """Neither side recorded anything at this step and rank, so nothing is missing in the result either."""
+
+
 class DamagedTensor(TwinProbeError):
     """One tensor file cannot be read. It costs its own row, never the whole run."""

@@ -66,6 +66,19 @@ def test_the_command_recognises_kernel_folders_by_their_layout(tmp_path: Path) -
     assert result.name.startswith("compare_result_0_0_")
 
 
+def test_a_rank_that_one_side_lacks_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side, ranks in (("t", (0, 1)), ("g", (0,))):
+        for rank in ranks:
+            save(tmp_path / side, "Add.a.0.0.1.output.0", [1.0, 2.0], rank=rank, step=3)
+    words = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "--csv", "-o"]
+    assert main([*words, str(tmp_path / "out")]) == 2
+    assert "the result is incomplete: only " in capsys.readouterr().err
+    assert list((tmp_path / "out").glob("compare_result_0_3_*"))
+    assert main([*words, str(tmp_path / "more"), "--allow-missing"]) == 0
+    assert main([*words, str(tmp_path / "asked"), "--rank", "0,5"]) == 2
+    assert "no dump has rank 5" in capsys.readouterr().err
+
+
 def test_results_can_be_written_in_every_format(tmp_path: Path) -> None:
     pairs, _ = pair_kernels(DATA / "kernel_dump_A", DATA / "kernel_dump_B")
     result = compare_kernel_pair(pairs[0])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support import forward, tensor, write_dump
+
 SCRIPTS = Path(sys.executable).parent
 YAML = {
     "api_mapping.yaml": r"The following is an example of the file content:\n\n(ms_api: Functional\.abs.*?)\n# ms_args",
@@ -108,3 +110,17 @@ def test_the_drop_in_says_so_when_the_real_tool_is_there(tmp_path: Path) -> None
 def test_the_imports_of_older_scripts_are_answered(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("twinprobe.")
+
+
+def test_the_old_names_go_on_where_a_rank_is_lost_unless_told_otherwise(tmp_path: Path) -> None:
+    """Scripts written for the older tools stop at exit codes other than 0; the warning is there all the same."""
+    call = {"Torch.f.0.forward": forward([tensor()], [tensor()])}
+    for side, ranks in (("t", (0, 1)), ("g", (0,))):
+        for rank in ranks:
+            write_dump(tmp_path / side / f"rank{rank}", call)
+    command = "msprobe compare -tp t -gp g -o out"
+    done = run(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "only t has rank1" in done.stderr
+    assert run(f"{command} --no-allow-missing", tmp_path).returncode == 2
+    assert run(command.replace("msprobe", "twinprobe"), tmp_path).returncode == 2

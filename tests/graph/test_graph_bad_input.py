@@ -82,8 +82,8 @@ def test_a_rank_without_counterpart_is_named_and_the_rest_drawn(tmp_path: Path) 
         good(tmp_path / "b" / f"rank{rank}")
     outcome = draw(tmp_path / "a", tmp_path / "b", tmp_path / "out")
     assert {row["rank"] for row in nodes(outcome.files[0]).values()} == {1, 2}
-    assert any("rank0" in note for note in outcome.notes)
-    assert any("rank5" in note for note in outcome.notes)
+    assert any("rank0" in failure for failure in outcome.failures)
+    assert any("rank5" in failure for failure in outcome.failures)
 
 
 def test_one_damaged_rank_costs_only_itself(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 from llm_command import Run, report
 from llm_dumps import SMALL, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
@@ -64,6 +65,48 @@ def test_two_files_are_compared_and_no_report_is_written(llm: Run, dumps: tuple[
     assert said.code == 0
     assert "cosine_similarity: 0.99999" in said.out
     assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("mode", [[], ["--stats"]], ids=["tensors", "statistics"])
+def test_tokens_that_one_side_lacks_are_exit_code_2(llm: Run, tmp_path: Path, mode: list[str]) -> None:
+    values = {token: decoder_values(SMALL, token) for token in range(3)}
+    golden = write_torch(tmp_path / "g" / "7_npu0", values, 2)
+    mine = write_torch(tmp_path / "m" / "7_npu0", {0: values[0], 1: values[1]}, 2)
+    words = ["compare", "-gp", golden, "-mp", mine, *mode, "-o"]
+    said = llm(*words, tmp_path / "out")
+    assert said.code == 2
+    assert "the result is incomplete: only the golden dump has the tokens 2" in said.err
+    (table,) = (tmp_path / "out").glob("*.csv")
+    assert set(pl.read_csv(table, infer_schema=False)["token_id"]) == {"0", "1"}
+    assert llm(*words, tmp_path / "more", "--allow-missing").code == 0
+
+
+def test_a_device_without_a_common_token_costs_only_itself(llm: Run, tmp_path: Path) -> None:
+    values = {token: decoder_values(SMALL, token) for token in range(2)}
+    for side, tokens in (("m", (0, 0)), ("g", (0, 1))):
+        for device, token in enumerate(tokens):
+            write_torch(tmp_path / side / f"7_npu{device}", {token: values[0]}, 2)
+    words = ["compare", "-gp", tmp_path / "g", "-mp", tmp_path / "m", "-o"]
+    said = llm(*words, tmp_path / "out")
+    assert said.code == 2
+    assert "no token in common" in said.err
+    assert report(tmp_path / "out")
+    assert llm(*words, tmp_path / "more", "--allow-missing").code == 0
+
+
+def test_a_gate_does_not_pass_on_tensors_that_nobody_read(llm: Run, tmp_path: Path) -> None:
+    values = {token: decoder_values(SMALL, token) for token in range(2)}
+    golden = write_torch(tmp_path / "g" / "7_npu0", values, 2)
+    mine = write_torch(tmp_path / "m" / "7_npu0", values, 2)
+    (damaged, *_) = sorted((mine / "1").rglob("*.pth"))
+    damaged.write_bytes(b"")
+    words = ["compare", "-gp", golden, "-mp", mine, "-o", tmp_path / "out", "--fail-on", "error"]
+    said = llm(*words)
+    assert said.code == 2
+    assert "1 unreadable" in said.out
+    assert "1 tensor could not be read" in said.err
+    assert llm(*words, "--allow-missing").code == 0
+    assert json.loads(llm(*words, "--json").out)["unread"] == 1
 
 
 def test_many_tokens_in_worker_processes_give_the_same_report(llm: Run, tmp_path: Path) -> None:

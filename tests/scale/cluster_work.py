@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from twinprobe.compare.job import Job, run_rank
 from twinprobe.errors import BadInput
 
 
@@ -30,3 +31,10 @@ def dies_at_first(item: tuple[str, int]) -> int:
         Path(folder, "died").touch()
         os.kill(os.getpid(), 9)
     return number
+
+
+def rank_or_death(job: Job) -> object:
+    """Compare a rank as the command does, but on rank 5 the worker is lost, each time."""
+    if job.label == "rank5":
+        os.kill(os.getpid(), 9)
+    return run_rank(job)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_work import dies_at_first, node_and_square, wrong
+from cluster_work import dies_at_first, node_and_square, rank_or_death, wrong
 from many_ranks import compare, leftovers, ranks_at, tables, tensors_at
 from two_nodes import HERE, two_nodes
 
@@ -113,6 +113,18 @@ def test_errors_and_killed_workers_are_as_on_one_machine(cluster: Any, tmp_path:
     assert str(error) == "here: is not wanted"
     items = [(str(tmp_path), at) for at in range(5)]
     assert dict(spread(dies_at_first, items, options=options(cluster))) == {at: at for at in range(5)}
+
+
+def test_a_rank_that_the_cluster_lost_is_exit_code_2(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks_at(tmp_path / "t", MANY)
+    monkeypatch.setattr("twinprobe.compare.job.run_rank", rank_or_death)
+    sides = tmp_path / "t", tmp_path / "t"
+    assert compare(*sides, tmp_path / "out", "--ray-address", cluster.address) == 2
+    assert "the result is incomplete: rank5: a Ray worker or node was lost" in capsys.readouterr().err
+    assert len(list((tmp_path / "out").rglob("part.parquet"))) == MANY - 1
+    assert compare(*sides, tmp_path / "more", "--ray-address", cluster.address, "--allow-missing") == 0
 
 
 def test_a_node_that_is_lost_in_the_middle_costs_only_its_pieces(cluster: Any, tmp_path: Path) -> None:

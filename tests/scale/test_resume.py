@@ -118,7 +118,7 @@ def test_the_search_for_the_first_difference_is_resumed_too(dumps: Path, form: s
     content = late.read_bytes()
     late.write_text("not yet")
     command = [dumps / "t", dumps / "g", out, "--rank", "0-12", "-da", "--format", form]
-    assert compare(*command) == 0  # type: ignore[arg-type]
+    assert compare(*command) == 2  # type: ignore[arg-type]  # rank 9 is missing until it is resumed
     first = {path: path.stat().st_mtime_ns for path in out.glob(files)}
     assert len(first) == 12
     late.write_bytes(content)

@@ -19,7 +19,7 @@ def two_nodes() -> Iterator[Any]:
 
     # The nodes find the functions of these tests as the tests themselves do.
     known = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = HERE
+    os.environ["PYTHONPATH"] = os.pathsep.join([HERE, *([known] if known else [])])
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
     head = {"num_cpus": 1, "include_dashboard": False, "_system_config": quick, "object_store_memory": 80 << 20}
     made = Cluster(initialize_head=True, head_node_args=head)

@@ -22,4 +22,4 @@ def __getattr__(name: str) -> Any:
 def main() -> int:
     """The ait command."""
     warn_of_the_real_tool("ait-llm", "ait")
-    return _main(prog="ait")
+    return _main(prog="ait", allow_missing=True)  # as the tool itself: a lost rank is a warning

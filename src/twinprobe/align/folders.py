@@ -20,26 +20,31 @@ class FolderPair:
 
 def pair_folders(
     target: Path, golden: Path, *, ranks: set[int] | None = None, steps: set[int] | None = None
-) -> tuple[list[FolderPair], list[str]]:
-    """Pair steps and ranks by their numbers; what one side lacks is named in a note."""
+) -> tuple[list[FolderPair], list[str], list[str]]:
+    """Pair steps and ranks by their numbers: the pairs, notes, and what was asked for but is not on both sides."""
     sides = [_wanted(run_folders(root), ranks, steps) for root in (target, golden)]
     by_step = [_group(side) for side in sides]
-    notes = _missing("step", target, golden, by_step[0].keys(), by_step[1].keys())
+    lost = _missing("step", target, golden, by_step[0].keys(), by_step[1].keys())
+    for what, asked in (("rank", ranks), ("step", steps)):
+        absent = set(asked or ()) - {getattr(folder.key, what) for side in sides for folder in side}
+        lost += [f"neither {target} nor {golden} has {what}{number}" for number in sorted(absent)]
     pairs: list[FolderPair] = []
+    notes: list[str] = []
     for step in sorted(by_step[0].keys() & by_step[1].keys()):
-        found, more = _pair_ranks(by_step[0][step], by_step[1][step], target, golden)
+        found, told, alone = _pair_ranks(by_step[0][step], by_step[1][step], target, golden)
         pairs += found
-        notes += more
+        notes += told
+        lost += alone
     if not pairs and len(by_step[0]) == len(by_step[1]) == 1 and not steps:
         # Two step folders named on the command line may well be different steps.
         (left,), (right,) = by_step[0].values(), by_step[1].values()
         if left[0].key.step < 0 and right[0].key.step < 0:
-            pairs, notes = _pair_ranks(left, right, target, golden)
+            pairs, notes, lost = _pair_ranks(left, right, target, golden)
     if not pairs:
         raise BadInput(
             f"no step and rank in common with {golden}: {_list(sides[0])} here, {_list(sides[1])} there", where=target
         )
-    return pairs, notes
+    return pairs, notes, lost
 
 
 def _wanted(side: list[RunFolder], ranks: set[int] | None, steps: set[int] | None) -> list[RunFolder]:
@@ -57,19 +62,19 @@ def _group(side: list[RunFolder]) -> dict[tuple[str, int], list[RunFolder]]:
 
 def _pair_ranks(
     left: list[RunFolder], right: list[RunFolder], target: Path, golden: Path
-) -> tuple[list[FolderPair], list[str]]:
+) -> tuple[list[FolderPair], list[str], list[str]]:
     if len(left) == len(right) == 1:
-        return [FolderPair(left[0], right[0])], []
+        return [FolderPair(left[0], right[0])], [], []
     if left[0].by_process and right[0].by_process:
         # Process numbers mean nothing from run to run; their order is all there is.
         pairs = [FolderPair(a, b) for a, b in zip(left, right, strict=False)]
         rest = [folder.label for folder in left[len(right) :] + right[len(left) :]]
         notes = [f"processes are paired in the order of their numbers: {target} and {golden}"]
-        return pairs, notes + [f"{label} has no counterpart" for label in rest]
+        return pairs, notes, [f"{label} has no counterpart" for label in rest]
     numbers = {folder.key.rank: folder for folder in right}
     pairs = [FolderPair(folder, numbers[folder.key.rank]) for folder in left if folder.key.rank in numbers]
-    notes = _missing("rank", target, golden, {f.key.rank for f in left}, numbers.keys())
-    return pairs, notes
+    what = (left[0].key.subfolder / "rank").as_posix()
+    return pairs, [], _missing(what, target, golden, {folder.key.rank for folder in left}, numbers.keys())
 
 
 def _missing(what: str, target: Path, golden: Path, left: object, right: object) -> list[str]:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from twinprobe.cli.ending import BAD_INPUT, add_allow_missing, exit_code
 from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import FORMATS, formats_or_dataset, numbers, path
 from twinprobe.errors import BadInput
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounding", type=float, default=64.0, metavar="N",
         help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
     add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+    add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
     add("-m", "--mode", default="auto", metavar="auto", help=argparse.SUPPRESS)
@@ -71,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = run_request(request, progress.advance)
     if not args.quiet:
         show(outcome, as_json=args.json)
-        if not args.json:
-            sys.stdout.write(f"{args.prog} compare ends successfully.\n")
-    return _exit_code(outcome.summaries, args.fail_on)
+    return _end(args, outcome.summaries, outcome.failures)
 
 
 def _analyze(request: Request, args: argparse.Namespace) -> int:
@@ -84,9 +84,14 @@ def _analyze(request: Request, args: argparse.Namespace) -> int:
         analysis = analyze(request, progress.advance)
     if not args.quiet:
         show_analysis(analysis, as_json=args.json)
-        if not args.json:
-            sys.stdout.write(f"{args.prog} compare ends successfully.\n")
-    return _exit_code(analysis.summaries, args.fail_on)
+    return _end(args, analysis.summaries, analysis.failures)
+
+
+def _end(args: argparse.Namespace, summaries: list[Summary], failures: list[str]) -> int:
+    code = exit_code(args, summaries, failures)
+    if code != BAD_INPUT and not (args.quiet or args.json):
+        sys.stdout.write(f"{args.prog} compare ends successfully.\n")
+    return code
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -127,10 +132,3 @@ def _refuse_foreign(args: argparse.Namespace) -> None:
     for option, what in _ELSEWHERE.items():
         if getattr(args, option):
             raise BadInput(f"--{option}: {what} is not part of TwinProbe")
-
-
-def _exit_code(summaries: list[Summary], fail_on: str | None) -> int:
-    if fail_on is None:
-        return 0
-    bad = ("error",) if fail_on == "error" else ("error", "warning")
-    return int(any(summary.verdicts[name] for summary in summaries for name in bad))

@@ -1,15 +1,22 @@
-"""SIGTERM ends a command as Ctrl-C does: what is half written goes, what is finished stays."""
+"""How a command ends: its exit code, and SIGTERM, after which as after Ctrl-C only what is finished stays."""
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from twinprobe.scale import interrupts
+
+if TYPE_CHECKING:
+    from twinprobe.judge.summary import Summary
+
+BAD_INPUT = 2
 
 # The others run somebody else's program, whose signals are its own, or a server with nothing to clean up.
 _TIDY = frozenset({"compare", "align", "graph", "graph_visualize", "merge_result"})
@@ -51,3 +58,38 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 _HANDLERS = {signal.SIGTERM: _terminate, signal.SIGINT: _interrupt}
 _DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+def add_allow_missing(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that accepts an incomplete result."""
+    parser.add_argument(
+        "--allow-missing", action=argparse.BooleanOptionalAction, default=None,
+        help="exit with 0 although something that was asked for is missing in the result",
+    )  # fmt: skip
+
+
+def exit_code(args: argparse.Namespace, summaries: Sequence[Summary], lost: Sequence[str]) -> int:
+    """2 where the result lacks something (``lost`` says what), 1 where --fail-on found such a verdict, else 0."""
+    problem = ""
+    if lost and not args.allow_missing:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        problem = f"the result is incomplete: {lost[0]}{more}"
+    elif fail_on := getattr(args, "fail_on", None):
+        bad = ("error",) if fail_on == "error" else ("error", "warning")
+        if any(summary.verdicts[name] for summary in summaries for name in bad):
+            return 1
+        unread = sum(summary.unread for summary in summaries)
+        if unread and not args.allow_missing:
+            tensors = "1 tensor" if unread == 1 else f"{unread:,} tensors"
+            problem = f"--fail-on {fail_on}: {tensors} could not be read, so nobody knows whether the runs agree"
+    if not problem:
+        return 0
+    complain(args.prog, f"{problem}; --allow-missing accepts that")
+    return BAD_INPUT
+
+
+def complain(prog: str, text: str) -> None:
+    """Write an error to standard error, in one line."""
+    from twinprobe.report.text import visible
+
+    sys.stderr.write(f"{prog}: error: {visible(text, keep_newlines=True)}\n")

@@ -8,6 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from twinprobe.cli.ending import add_allow_missing, exit_code
 from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import path
 
@@ -43,6 +44,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
         help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
+    add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
     add_engine_arguments(parser, resume=True)
@@ -120,8 +122,11 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
     if args.json:
         _print_json(outcome)
     elif not args.quiet:
-        _print_lines(outcome, args.prog)
-    return 0
+        _print_lines(outcome)
+    code = exit_code(args, outcome.summaries, outcome.failures)
+    if not code and not (args.quiet or args.json):
+        sys.stdout.write(f"{args.prog} graph ends successfully.\n")
+    return code
 
 
 def _be_frugal() -> None:
@@ -132,7 +137,8 @@ def _be_frugal() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _print_lines(outcome: Outcome, prog: str) -> None:
+def _print_lines(outcome: Outcome) -> None:
+    from twinprobe.judge.summary import unread_rows
     from twinprobe.report.text import visible
 
     for line in outcome.notes + outcome.failures:
@@ -140,6 +146,8 @@ def _print_lines(outcome: Outcome, prog: str) -> None:
     for summary in outcome.summaries:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts.items())
         first = "no divergence"
+        if summary.unread:
+            first = f"no divergence seen, but {unread_rows(summary.unread)}"
         if summary.first is not None:
             first = (
                 f"first divergence: {summary.first.op}: {summary.first.sentence.removeprefix(summary.first.op + ': ')}"
@@ -148,7 +156,6 @@ def _print_lines(outcome: Outcome, prog: str) -> None:
         sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
     for file in outcome.files:
         sys.stdout.write(f"graph saved: {file}\n")
-    sys.stdout.write(f"{prog} graph ends successfully.\n")
 
 
 def _print_json(outcome: Outcome) -> None:

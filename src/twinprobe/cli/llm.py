@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from twinprobe.cli.ending import add_allow_missing, exit_code
 from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import FORMATS, formats, local_path, path
 
@@ -62,6 +63,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounding", type=float, default=64.0, metavar="N",
         help="a relative error below N machine epsilons of the coarser dtype is rounding (default: 64)")  # fmt: skip
     add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+    add_allow_missing(parser)
     add("--timeout", type=float, default=60.0, metavar="SECONDS",
         help="how long an own metric may take for one pair (default: 60)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
@@ -102,8 +104,7 @@ def _compare(args: argparse.Namespace) -> int:
         notes.end()
     if not args.quiet:
         _show(summary, as_json=args.json)
-    bad = {"error": ("error",), "warning": ("error", "warning")}.get(args.fail_on or "", ())
-    return int(any(summary.verdicts[name] for name in bad))
+    return exit_code(args, [summary], result.lost)
 
 
 def _request(args: argparse.Namespace) -> LlmRequest:

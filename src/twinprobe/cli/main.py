@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from twinprobe import __version__
-from twinprobe.cli.ending import Terminated, tidy_on_signals
+from twinprobe.cli.ending import BAD_INPUT, Terminated, complain, tidy_on_signals
 from twinprobe.errors import TwinProbeError
 
-BAD_INPUT = 2
 INTERRUPTED, TERMINATED = 130, 143
 
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
@@ -35,21 +34,26 @@ FOREIGN = frozenset({
 })  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe") -> int:
-    """Run a command; the exit code is 0, 1 (divergence, with --fail-on) or 2 (bad input or usage)."""
+def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe", allow_missing: bool = False) -> int:
+    """Run a command; the exit code is 0, 1 (divergence, with --fail-on) or 2 (bad input, or an incomplete result).
+
+    ``allow_missing`` stands in for the option of that name where the user gives none.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words, prog)
+        if getattr(args, "allow_missing", False) is None:
+            args.allow_missing = allow_missing
         with tidy_on_signals(_without_framework(words, prog)[0]):
             return int(args.run(args))
     except TwinProbeError as error:
-        _complain(prog, str(error))
+        complain(prog, str(error))
         return BAD_INPUT
     except Terminated:
-        _complain(prog, "terminated; finished results are kept")
+        complain(prog, "terminated; finished results are kept")
         return TERMINATED
     except KeyboardInterrupt:
-        _complain(prog, "interrupted; finished results are kept")
+        complain(prog, "interrupted; finished results are kept")
         return INTERRUPTED
     except BrokenPipeError:
         return 0
@@ -100,9 +104,3 @@ def _formatter() -> type[argparse.HelpFormatter]:
     from rich_argparse import RichHelpFormatter
 
     return RichHelpFormatter
-
-
-def _complain(prog: str, text: str) -> None:
-    from twinprobe.report.text import visible
-
-    sys.stderr.write(f"{prog}: error: {visible(text, keep_newlines=True)}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from twinprobe.cli.ending import add_allow_missing, exit_code
 from twinprobe.cli.engine_options import add_engine_arguments, engine_options
 from twinprobe.cli.options import path
 
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-i", "--input_dir", type=path, required=True, metavar="DIR", help="folder with the results of compare")
     add("-o", "--output_dir", type=path, required=True, metavar="DIR", help="folder for the merged table")
     add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
+    add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add_engine_arguments(parser, resume=True)
 
@@ -30,11 +32,12 @@ def run(args: argparse.Namespace) -> int:
             args.input_dir, args.output_dir, args.config_path, engine=engine_options(args), resume=args.resume,
             progress=lambda done, total: progress.advance("ranks", done, total),
         )  # fmt: skip
-    if args.quiet:
-        return 0
-    warn(outcome.notes)
-    for line in outcome.disagreements:
-        sys.stdout.write(visible(str(line)) + "\n")
-    sys.stdout.write(f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {visible(str(outcome.path))}\n")
-    sys.stdout.write(f"{args.prog} merge_result ends successfully.\n")
-    return 0
+    if not args.quiet:
+        warn(outcome.notes + outcome.failures)
+        for line in outcome.disagreements:
+            sys.stdout.write(visible(str(line)) + "\n")
+        sys.stdout.write(f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {visible(str(outcome.path))}\n")
+    code = exit_code(args, [], outcome.failures)
+    if not code and not args.quiet:
+        sys.stdout.write(f"{args.prog} merge_result ends successfully.\n")
+    return code

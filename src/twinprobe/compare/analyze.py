@@ -14,7 +14,15 @@ from twinprobe.compare.kernel.pairs import is_kernel_folder, refuse_option
 from twinprobe.compare.one import Comparison
 from twinprobe.compare.ranks.arrange import arranged, finish, job_mark, job_name
 from twinprobe.compare.ranks.many import Gathered
-from twinprobe.compare.ranks.over_ranks import conclude, dataset_exchanges, flat, rank_facts, words
+from twinprobe.compare.ranks.over_ranks import (
+    conclude,
+    dataset_exchanges,
+    doubts_of,
+    flat,
+    no_difference,
+    rank_facts,
+    words,
+)
 from twinprobe.compare.ranks.slices import Cut, TooLarge
 from twinprobe.compare.resume import once
 from twinprobe.judge.culprit import RankFacts, find_culprits
@@ -51,20 +59,22 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Analy
     """Compare every rank, then find the calls where the differences began."""
     if is_kernel_folder(request.target):
         refuse_option("-da (--diff_analyze)")
-    jobs, notes = plan(request)
+    jobs, notes, lost = plan(request)
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, told):
         notes += told
 
         def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes)
+            conclude(request, jobs, gathered, notes, lost)
 
         gathered = run_all(analyze_job, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        analysis = Analysis([], [], [], [], gathered.told(), notes)
+        analysis = Analysis([], [], [], [], lost + gathered.told(), notes + gathered.empty)
+        doubts = doubts_of([result.summary for result in gathered.in_order()], analysis.failures)
         for output in dict.fromkeys(job.output for job in jobs):
             _conclude(output, [at for at in sorted(gathered.results) if jobs[at].output == output],
-                      jobs, gathered.results, analysis)  # fmt: skip
-        analysis.reports += conclude(request, jobs, gathered, notes).overview
+                      jobs, gathered.results, analysis, agree=not doubts)  # fmt: skip
+        analysis.findings += doubts
+        analysis.reports += conclude(request, jobs, gathered, notes, lost).overview
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return analysis
 
@@ -104,7 +114,13 @@ def _differing(comparison: Comparison) -> set[int]:
 
 
 def _conclude(
-    output: Path, chosen: Sequence[int], jobs: Sequence[Job], found: dict[int, RankResult], analysis: Analysis
+    output: Path,
+    chosen: Sequence[int],
+    jobs: Sequence[Job],
+    found: dict[int, RankResult],
+    analysis: Analysis,
+    *,
+    agree: bool,
 ) -> None:
     results = [found[at] for at in chosen]
     analysis.summaries += [result.summary for result in results]
@@ -117,7 +133,7 @@ def _conclude(
         exchanges = dataset_exchanges(dataset, [jobs[at].place for at in chosen])
     culprits = find_culprits(facts, exchanges)
     if not culprits:
-        analysis.findings.append("no call differs: the runs agree" + (f" ({output.name})" if len(results) > 1 else ""))
+        analysis.findings.append(no_difference(agree=agree) + (f" ({output.name})" if len(results) > 1 else ""))
         return
     reports: dict[str, list[dict[str, Any]]] = {}
     for culprit in culprits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twinprobe.errors import NothingRecorded, NothingToCompare
 from twinprobe.runs.handing_over import hand_over, take_over
 from twinprobe.runs.places import remote
 from twinprobe.runs.run import Run, find_run, open_run
@@ -15,11 +16,23 @@ _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
     """Read two runs; the order of errors is as if one were read after the other."""
     if not worth_two(target, golden):
-        return open_run(target), open_run(golden)
+        return _open_first(target, golden), open_run(golden)
     with Beside(lambda file: hand_over(open_run(golden), file)) as other:
         first = open_run(target)
         read = other.result()
         return first, take_over(read) if read else open_run(golden)
+
+
+def _open_first(target: Path, golden: Path) -> Run:
+    """Read the target; where it holds nothing, see whether the golden run does."""
+    try:
+        return open_run(target)
+    except NothingToCompare as empty:
+        try:
+            open_run(golden)
+        except NothingToCompare:
+            raise NothingRecorded(empty.what, where=empty.where) from empty
+        raise
 
 
 def worth_two(target: Path, golden: Path) -> bool:

@@ -32,7 +32,7 @@ def describe_first(target: Run, evidence: Evidence, judged: Judged) -> Divergenc
         target_values=_values(row, "t"),
         golden_values=_values(row, "g"),
         relative_error=relative,
-        sentence=_sentence(op, row["t_name"], judged.reason[judged.first_row], relative),
+        sentence=_sentence(op, row["t_name"], judged.reason[judged.first_row], relative) + judged.unread_before,
         origin=judged.origin[judged.first_row],
         order=judged.first_row,
     )

@@ -36,18 +36,18 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)
-    jobs, notes = plan(request)
+    jobs, notes, lost = plan(request)
     prepare_folder(request.output)
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
         if not is_large(request, jobs):
-            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], [], notes)
+            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
 
         def interrupted(gathered: Gathered) -> None:
-            conclude(request, jobs, gathered, notes)
+            conclude(request, jobs, gathered, notes, lost)
 
         gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        outcome = conclude(request, jobs, gathered, notes)
+        outcome = conclude(request, jobs, gathered, notes, lost)
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return outcome
 
@@ -66,8 +66,8 @@ def work_size(jobs: Sequence[Job]) -> int | None:
     return total
 
 
-def plan(request: Request) -> tuple[list[Job], list[str]]:
-    """Which files are compared with which."""
+def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
+    """Which files are compared with which; notes; and what was asked for but cannot be compared."""
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
@@ -75,16 +75,18 @@ def plan(request: Request) -> tuple[list[Job], list[str]]:
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
     if not request.target.is_dir() or (_holds_run(request.target) and _holds_run(request.golden)):
-        return _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), []
-    pairs, notes = pair_folders(request.target, request.golden, ranks=_set(request.ranks), steps=_set(request.steps))
+        return _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), [], []
+    pairs, notes, lost = pair_folders(
+        request.target, request.golden, ranks=_set(request.ranks), steps=_set(request.steps)
+    )
     jobs: list[Job] = []
     for pair in pairs:
-        found, more = _rank_jobs(request, pair)
+        found, left = _rank_jobs(request, pair)
         jobs += found
-        notes += more
+        lost += left
     if not jobs:
         raise BadInput("no rank holds a dump.json or debug.json on both sides", where=request.target)
-    return jobs, notes
+    return jobs, notes, lost
 
 
 def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comparison:
@@ -149,11 +151,14 @@ def _rank_jobs(request: Request, pair: FolderPair) -> tuple[list[Job], list[str]
     left = {path.name.partition(".")[0]: path for path in pair.target.files()}
     right = {path.name.partition(".")[0]: path for path in pair.golden.files()}
     common = [(left[kind], right[kind]) for kind in left if kind in right]
-    notes = []
+    lost = []
     if not common:
         empty = pair.golden.path if left else pair.target.path
-        notes.append(f"{empty}: no dump.json or debug.json; this rank is left out")
-    return _file_jobs(request, common, pair.target.label, pair.target.key), notes
+        lost.append(f"{empty}: no dump.json or debug.json; this rank is left out")
+    else:
+        alone = [(left | right)[kind] for kind in left.keys() ^ right.keys()]
+        lost += [f"{file}: has no counterpart on the other side; it is left out" for file in alone]
+    return _file_jobs(request, common, pair.target.label, pair.target.key), lost
 
 
 def _file_jobs(request: Request, files: Sequence[tuple[Path, Path]], label: str, key: RunKey) -> list[Job]:

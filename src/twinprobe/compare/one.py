@@ -134,6 +134,7 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
         first=describe_first(target, evidence, judged),
         notes=[*target.notes, *golden.notes, *pairs.notes],
         files=[],
+        unread=int(judged.unread.sum()),
     )
 
 

@@ -89,7 +89,10 @@ class RankOutcome:
 
 @dataclass
 class Outcome:
-    """What was compared and what could not be; ``findings`` and ``overview`` tell of many ranks together."""
+    """What was compared; in ``failures``, what was asked for and is not in the result.
+
+    ``findings`` and ``overview`` tell of many ranks together.
+    """
 
     summaries: list[Summary]
     failures: list[str]

@@ -31,8 +31,8 @@ class Place:
     """Where the ranks of a parallel layout are merged: their folders on both sides; ``rank`` is the replica then."""
 
 
-def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[str]]:
-    """All dumps to draw, by step and rank, and notes on what has no counterpart."""
+def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[str], list[str]]:
+    """All dumps to draw, by step and rank; notes; and what has no counterpart."""
     target, golden = _dynamic_part(target), _dynamic_part(golden) if golden is not None else None
     kinds = [folder_kind(path) for path in (target, golden) if path is not None]
     if golden is not None and kinds[0] != kinds[1]:
@@ -41,20 +41,20 @@ def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[st
             where=target, hint="both sides must be one dump, or rank folders, or step folders with rank folders",
         )  # fmt: skip
     if kinds[0] == "a dump":
-        return [Place(target, golden, *_own_numbers(target), "")], []
+        return [Place(target, golden, *_own_numbers(target), "")], [], []
     if golden is None:
-        return _places([(folder, None) for folder in run_folders(target)], target), []
+        return _places([(folder, None) for folder in run_folders(target)], target), [], []
     try:
-        pairs, notes = pair_folders(target, golden)
+        pairs, notes, lost = pair_folders(target, golden)
     except BadInput as error:
         raise BadInput(
             f"{error.what}; the step and rank folders of both sides must correspond one to one", where=error.where
         ) from error
-    return _places([(pair.target, pair.golden) for pair in pairs], target), notes
+    return _places([(pair.target, pair.golden) for pair in pairs], target), notes, lost
 
 
-def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[list[Place], list[str]]:
-    """The steps and replicas to draw where the ranks of a parallel layout are merged."""
+def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[list[Place], list[str], list[str]]:
+    """The same for steps and replicas, where the ranks of a parallel layout are merged."""
     sides = [(path, layout) for path, layout in zip((target, golden), layouts, strict=True) if path and layout]
     if len({layout.dp for _, layout in sides}) > 1:
         counts = " and ".join(str(layout.dp) for _, layout in sides)
@@ -66,7 +66,7 @@ def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[
     if not steps:
         raise BadInput("no step in common with the golden run", where=target)
     left_out = sorted(set.union(*(set(side) for side in found)) - set(steps))
-    notes = [f"step {step} is not on both sides: left out" for step in left_out]
+    lost = [f"step {step} is not on both sides: left out" for step in left_out]
     places = []
     for step in steps:
         for dp in range(sides[0][1].dp):
@@ -77,7 +77,7 @@ def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[
             label = f"step{step}_rank{dp}" if step >= 0 else f"rank{dp}"
             both = (chosen[0], chosen[1] if len(chosen) > 1 else {})
             places.append(Place(target, golden, max(step, 0), dp, label, both))
-    return places, notes
+    return places, [], lost
 
 
 def _ranks_by_step(root: Path, layout: Layout) -> dict[int, dict[int, Path]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from twinprobe.compare.resume import Command, session_of
-from twinprobe.errors import BadInput, TwinProbeError
+from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 from twinprobe.graph.draw_place import Drawn, Job, calls_file, open_runs, run_job
 from twinprobe.graph.folders import Place, find_places, find_replicas
 from twinprobe.graph.merged_dump import write_merged
@@ -30,7 +30,7 @@ __all__ = ["GraphRequest", "Outcome", "run_request"]
 
 @dataclass
 class Outcome:
-    """The files written, what was found, and what could not be drawn."""
+    """The files written, what was found, and what was asked for and could not be drawn."""
 
     files: list[Path]
     summaries: list[Summary]
@@ -40,7 +40,7 @@ class Outcome:
 
 def run_request(request: GraphRequest, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a graph request; ``advance(what, done, total)`` is told of progress."""
-    places, notes = _find_places(request)
+    places, notes, lost = _find_places(request)
     prepare_folder(request.output)
     if request.form == MERGED_DUMP:
         if request.layouts[0] is not None and request.golden is None:
@@ -55,31 +55,40 @@ def run_request(request: GraphRequest, advance: Callable[[str, int, int], None])
         notes += told
         request = replace(request, timestamp=stamp, mapping=replace(request.mapping, timestamp=stamp))
         with Staging() as staging:
-            files, drawn, failures = write(request, places, staging, session, advance)
+            files, drawn, failures, empty = write(request, places, staging, session, advance)
         if session is not None and not failures:
             session.end(keep=False)
     for one in drawn:
         notes += one.notes
     summaries = [one.summary for one in drawn if one.summary is not None]
-    return Outcome(files, summaries, list(dict.fromkeys(notes)), failures)
+    return Outcome(files, summaries, list(dict.fromkeys(notes + empty)), lost + failures)
 
 
-def _find_places(request: GraphRequest) -> tuple[list[Place], list[str]]:
+def _find_places(request: GraphRequest) -> tuple[list[Place], list[str], list[str]]:
     if request.layouts[0] is not None:
         return find_replicas(request.target, request.golden, request.layouts)
     return find_places(request.target, request.golden)
 
 
-Written = tuple[list[Path], list[Drawn], list[str]]
+# The files, what was drawn, what could not be, and where nothing was recorded.
+Written = tuple[list[Path], list[Drawn], list[str], list[str]]
 
 
 def _write_merged(request: GraphRequest, places: list[Place], notes: list[str]) -> Outcome:
     files: list[Path] = []
+    failures: list[str] = []
     for place in places:
-        (merged,) = open_runs(place, request)
-        assert isinstance(merged, Merged)
-        files += write_merged(merged.run, request.output / f"step{place.step}" / f"rank{place.rank}")
-    return Outcome(files, [], notes, [])
+        try:
+            (merged,) = open_runs(place, request)
+            assert isinstance(merged, Merged)
+            files += write_merged(merged.run, request.output / f"step{place.step}" / f"rank{place.rank}")
+        except TwinProbeError as error:
+            if len(places) == 1:
+                raise
+            failures.append(str(error))
+    if not files:
+        raise BadInput(f"nothing could be drawn: {failures[0]}", where=request.target)
+    return Outcome(files, [], notes, failures)
 
 
 def _write_db(
@@ -98,14 +107,14 @@ def _write_db(
             _finish(GraphDb(final, nodes=None), drawn, request)
         finally:
             calls_file(final).unlink(missing_ok=True)
-        return [path], drawn, []
-    drawn, failures = _spread([Job(place, session, request) for place in places], advance)
+        return [path], drawn, [], []
+    drawn, failures, empty = _spread([Job(place, session, request) for place in places], advance)
     db = GraphDb(final, nodes=sum(one.nodes for one in drawn))
     for one in drawn:
         with local_copy(one.part) as part:
             db.absorb(part)
     _finish(db, drawn, request)
-    return [path], drawn, failures
+    return [path], drawn, failures, empty
 
 
 def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
@@ -130,7 +139,7 @@ def _write_vis(
 ) -> Written:
     with _workshop(request.output) as folder:
         jobs = [Job(place, session or folder / "part", request) for place in places]
-        drawn, failures = _spread(jobs, advance)
+        drawn, failures, empty = _spread(jobs, advance)
         texts: dict[tuple[str, int, int, str], str] = {}
         step_of_texts: int | None = None
         files = []
@@ -148,7 +157,7 @@ def _write_vis(
             }
             with local_copy(one.part) as part:
                 add_rank_links(part, staging.file(files[-1]), ends)
-    return files, drawn, failures
+    return files, drawn, failures, empty
 
 
 @contextmanager
@@ -164,23 +173,25 @@ def _links(drawn: list[Drawn]) -> Iterator[tuple[Call, str]]:
         yield from link_ranks(calls)
 
 
-def _spread(jobs: list[Job], advance: Callable[[str, int, int], None]) -> tuple[list[Drawn], list[str]]:
+def _spread(jobs: list[Job], advance: Callable[[str, int, int], None]) -> tuple[list[Drawn], list[str], list[str]]:
     """Draw all places on all cores, in their order; a place that cannot be drawn costs only itself."""
     found: dict[int, Drawn] = {}
     failures: list[str] = []
+    empty: list[str] = []
     if len(jobs) == 1:
-        return [run_job(jobs[0])], []
+        return [run_job(jobs[0])], [], []
+    nothing = NothingToCompare if jobs[0].request.golden is None else NothingRecorded
     options = _options(jobs[0].request)
     streamed = spread(run_job, jobs, options=options, name=lambda job: job.place.label)
     for done, (at, result) in enumerate(streamed, start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):
-            failures.append(str(result))
+            (empty if isinstance(result, nothing) else failures).append(str(result))
         else:
             found[at] = result
     if not found:
-        raise BadInput(f"nothing could be drawn: {failures[0]}", where=jobs[0].request.target)
-    return [found[at] for at in sorted(found)], sorted(failures)
+        raise BadInput(f"nothing could be drawn: {(failures + empty)[0]}", where=jobs[0].request.target)
+    return [found[at] for at in sorted(found)], sorted(failures), sorted(empty)
 
 
 def _options(request: GraphRequest) -> EngineOptions:

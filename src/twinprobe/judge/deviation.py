@@ -191,7 +191,7 @@ def devices(pairs: pl.DataFrame) -> Bools:
 
 
 def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, rounding: float) -> Deviation:
-    """Judge rows by their tensors' elements; where no tensor was kept, by the recorded statistics."""
+    """Judge rows by their tensors' elements; where no tensor was kept or can be read, by the recorded statistics."""
     rows = Rows(pairs)
     measured = metrics["status"].is_in(["ok", "scalar", "N/A"]).to_numpy() & rows.tensor
     nonfinite = np.where(measured, metrics["nonfinite"].to_numpy(), recorded.nonfinite)
@@ -202,9 +202,6 @@ def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, 
     state[measured] = np.where(small, ROUNDING, DIFFERS)[measured]
     state[measured & metrics["identical"].to_numpy()] = IDENTICAL
     state[measured & nonfinite] = DIFFERS
-    unreadable = metrics["fault"].is_not_null().to_numpy() & rows.matched
-    state[unreadable] = UNKNOWN
-    error[unreadable] = np.nan
     differ = rows.tensor & (metrics["status"] == "shape unmatched").to_numpy()
-    state[differ | (rows.tensor & shapes_differ(pairs) & ~unreadable)] = DIFFERS
-    return Deviation(state.astype(np.uint8), error, nonfinite & ~unreadable)
+    state[differ | (rows.tensor & shapes_differ(pairs))] = DIFFERS
+    return Deviation(state.astype(np.uint8), error, nonfinite)

@@ -29,6 +29,7 @@ RULES: dict[str, Rule] = {
     "target_only": Rule(WARNING, "no counterpart in the golden run"),
     "golden_only": Rule(WARNING, "no counterpart in the target run"),
     "unreadable": Rule(WARNING, "the tensor could not be read"),
+    "by_statistics": Rule(WARNING, "the recorded statistics are compared instead"),
     "unknown": Rule(WARNING, "nothing that could be compared was recorded"),
     "mixed": Rule(WARNING, "one side recorded a tensor, the other a plain value or None"),
     "input": Rule(WARNING, "this input already differs"),

@@ -50,7 +50,14 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     rank: str = ""
+    unread: int = 0
+    """Rows with a tensor that could not be read: their recorded statistics were compared, where there are any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, texts and numbers, with the field names as keys."""
         return asdict(self)
+
+
+def unread_rows(count: int, where: str = "") -> str:
+    """Say how many rows, ``where`` in the run, could not be read."""
+    return f"{count:,} row{'' if count == 1 else 's'}{where} could not be read"

@@ -23,7 +23,8 @@ from twinprobe.judge.deviation import (
     turned,
 )
 from twinprobe.judge.origin import Calls, call_facts
-from twinprobe.judge.rules import Findings
+from twinprobe.judge.rules import RULES, Findings
+from twinprobe.judge.summary import unread_rows
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.measure.stat_columns import NUMBER, StatDifference
 from twinprobe.runs.run import DIGESTS, Run
@@ -48,6 +49,17 @@ class Judged:
     error: NDArray[np.float64]
     calls: Calls
     first_row: int | None
+    unread: Bools
+    """Rows with a tensor that could not be read."""
+
+    @property
+    def unread_before(self) -> str:
+        """What the sentence about the first divergence adds where rows up to it could not be read."""
+        if self.first_row is None:
+            return ""
+        earlier = (self.calls.of_row >= 0) & (self.calls.of_row <= self.calls.of_row[self.first_row]) & self.unread
+        count = int(earlier.sum()) - int(earlier[self.first_row])
+        return f"; {unread_rows(count, ' before it')}: the difference may begin earlier" if count else ""
 
 
 @dataclass
@@ -70,14 +82,21 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     exempt = calls.spread(calls.exempt)
     buffered = calls.spread(calls.buffered)
     silent = exempt | (buffered & (calls.role != OUTPUT))
+    unread = np.zeros(pairs.height, dtype=bool)
+    if evidence.metrics is not None:
+        unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
 
     _mark_states(findings, rows, deviation, calls, silent)
-    _mark_facts(findings, rows, deviation, evidence, silent)
+    _mark_facts(findings, rows, deviation, silent)
     _mark_differences(findings, deviation, calls, evidence.mode, silent)
+    findings.mark("unreadable", unread)
+    findings.mark("by_statistics", unread & (deviation.state != UNKNOWN))
+    unjudged = silent | buffered
     if evidence.metrics is not None:
-        _mark_tensors(findings, evidence.metrics, calls, thresholds, silent | buffered)
-    elif evidence.differences is not None:
-        _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, silent | buffered)
+        _mark_tensors(findings, evidence.metrics, deviation, calls, thresholds, unread, unjudged)
+        unjudged |= ~unread
+    if evidence.differences is not None:
+        _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, unjudged)
 
     verdict, messages, reason = findings.verdicts()
     if evidence.metrics is not None:
@@ -85,7 +104,9 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     differs = deviation.state == DIFFERS
     injected = calls.spread(calls.injected) & differs & ~silent
     origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
-    return Judged(verdict, messages, reason, origin.tolist(), deviation.error, calls, _first_row(calls, injected))
+    return Judged(
+        verdict, messages, reason, origin.tolist(), deviation.error, calls, _first_row(calls, injected), unread
+    )
 
 
 def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
@@ -100,7 +121,7 @@ def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Ca
     findings.mark("uninitialised", silent & (state != UNMATCHED))
 
 
-def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, evidence: Evidence, silent: Bools) -> None:
+def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, silent: Bools) -> None:
     """What a row says by itself: NaN and inf, requires_grad, values, dtype, shape."""
     pairs = rows.pairs
     findings.mark("nonfinite", deviation.nonfinite & ~silent)
@@ -113,8 +134,6 @@ def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, evidence: 
     findings.mark("dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
     findings.mark("turned", turned(pairs) & rows.tensor & (deviation.state != UNKNOWN) & ~silent)
     findings.mark("shape", shapes_differ(pairs) & rows.tensor & ~silent)
-    if evidence.metrics is not None:
-        findings.mark("unreadable", evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched)
 
 
 def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mode: str, silent: Bools) -> None:
@@ -155,15 +174,26 @@ def _mark_statistics(
     findings.mark("far_point", points & ~silent)
 
 
-def _mark_tensors(findings: Findings, metrics: pl.DataFrame, calls: Calls, limits: Thresholds, silent: Bools) -> None:
+def _mark_tensors(
+    findings: Findings,
+    metrics: pl.DataFrame,
+    deviation: Deviation,
+    calls: Calls,
+    limits: Thresholds,
+    unread: Bools,
+    silent: Bools,
+) -> None:
     is_input = np.isin(calls.role, (INPUT, PARAMETER))
     outputs = (calls.role == OUTPUT) & ~silent
     ratio = metrics["one_thousandth"].to_numpy()
-    before = _per_call(np.fmin, ratio, is_input, calls, 1.0)
+    # An input that nobody read is close only if its recorded statistics say so.
+    agrees = (deviation.state == IDENTICAL) | (deviation.state == ROUNDING)
+    seen = np.where(unread, agrees.astype(np.float64), ratio)
+    before = _per_call(np.fmin, seen, is_input, calls, 1.0)
     with np.errstate(invalid="ignore"):
         findings.mark("far_ratio", outputs & (before > limits.close_ratio) & (ratio < limits.far_ratio))
         cosine = metrics["cosine"].to_numpy()
-        close = _per_call(np.fmin, cosine, is_input, calls, 1.0)
+        close = _per_call(np.fmin, np.where(unread, agrees.astype(np.float64), cosine), is_input, calls, 1.0)
         drop = (close > limits.close_ratio) & (close - cosine > limits.cosine_drop)
         findings.mark("cosine", outputs & drop)
         findings.mark("far_point", (calls.role == POINT) & (ratio < limits.far_ratio) & ~silent)
@@ -178,9 +208,9 @@ def _per_call(combine: Any, values: Floats, mask: Bools, calls: Calls, start: fl
 
 
 def _name_faults(reason: list[str], metrics: pl.DataFrame) -> None:
-    faults = metrics["fault"]
+    faults, words = metrics["fault"], RULES["unreadable"].words
     for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
-        reason[at] = f"{reason[at]}: {faults[at]}" if reason[at] else str(faults[at])
+        reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
 
 
 def _first_row(calls: Calls, injected: Bools) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from twinprobe.judge.summary import unread_rows
 from twinprobe.report.text import json_bytes, visible
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _counts(summary: Summary, dot: str) -> Text:
         f"{summary.matched:,} matched",
         f"{summary.target_only:,} only in target",
         f"{summary.golden_only:,} only in golden",
+        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
     ]
     return _text(_INDENT + dot.join(counts))
 
@@ -89,9 +91,10 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
     if not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
         yield _text("No divergence: every row passes.", "green")
     else:
-        yield _text(
-            "No first divergence: no output differs whose inputs agree. The result files list the rest.", "yellow"
-        )
+        words = "No first divergence: no output differs whose inputs agree. The result files list the rest."
+        if summary.unread:
+            words += f" {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
+        yield _text(words, "yellow")
 
 
 def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:

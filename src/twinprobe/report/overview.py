@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twinprobe.judge.summary import Summary
+import msgspec
+
+from twinprobe.errors import BadInput
+from twinprobe.judge.summary import Summary, unread_rows
 from twinprobe.report.atomic import Staging
 from twinprobe.report.dataset import Place
 from twinprobe.report.self_contained import asset, fill
@@ -44,6 +47,8 @@ class Overview:
     cells: Sequence[Cell]
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    lost: Sequence[str] = ()
+    """What was asked for and has no cell, since it was not there to be compared."""
     finished: bool = True
 
 
@@ -67,11 +72,38 @@ def fill_page(overview: Overview, path: Path) -> None:
         "counts": counts,
         "finished": overview.finished,
         "findings": [visible(text) for text in overview.findings],
-        "notes": [visible(text) for text in overview.notes],
+        "notes": [visible(text) for text in (*overview.lost, *overview.notes)],
         "cells": [_shown(cell) for cell in overview.cells],
     }
     title = f"TwinProbe: {counts['error']:,} of {len(overview.cells):,} ranks and steps differ"
     fill(path, asset("map.html"), title=title, style=asset("map.css"), script=asset("map.js"), data=data)
+
+
+class _Failed(msgspec.Struct):
+    verdict: str
+    step: int
+    reason: str = ""
+
+
+class _Written(msgspec.Struct):
+    failures: list[str] = []
+    finished: bool = True
+    map: list[_Failed] = []
+
+
+def lost_of(dataset: Path, step: int | None = None) -> list[str]:
+    """What the command that wrote a dataset was asked for and did not manage, of one step or of all."""
+    file = dataset.parent / f"compare_summary_{dataset.name.rpartition('_')[2]}.json"
+    if not file.is_file():
+        return []
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Written)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=file) from None
+    lost = found.failures
+    if step is not None:
+        lost = [cell.reason for cell in found.map if cell.verdict == "failed" and cell.step == step]
+    return lost if found.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
 
 
 def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
@@ -97,12 +129,13 @@ def _document(overview: Overview) -> dict[str, Any]:
         "ranks": len({cell.place.rank for cell in cells}),
         "steps": sorted({cell.place.step for cell in cells}),
         "rows": sum(cell.summary.rows for cell in cells if cell.summary),
+        "unread": sum(cell.summary.unread for cell in cells if cell.summary),
         "verdicts": totals,
         "cells": count_cells(cells),
         "first": overview.findings,
         "map": [_entry(cell) for cell in cells],
         "notes": overview.notes,
-        "failures": [cell.failure for cell in cells if cell.failure],
+        "failures": [*overview.lost, *(cell.failure for cell in cells if cell.failure)],
     }
 
 
@@ -112,7 +145,8 @@ def _entry(cell: Cell) -> dict[str, Any]:
     if cell.summary is None:
         return entry | {"reason": cell.failure}
     first = cell.summary.first
-    entry |= {"rows": cell.summary.rows, "matched": cell.summary.matched, **cell.summary.verdicts}
+    summary = cell.summary
+    entry |= {"rows": summary.rows, "matched": summary.matched, "unread": summary.unread, **summary.verdicts}
     return entry | {"first": None if first is None else {"op": first.op, "row": first.row, "sentence": first.sentence}}
 
 
@@ -123,5 +157,7 @@ def _shown(cell: Cell) -> list[Any]:
     counts = (0, 0)
     if summary is not None:
         words = f"{summary.first.op}: {summary.first.sentence}" if summary.first else ""
+        if summary.unread and not words:
+            words = unread_rows(summary.unread)
         counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words)]

@@ -22,13 +22,16 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(summaries)} ranks compared", title_justify="left", header_style="bold")
-    for title in ("rank", "rows", "matched", "pass", "warning", "error", "first divergence"):
+    unread = any(summary.unread for summary in summaries)
+    titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
+    for title in [*titles[:3], *(["unreadable"] if unread else []), *titles[3:]]:
         table.add_column(title, justify="left" if title in ("rank", "first divergence") else "right", overflow="fold")
     shown = _worst_first(summaries) if len(summaries) > _MOST_ROWS else list(summaries)
     for summary in shown[:_MOST_ROWS]:
         counts = summary.verdicts
         table.add_row(
-            escape(visible(summary.rank)), f"{summary.rows:,}", f"{summary.matched:,}", f"{counts['pass']:,}",
+            escape(visible(summary.rank)), f"{summary.rows:,}", f"{summary.matched:,}",
+            *([_coloured(summary.unread, "yellow")] if unread else []), f"{counts['pass']:,}",
             _coloured(counts["warning"], "yellow"), _coloured(counts["error"], "red"),
             escape(visible(summary.first.row)) if summary.first else "-",
         )  # fmt: skip

@@ -37,18 +37,17 @@ class KernelJob:
 
 def run_kernel_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` is told of progress."""
-    pairs, notes = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
+    pairs, lost = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
     prepare_folder(request.output)
-    with opened_session(request, "kernel", keeps=is_large(request, pairs)) as (stamp, session, told):
-        notes += told
+    with opened_session(request, "kernel", keeps=is_large(request, pairs)) as (stamp, session, notes):
         stamped = replace(request, timestamp=stamp, formats=request.formats or ("xlsx",))
         jobs = [KernelJob(pair, stamped, session) for pair in pairs]
         if not is_large(request, jobs):
             summary = _carry_out(jobs[0], lambda done, total: advance("tensors", done, total))
-            return Outcome([summary], [], notes)
+            return Outcome([summary], lost, notes)
         gathered = run_all(run_kernel_job, jobs, request, advance)
         finish(session, gathered, keep=False)
-    return Outcome(gathered.in_order(), gathered.told(), notes)
+    return Outcome(gathered.in_order(), lost + gathered.told(), notes)
 
 
 def run_kernel_job(job: KernelJob) -> Summary:

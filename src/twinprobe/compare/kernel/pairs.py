@@ -80,7 +80,7 @@ def refuse_option(flag: str) -> None:
 def pair_kernels(
     target: Path, golden: Path, *, ranks: Iterable[int] | None = None, steps: Iterable[int] | None = None
 ) -> tuple[list[KernelPair], list[str]]:
-    """The ranks and steps that both dumps have; what only one of them has is named in a note."""
+    """The ranks and steps that both dumps have; and in words what was asked for and only one of them or none has."""
     sides = [_by_place(root, ranks, steps) for root in (target, golden)]
     common = sorted(sides[0].keys() & sides[1].keys())
     if not common:

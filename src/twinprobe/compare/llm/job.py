@@ -11,9 +11,9 @@ from twinprobe.align.ops.table import OperatorTable, read_table
 from twinprobe.compare.llm.custom import Algorithms
 from twinprobe.compare.llm.plan import Plan, make_plan
 from twinprobe.compare.llm.token import TokenJob, TokenResult, Where, compare_token
-from twinprobe.compare.llm.tokens import DevicePair, pair_devices, pair_tokens
+from twinprobe.compare.llm.tokens import DevicePair, pair_all
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-from twinprobe.judge.summary import Divergence, Side, Summary
+from twinprobe.judge.summary import Divergence, Side, Summary, unread_rows
 from twinprobe.judge.thresholds import Thresholds
 from twinprobe.runs.llm.dump import LlmDump, Token, open_llm_dump
 from twinprobe.runs.llm.files import under
@@ -50,10 +50,11 @@ class LlmRequest:
 
 @dataclass
 class LlmComparison:
-    """The report's table and the summary."""
+    """The report's table and the summary; in ``lost``, what was asked for and is not in the report."""
 
     table: pl.DataFrame
     summary: Summary
+    lost: list[str] = field(default_factory=list)
 
 
 def compare_dumps(
@@ -63,12 +64,13 @@ def compare_dumps(
     table = read_table(request.mapping)
     _try_algorithms(request)
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
-    jobs, notes = _jobs(request, my, golden, table)
+    jobs, notes, lost = _jobs(request, my, golden, table)
     results, told = _run(jobs, request, advance or _silent, kept)
     notes += told
     failures = [
         f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
     ]
+    lost += failures
     done = [one for one in results if isinstance(one, TokenResult)]
     if kept is not None:
         kept.complete = not failures
@@ -83,7 +85,8 @@ def compare_dumps(
     if 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
     sides = _side(my, request.my), _side(golden, request.golden)
-    return joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *failures])
+    comparison = joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *lost])
+    return replace(comparison, lost=lost)
 
 
 def _try_algorithms(request: LlmRequest) -> None:
@@ -96,22 +99,19 @@ def _try_algorithms(request: LlmRequest) -> None:
         algorithms.close()
 
 
-def _jobs(request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable) -> tuple[list[TokenJob], list[str]]:
+def _jobs(
+    request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable
+) -> tuple[list[TokenJob], list[str], list[str]]:
     plans: dict[tuple[int, int], Plan] = {}
-    notes: list[str] = []
     jobs = []
-    pairs, told = pair_devices(my.layout, golden.layout)
-    notes += told
-    for pair in pairs:
-        tokens, told = pair_tokens(my, golden, pair)
-        notes += [note for note in told if note not in notes]
-        for mine, theirs in tokens:
-            key = mine.model, theirs.model
-            if key not in plans:
-                plans[key] = make_plan(my, golden, (mine, theirs), table)
-                notes += [note for note in plans[key].notes if note not in notes]
-            jobs.append(_job(request, my, golden, pair, (mine, theirs), plans[key]))
-    return jobs, notes
+    pairs, notes, lost = pair_all(my, golden)
+    for devices, mine, theirs in pairs:
+        key = mine.model, theirs.model
+        if key not in plans:
+            plans[key] = make_plan(my, golden, (mine, theirs), table)
+            notes += [note for note in plans[key].notes if note not in notes]
+        jobs.append(_job(request, my, golden, devices, (mine, theirs), plans[key]))
+    return jobs, notes, lost
 
 
 def _job(
@@ -205,18 +205,21 @@ def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str
         verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
         first=_first(results),
         notes=notes,
+        unread=sum(result.counts.unread for result in results),
     )
     return LlmComparison(table, summary)
 
 
 def _first(results: list[TokenResult]) -> Divergence | None:
     """The first divergence of the first token that has one, with its row in the whole table."""
-    before = 0
+    before = unread = 0
     for result in results:
         first = result.counts.first
         if first is not None:
-            return replace(first, order=before + first.order)
+            told = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
+            return replace(first, order=before + first.order, sentence=first.sentence + told)
         before += result.table.height
+        unread += result.counts.unread
     return None
 
 

@@ -69,8 +69,11 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     my_side, golden_side = (Side(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], mine - theirs), (folders[1], theirs - mine))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
-    summary = Summary("llm weight", my_side, golden_side, len(names), len(names), 0, 0, verdicts, None, notes)
-    return LlmComparison(table, summary)
+    unread = int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
+    count = len(names)
+    return LlmComparison(
+        table, Summary("llm weight", my_side, golden_side, count, count, 0, 0, verdicts, None, notes, unread=unread)
+    )
 
 
 def _weights(path: Path) -> Path:
@@ -87,7 +90,8 @@ def _weight_row(name: str, folders: list[Path], limits: Thresholds) -> dict[str,
         my, golden = (_weight(folder, name) for folder in folders)
         metrics = measure_llm_pair(my, golden)
     except DamagedTensor as damage:
-        return row | {"cmp_fail_reason": str(damage), "Relative Error": None, "Result": WARNING, "Reason": str(damage)}
+        reason = f"{RULES['unreadable'].words}: {damage}"
+        return row | {"cmp_fail_reason": str(damage), "Relative Error": None, "Result": WARNING, "Reason": reason}
     row |= _row(("golden", folders[1] / name, golden), ("my", folders[0] / name, my), metrics)
     verdict, reason = verdict_of(metrics, _coarser(my, golden), limits)
     extra = {"cmp_fail_reason": metrics.reason, "Relative Error": metrics.relative_norm}

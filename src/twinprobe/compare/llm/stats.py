@@ -10,7 +10,7 @@ from twinprobe.align.ops.table import OperatorTable, read_table
 from twinprobe.compare.llm.job import LlmComparison, LlmRequest
 from twinprobe.compare.llm.plan import Opened, Plan, plan_of
 from twinprobe.compare.llm.rows import Row, rows_of
-from twinprobe.compare.llm.tokens import pair_devices, pair_tokens
+from twinprobe.compare.llm.tokens import pair_all
 from twinprobe.errors import DamagedTensor, NothingToCompare
 from twinprobe.judge.rules import ERROR, PASS, RULES, WARNING
 from twinprobe.judge.summary import Side, Summary
@@ -79,23 +79,21 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
 
     table = read_table(request.mapping)
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
-    pairs, notes = pair_devices(my.layout, golden.layout)
+    pairs, notes, lost = pair_all(my, golden)
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
-    for pair in pairs:
-        tokens, told = pair_tokens(my, golden, pair)
-        notes += [note for note in told if note not in notes]
-        for mine, theirs in tokens:
-            sides = StatisticsSide(my, mine), StatisticsSide(golden, theirs)
-            key = mine.model, theirs.model
-            if key not in plans:
-                plans[key] = _plan(sides, (mine, theirs), table)
-            for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
-                records.append(_record(mine.label, len(records), row, sides, request))
+    for _, mine, theirs in pairs:
+        sides = StatisticsSide(my, mine), StatisticsSide(golden, theirs)
+        key = mine.model, theirs.model
+        if key not in plans:
+            plans[key] = _plan(sides, (mine, theirs), table)
+        for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
+            records.append(_record(mine.label, len(records), row, sides, request))
     if not any(record["Matched By"] for record in records):
         raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.my)
     frame = pl.DataFrame(records, infer_schema_length=None)
-    return LlmComparison(frame, _summary(request, my, golden, frame, [*table.notes, *my.notes, *golden.notes, *notes]))
+    told = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
+    return LlmComparison(frame, _summary(request, my, golden, frame, told), lost)
 
 
 def _plan(sides: tuple[StatisticsSide, StatisticsSide], tokens: tuple[Token, Token], table: OperatorTable) -> Plan:
@@ -127,7 +125,8 @@ def _record(
             error, rule = _judged(mine, theirs, request.thresholds.rounding)
         reason = RULES[rule].words
     except DamagedTensor as damage:
-        rule, reason = "unreadable", str(damage)
+        rule = "unreadable"
+        reason = f"{RULES[rule].words}: {damage}"
     told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
     return record | errors | told
 
@@ -167,5 +166,7 @@ def _summary(request: LlmRequest, my: LlmDump, golden: LlmDump, table: pl.DataFr
     )
     verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
     only = [count - matched for count in counts]
-    rows = table.height
-    return Summary("llm statistics", my_side, golden_side, rows, matched, only[0], only[1], verdicts, None, notes)
+    return Summary(
+        "llm statistics", my_side, golden_side, table.height, matched, only[0], only[1], verdicts, None, notes,
+        unread=int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum()),
+    )  # fmt: skip

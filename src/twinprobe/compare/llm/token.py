@@ -139,7 +139,7 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], jud
         target_values=_values(one, 0),
         golden_values=_values(one, 1),
         relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size}",
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size}{judged.unread_before}",
         origin=judged.origin[at],
         order=at,
     )

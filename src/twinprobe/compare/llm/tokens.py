@@ -24,6 +24,27 @@ class DevicePair:
         return self.my.name
 
 
+def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
+    """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
+    devices, notes = pair_devices(my.layout, golden.layout)
+    pairs: list[tuple[DevicePair, Token, Token]] = []
+    lost: list[str] = []
+    nothing: NothingToCompare | None = None
+    for devices_pair in devices:
+        try:
+            tokens, told, left = pair_tokens(my, golden, devices_pair)
+        except NothingToCompare as error:
+            nothing = error
+            lost.append(f"{devices_pair.label}: {error}")
+            continue
+        pairs += [(devices_pair, *both) for both in tokens]
+        notes += [note for note in told if note not in notes]
+        lost += [one for one in left if one not in lost]
+    if not pairs and nothing is not None:
+        raise nothing
+    return pairs, notes, lost
+
+
 def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
     """As many devices on both sides: one by one. Otherwise the first of each, with the cards of a side joined."""
     notes: list[str] = []
@@ -67,17 +88,19 @@ def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
     return [found[number] for number in sorted(found)]
 
 
-def pair_tokens(my: LlmDump, golden: LlmDump, pair: DevicePair) -> tuple[list[tuple[Token, Token]], list[str]]:
-    """Tokens of equal number; where both paths name one token, those two whatever their numbers are."""
+def pair_tokens(
+    my: LlmDump, golden: LlmDump, pair: DevicePair
+) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
+    """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
     mine, theirs = my.tokens(pair.my), golden.tokens(pair.golden)
     by_label = {token.label: token for token in theirs}
     common = [(token, by_label[token.label]) for token in mine if token.label in by_label]
     if common:
-        return common, _left_out(mine, theirs, len(common))
+        return common, [], _left_out(mine, theirs)
     named = my.layout.token is not None and golden.layout.token is not None
     if named and mine and theirs:
         note = f"token {mine[0].label} of my dump is compared with token {theirs[0].label} of the golden one"
-        return [(mine[0], theirs[0])], [note]
+        return [(mine[0], theirs[0])], [note], []
     raise NothingToCompare(
         f"no token in common: my dump has {_listed(mine)}, the golden one {_listed(theirs)}",
         where=my.layout.path,
@@ -85,14 +108,14 @@ def pair_tokens(my: LlmDump, golden: LlmDump, pair: DevicePair) -> tuple[list[tu
     )
 
 
-def _left_out(mine: Sequence[Token], theirs: Sequence[Token], common: int) -> list[str]:
-    notes = []
+def _left_out(mine: Sequence[Token], theirs: Sequence[Token]) -> list[str]:
+    lost = []
     labels = {token.label for token in mine} & {token.label for token in theirs}
     for who, tokens in (("my", mine), ("the golden", theirs)):
         rest = [token.label for token in tokens if token.label not in labels and token.label != WARMUP]
-        if rest and common:
-            notes.append(f"only {who} dump has the tokens {', '.join(rest[:8])}{' ...' if len(rest) > 8 else ''}")
-    return notes
+        if rest:
+            lost.append(f"only {who} dump has the tokens {', '.join(rest[:8])}{' ...' if len(rest) > 8 else ''}")
+    return lost
 
 
 def _listed(tokens: Sequence[Token]) -> str:

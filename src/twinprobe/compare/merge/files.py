@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twinprobe.errors import BadInput
 from twinprobe.report.dataset import PART, Place, find_dataset, places
+from twinprobe.report.overview import lost_of
 
 _RESULT = re.compile(
     r"compare_result_rank(?P<rank>\d{1,9})(?:-rank\d{1,9})?_(?P<time>\d{14})(?:_part_(?P<part>\d{1,6}))?"
@@ -27,13 +28,13 @@ class RankFiles:
     paths: tuple[Path, ...]
 
 
-def find_results(folder: Path) -> tuple[list[RankFiles], list[str]]:
-    """The newest result of every rank, in rank order, and notes on what was left out."""
+def find_results(folder: Path) -> tuple[list[RankFiles], list[str], list[str]]:
+    """The newest result of every rank, in rank order; notes on what was left out; and what compare did not manage."""
     if not folder.is_dir():
         raise BadInput("is not a folder" if folder.exists() else "does not exist", where=folder)
     in_parts = _dataset_parts(folder)
     if in_parts is not None:
-        return in_parts, []
+        return in_parts[0], [], in_parts[1]
     found: dict[int, dict[str, dict[str, list[tuple[int, Path]]]]] = {}
     notes: list[str] = []
     for path in sorted(folder.iterdir()):
@@ -53,18 +54,20 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str]]:
             notes.append(f"{path}: left out, its name does not say which rank it belongs to")
     if len(found) < 2:
         raise _too_few(folder, found.keys())
-    return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes
+    return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes, []
 
 
-def _dataset_parts(folder: Path) -> list[RankFiles] | None:
-    """The parts of a dataset, or of one of its steps; None where the folder holds results of the other kinds."""
+def _dataset_parts(folder: Path) -> tuple[list[RankFiles], list[str]] | None:
+    """The parts of a dataset, or of one of its steps, and what it lacks; None where results of other kinds are here."""
     if any(folder.glob("rank=*/part.parquet")):
         dataset, places_here = folder.parent, [place for place in places(folder.parent) if _is_in(folder, place)]
+        lost = lost_of(dataset, places_here[0].step if places_here else None)
     else:
         found = find_dataset(folder)
         if found is None or (found != folder and any(_RESULT.fullmatch(path.name) for path in folder.iterdir())):
             return None
         dataset, places_here = found, places(found)
+        lost = lost_of(dataset)
     steps = sorted({Path(place.folder).parent.as_posix() for place in places_here})
     if len(steps) > 1:
         shown = ", ".join(steps[:6]) + (" ..." if len(steps) > 6 else "")
@@ -73,7 +76,7 @@ def _dataset_parts(folder: Path) -> list[RankFiles] | None:
         )
     if len(places_here) < 2:
         raise BadInput("results of at least two ranks are needed", where=dataset)
-    return [RankFiles(place.rank, (dataset / place.folder / PART,)) for place in places_here]
+    return [RankFiles(place.rank, (dataset / place.folder / PART,)) for place in places_here], lost
 
 
 def _is_in(step: Path, place: Place) -> bool:

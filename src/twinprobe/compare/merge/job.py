@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Below this many bytes of input, starting worker processes costs more than they save.
 _SMALL_WORK = 64 << 20
 _MOST_TOLD = 10
+_FEWEST = 2  # ranks that a merged table needs
 
 
 @dataclass
@@ -42,6 +43,8 @@ class MergeOutcome:
     rows: int
     notes: list[str] = field(default_factory=list)
     checks: list[GroupCheck] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Ranks that were asked for and are not in it."""
 
     @property
     def disagreements(self) -> list[GroupCheck]:
@@ -66,8 +69,16 @@ def merge_results(
 ) -> MergeOutcome:
     """Gather the wanted calls of all ranks in ``multi_ranks_compare_merge_<timestamp>.xlsx``, a sheet per metric."""
     wanted = read_merge_config(config)
-    files, notes = find_results(input_dir)
-    kinds = {one.rank: kind_of(one.paths[0]) for one in files}
+    files, notes, failures = find_results(input_dir)
+    kinds: dict[int, str] = {}
+    for one in list(files):
+        try:
+            kinds[one.rank] = kind_of(one.paths[0])
+        except TwinProbeError as error:
+            files.remove(one)
+            if len(files) < _FEWEST:
+                raise
+            failures.append(str(error))
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
     options = engine or EngineOptions(workers=workers)
@@ -82,27 +93,35 @@ def merge_results(
         path = output_dir / f"multi_ranks_compare_merge_{stamp}.xlsx"
         to = session or Path(spill)
         jobs = [ReadJob(one, wanted.api, wanted.pattern(), tuple(metrics), to) for one in files]
-        read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress)
-        ranks = [one.rank for one in files]
+        read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress, failures)
+        ranks = [one.rank for one in read]
         with _at_hand(read) as found:
             notes += told + _unmatched(wanted, found)
             names, columns = _line_up(found)
             _check_rows(len(names), config)
             checks = _check_all(found, ranks)
             sheets = write_merged(path, names, metrics, columns, checks)
-        if session is not None:
+        if session is not None and not failures:
             session.end(keep=False)
     notes += _told(checks)
-    return MergeOutcome(path, ranks, sheets, len(names), notes, checks)
+    return MergeOutcome(path, ranks, sheets, len(names), notes, checks, failures)
 
 
-def _read_all(jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None]) -> list[RankRows]:
+def _read_all(
+    jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None], failures: list[str]
+) -> list[RankRows]:
+    """The wanted rows of every rank; one that cannot be read is named in ``failures``, while enough are left."""
     found: dict[int, RankRows] = {}
+    lost = 0
     for at, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
         if isinstance(result, TwinProbeError):
-            raise result
-        found[at] = result
-        progress(len(found), len(jobs))
+            lost += 1
+            if len(jobs) - lost < _FEWEST:
+                raise result
+            failures.append(str(result))
+        else:
+            found[at] = result
+        progress(len(found) + lost, len(jobs))
     return [found[at] for at in sorted(found)]
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from twinprobe.compare.ranks.slices import Cut, measure_slice
 from twinprobe.compare.request import Job, Request
-from twinprobe.errors import BadInput, TwinProbeError
+from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
 from twinprobe.scale.engine import EngineOptions, open_stream
 from twinprobe.scale.stream import Stream
 
@@ -18,10 +18,14 @@ Result = TypeVar("Result")
 
 @dataclass
 class Gathered:
-    """Results and failures by job number. ``finished`` is False for a command that was interrupted."""
+    """Results and failures by job number, and where nothing was recorded on either side.
+
+    ``finished`` is False for a command that was interrupted.
+    """
 
     results: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
     finished: bool = True
 
     def in_order(self) -> list[Any]:
@@ -57,7 +61,7 @@ def run_all(
             when_interrupted(gathered)
         raise
     if not gathered.results:
-        raise BadInput(f"nothing could be compared: {gathered.told()[0]}", where=request.target)
+        raise BadInput(f"nothing could be compared: {(gathered.told() + gathered.empty)[0]}", where=request.target)
     return gathered
 
 
@@ -93,7 +97,9 @@ class _Work:
             self._cut(at, result)
             return
         self._done += 1
-        if isinstance(result, TwinProbeError):
+        if isinstance(result, NothingRecorded):
+            gathered.empty.append(str(result))
+        elif isinstance(result, TwinProbeError):
             gathered.failures[at] = str(result)
         else:
             gathered.results[at] = result

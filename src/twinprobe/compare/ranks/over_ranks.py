@@ -14,6 +14,7 @@ from twinprobe.judge.culprit import Culprit, RankFacts, find_culprits
 from twinprobe.judge.deviation import DIFFERS
 from twinprobe.judge.exchanges import Exchanges
 from twinprobe.judge.messages import Meeting, meetings
+from twinprobe.judge.summary import Summary, unread_rows
 from twinprobe.report.dataset import MEETINGS, Place
 from twinprobe.report.overview import Cell, Overview, write_overview
 from twinprobe.runs.remote.local_copy import local_copies
@@ -70,26 +71,49 @@ def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
     return text
 
 
-def conclude(request: Request, jobs: Sequence[Job], gathered: Gathered, notes: list[str]) -> Outcome:
-    """Everything that was found; with a dataset also the summary over all ranks and steps."""
+def conclude(
+    request: Request, jobs: Sequence[Job], gathered: Gathered, notes: Sequence[str], lost: Sequence[str]
+) -> Outcome:
+    """Everything that was found; with a dataset also the summary over all ranks and steps.
+
+    ``lost`` is what was asked for and could not even be tried.
+    """
     results: list[RankOutcome] = gathered.in_order()
-    outcome = Outcome([result.summary for result in results], gathered.told(), notes)
+    outcome = Outcome(
+        [result.summary for result in results], [*lost, *gathered.told()], [*notes, *sorted(gathered.empty)]
+    )
     dataset = jobs[0].dataset
     if dataset is None:
         return outcome
-    outcome.findings = _first_step(dataset, jobs, gathered.results)
+    doubts = doubts_of(outcome.summaries, outcome.failures)
+    outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
     outcome.overview = write_overview(
         Overview(
             target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
-            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=notes,
-            finished=gathered.finished,
+            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=outcome.notes,
+            lost=lost, finished=gathered.finished,
         ),
         request.output,
     )  # fmt: skip
     return outcome
 
 
-def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutcome]) -> list[str]:
+def doubts_of(summaries: Sequence[Summary], failures: Sequence[str]) -> list[str]:
+    """What keeps a first difference from being certain: rows that were not read, ranks that were not compared."""
+    unread = sum(summary.unread for summary in summaries)
+    doubts = [f"{unread_rows(unread)}: a difference may begin earlier"] if unread else []
+    if failures:
+        doubts.append(f"not everything was compared: a difference may begin there ({failures[0]}"
+                      + (f", and {len(failures) - 1} more)" if len(failures) > 1 else ")"))  # fmt: skip
+    return doubts
+
+
+def no_difference(*, agree: bool) -> str:
+    """What is said where no call differs."""
+    return "no call differs: the runs agree" if agree else "no call differs in what could be compared"
+
+
+def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutcome], *, agree: bool) -> list[str]:
     """Where the difference began in the first step that has one."""
     by_step: dict[tuple[str, int], dict[Place, RankFacts]] = {}
     for at in sorted(results):
@@ -105,7 +129,7 @@ def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutco
         found = [(f"{where}, " if where else "") + text for text in _grouped(culprits, facts)]
         more = len(found) - _MOST_FINDINGS
         return [*found[:_MOST_FINDINGS], f"{more} more calls differ by themselves"] if more > 0 else found
-    return ["no call differs: the runs agree"]
+    return [no_difference(agree=agree)]
 
 
 def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[str]:

@@ -14,7 +14,8 @@
   const place = (cell) => (cell[MODE] ? `${cell[MODE]}, ` : "") + `step ${cell[STEP]}, rank ${cell[RANK]}`;
   const colours = data.verdicts.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`));
 
-  byId("summary").textContent = `${number(data.cells.length)} ranks and steps compared`
+  byId("summary").textContent = (data.counts.failed ? `${number(data.cells.length - data.counts.failed)} of ` : "")
+    + `${number(data.cells.length)} ranks and steps compared`
     + (data.finished ? "" : "; the command was interrupted, --resume goes on") + `; all rows: ${data.dataset}`;
   byId("runs").textContent = `${data.target} against ${data.golden}`;
   for (const text of data.findings) byId("findings").append(make("li", text));

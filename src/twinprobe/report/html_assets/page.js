@@ -15,7 +15,8 @@ function showFirst() {
     panel.classList.add(quiet ? "good" : "mild");
     byId("first-kicker").textContent = "No divergence";
     byId("first-title").textContent = quiet ? "The two runs agree" : "No output differs whose inputs agree";
-    byId("first-sentence").textContent = quiet ? `All ${count(summary.rows)} rows pass.` : "The warnings and errors in the table say what was seen.";
+    byId("first-sentence").textContent = quiet ? `All ${count(summary.rows)} rows pass.`
+      : `The warnings and errors in the table say what was seen.${summary.unread ? ` ${count(summary.unread)} row${summary.unread === 1 ? "" : "s"} could not be read: there a difference may have gone unnoticed.` : ""}`;
     return;
   }
   byId("first-kicker").textContent = visible(["First divergence", first.origin, `row ${count(first.order + 1)}`].filter(Boolean).join(" · "));
@@ -44,6 +45,7 @@ function showCounts() {
     return card;
   });
   const numbers = [["rows", summary.rows], ["matched", summary.matched], ["only in target", summary.target_only], ["only in golden", summary.golden_only]];
+  if (summary.unread) numbers.push(["unreadable", summary.unread]);
   cards.push(...numbers.map(([label, amount]) => make("div", { class: amount ? "card" : "card none" }, make("b", {}, count(amount)), make("span", {}, label))));
   byId("cards").append(...cards);
   byId("legend").append(...VERDICTS.map((verdict) => make("span", {}, mark(verdict), verdict)));

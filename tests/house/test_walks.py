@@ -1,0 +1,29 @@
+"""Following a command through the code does not become a longer walk than it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
+MOST = {
+    "compare": {"files": 61, "functions": 248, "changes": 88},
+    "record": {"files": 41, "functions": 220, "changes": 30},
+    "auto_diff": {"files": 116, "functions": 571, "changes": 463},
+}
+
+
+@pytest.mark.parametrize("work", MOST)
+def test_a_walk_is_no_longer_than_it_was(work: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("walk.py")
+    command = [sys.executable, str(script), work]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert all(counts[name] > 0 for name in MOST[work])  # the script has seen something
+    longer = {name: (counts[name], most) for name, most in MOST[work].items() if counts[name] > most}
+    assert not longer, f"{work} (found, allowed): {longer}"
