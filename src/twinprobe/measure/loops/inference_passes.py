@@ -1,7 +1,7 @@
 """The loops of an inference pair over one piece of both sides, while it lies in the nearest cache.
 
 Maxima are taken over bit patterns as integers, as in the kernels of every comparison: those become vectors. The softmax
-is computed in float32: with d = my - golden, KL(p || q) = log(sum p e^d) - sum p d, and the sum of p (e^d - 1 - d) keeps
+is taken in float32: with d = my - golden, KL(p || q) = log(sum p e^d) - sum p d, and the sum of p (e^d - 1 - d) keeps
 the digits that sums of exponentials lose. What float32 cannot hold, huge numbers and differences, goes in float64.
 """
 
