@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 from pairing import MAPPING
 
+from support import forward, tensor, write_dump
 from twinprobe.align.shapes import dims
 from twinprobe.align.turns import fits_shape
 from twinprobe.cli import main
@@ -98,3 +99,20 @@ def test_a_file_that_maps_every_module_is_no_reason_to_ask_whether_this_is_one_m
     told = capsys.readouterr().out
     assert "is this one model" not in told
     assert "modules were aligned" not in told  # the file has done it
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_an_index_out_of_range_is_told_whatever_was_recorded(
+    tmp_path: Path, direction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = forward([tensor(), tensor()], [tensor()])
+    if direction == "backward":
+        call = {"input": [tensor()], "output": [tensor(), tensor()]}
+    target = write_dump(tmp_path / "t", {f"Functional.mul.0.{direction}": call}, framework="mindspore")
+    golden = write_dump(tmp_path / "g", {f"Torch.mul.0.{direction}": call})
+    file = tmp_path / "apis.yaml"
+    file.write_text("ms_api: Functional.mul\npt_api: Torch.mul\nms_args: [0, 1]\npt_args: [0, 7]\n")
+    rows = compared((target, golden), tmp_path / "out", "-am", str(file))
+    told = "apis.yaml, line 4: pt_args lists 7, Torch.mul was recorded with 0, 1 only: ms_args 1 is not paired"
+    assert told in capsys.readouterr().out
+    assert rows.height == 2
