@@ -113,6 +113,6 @@ def test_an_index_out_of_range_is_told_whatever_was_recorded(
     file = tmp_path / "apis.yaml"
     file.write_text("ms_api: Functional.mul\npt_api: Torch.mul\nms_args: [0, 1]\npt_args: [0, 7]\n")
     rows = compared((target, golden), tmp_path / "out", "-am", str(file))
-    told = "apis.yaml, line 4: pt_args lists 7, Torch.mul was recorded with 0, 1 only: ms_args 1 is not paired"
+    told = "apis.yaml, line 4: pt_args lists 7, Torch.mul has 0, 1 only: ms_args 1 is not paired"
     assert told in capsys.readouterr().out
     assert rows.height == 2

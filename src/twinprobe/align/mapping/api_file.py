@@ -178,10 +178,7 @@ def _index_map(entry: ApiEntry, left: Side, right: Side, mirrored: bool, remarks
                 remarks.add(ms.line if one in pairs else pt.line, f"{twice} is listed twice: the first one is used")
                 continue
             unknown = [
-                (
-                    listed.line,
-                    f"{side}_{section} lists {index}, {name} was recorded with {_shown(has)} only: {alone} is not paired",
-                )
+                (listed.line, f"{side}_{section} lists {index}, {name} has {_shown(has)} only: {alone} is not paired")
                 for side, listed, index, has, name, alone in (
                     ("ms", ms, one, known[0], entry.left, f"pt_{section} {other}"),
                     ("pt", pt, other, known[1], entry.right, f"ms_{section} {one}"),
