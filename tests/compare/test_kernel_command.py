@@ -109,3 +109,26 @@ def test_the_output_of_a_collective_may_have_begun_on_another_rank(tmp_path: Pat
     _, received, _, added = table.rows(named=True)
     assert "may have begun on another rank" in received["Reason"]
     assert (received["Origin"], added["Origin"]) == ("inherited", "injected")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "reached"),
+    [
+        (np.bool_(True), np.bool_(True), "Yes"),
+        (np.bool_(True), np.bool_(False), "No"),
+        (np.int64(0), np.int64(0), "Yes"),
+        (np.int64(3), np.int64(4), "No"),
+        (np.array([2**60]), np.array([2**60 + 1]), "No"),
+        (np.float32(3), np.float32(3.0001), "Yes"),
+        (np.float32(0.01), np.float32(-0.01), "No"),
+        (np.array([], np.float32), np.array([], np.float32), "None"),
+    ],
+    ids=str,
+)
+def test_single_numbers_and_flags_are_answered_too(mine: object, theirs: object, reached: str, tmp_path: Path) -> None:
+    for side, value in (("a", mine), ("b", theirs)):
+        save(tmp_path / side, "MatMul.m.0.0.1.input.2", value)
+    words = ["-tp", str(tmp_path / "a"), "-gp", str(tmp_path / "b"), "-o", str(tmp_path / "out"), "--format", "csv"]
+    assert main(["compare", *words, "--rank", "0", "--step", "0"]) == 0
+    (file,) = (tmp_path / "out").glob("compare_result_0_0_*.csv")
+    assert pl.read_csv(file, infer_schema_length=0)["Accuracy Reached or Not"].to_list() == [reached]

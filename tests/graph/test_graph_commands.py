@@ -132,3 +132,20 @@ def test_many_workers_give_the_same_file_as_one(work: Path) -> None:
     files = [next(Path(folder).resolve().iterdir()) for folder in ("one_hand", "two_hands")]
     for name in ("tb_nodes", "tb_stack", "tb_config", "tb_twinprobe", "tb_twinprobe_summary"):
         assert table(files[0], name) == table(files[1], name)
+
+
+def test_mindspores_backward_calls_lie_where_their_names_say(reference: Path, tmp_path: Path) -> None:
+    """Its construct.json hangs all that follows the embedding's first gradient on the language model."""
+    dump = next((reference / "mindspore" / "dumps" / "ms_mix_statistics").rglob("dump.json")).parent
+    (tmp_path / "compare.json").write_text(json.dumps({"npu_path": str(dump)}))
+    assert main(["-f", "mindspore", "graph", "-i", str(tmp_path / "compare.json"), "-o", str(tmp_path / "out")]) == 0
+    (file,) = (tmp_path / "out").glob("build_*.vis")
+    drawn = json.loads(file.read_text(encoding="utf-8"))["node"]
+    path = "Cell.module.module.language_model.embedding"
+    for inner in ("dropout.Dropout", "position_embeddings.Embedding", "word_embeddings.Embedding"):
+        assert drawn[f"{path}.{inner}.backward.0"]["upnode"] == f"{path}.Embedding.backward.0"
+        assert f"{path}.{inner}.backward.0" in drawn[f"{path}.Embedding.backward.0"]["subnodes"]
+    assert drawn["Mint.add.0.backward"]["upnode"] == f"{path}.Embedding.backward.0"
+    assert drawn["Primitive.gather.Gather.0.backward"]["upnode"] == f"{path}.word_embeddings.Embedding.backward.0"
+    around = "Cell.module.module.language_model.TransformerLanguageModel.backward.0"
+    assert drawn[f"{path}.Embedding.backward.0"]["upnode"] == around

@@ -73,6 +73,28 @@ def record(folder: Path, classes: dict[str, str]) -> None:
     write_dump(folder, data, level="L0", parents=parents, stacks={})
 
 
+def record_one_layer(folder: Path, classes: dict[str, str]) -> None:
+    """One forward pass as a recorder writes it: inner modules first, each with values of its own."""
+    found = {path.format(n=0): cls for path, cls in classes.items()}
+    parents: dict[str, str | None] = {}
+    data: dict[str, Any] = {}
+
+    def call(path: str) -> str:
+        name = f"Module.{path}.{found[path]}.forward.0"
+        for inner in found:
+            above = inner.rpartition(".")[0]
+            while above and above not in found:
+                above = above.rpartition(".")[0]
+            if above == path:
+                parents[call(inner)] = name
+        norm = 2.0 + len(data)
+        data[name] = forward([tensor(norm=norm, high=norm / 2)], [tensor(norm=norm + 1, high=norm / 2 + 1)])
+        return name
+
+    parents[call(next(iter(found)))] = None
+    write_dump(folder, data, level="L0", parents=parents, stacks={})
+
+
 def yaml_of(seeds: Path, stage: int) -> str:
     """The mapping as the document prints it: its pieces put together, or the whole."""
     text = next(seeds.glob("000*")).read_text(encoding="utf-8")
@@ -104,8 +126,29 @@ def test_what_the_mapping_names_matches_and_nothing_else(
     assert "precision_index" not in grey["data"]
 
 
+def test_without_a_file_no_level_is_taken_for_another(tmp_path: Path) -> None:
+    record_one_layer(tmp_path / "npu_dump", LEFT)
+    record_one_layer(tmp_path / "bench_dump", RIGHT)
+    paths = {"npu_path": str(tmp_path / "npu_dump"), "bench_path": str(tmp_path / "bench_dump")}
+    (tmp_path / "compare.json").write_text(json.dumps(paths))
+    assert main(["graph", "-i", str(tmp_path / "compare.json"), "-o", str(tmp_path / "output")]) == 0
+    (file,) = (tmp_path / "output").glob("compare_*.vis")
+    found = linked(json.loads(file.read_text(encoding="utf-8")), "NPU")["forward"]
+    assert found["module"] == "model"
+    assert found["module.module"] == "model.module"
+    assert "module.module.language_model" not in found
+    assert found.items() <= _both_layers(SECOND_STAGE).items()
+
+
 def matched(document: dict[str, Any], side: str) -> dict[str, str]:
     """Module paths of matched nodes, the same for forward and backward."""
+    found = linked(document, side)
+    assert found["forward"] == found["backward"]
+    return found["forward"]
+
+
+def linked(document: dict[str, Any], side: str) -> dict[str, dict[str, str]]:
+    """Module paths of matched nodes by direction."""
     found: dict[str, dict[str, str]] = {"forward": {}, "backward": {}}
     for name, node in document[side]["node"].items():
         if name != "DefaultModel" and node["matched_node_link"]:
@@ -113,8 +156,7 @@ def matched(document: dict[str, Any], side: str) -> dict[str, str]:
             direction = name.rsplit(".", 2)[1]
             assert partner.rsplit(".", 2)[1] == direction
             found[direction][_path(name)] = _path(partner)
-    assert found["forward"] == found["backward"]
-    return found["forward"]
+    return found
 
 
 def _path(name: str) -> str:

@@ -10,9 +10,13 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+from llm_command import report
 
+from twinprobe.cli import main
 from twinprobe.compare.llm.job import LlmRequest, compare_dumps
+from twinprobe.runs.tensor_files import open_tensor
 
 EXACT = (
     "golden_op_type", "golden_dtype", "golden_shape", "golden_max_value", "golden_min_value", "my_op_type", "my_dtype",
@@ -92,6 +96,28 @@ def test_torch_with_torch(reference: Path) -> None:
     assert not wrong & new.keys()
     # The caches that the older tool set against hidden states are compared with each other.
     assert ("0", "0/root.model.layers.0/output_1_0.pth", "0/root.model.layers.0/output_1_0.pth") in new
+
+
+def test_the_divergence_is_by_the_definition_and_the_older_tool_is_off(reference: Path, tmp_path: Path) -> None:
+    dumps = reference / "llm" / "dumps"
+    paths = ["-mp", str(dumps / "t_mine"), "-gp", str(dumps / "t_gold"), "-o", str(tmp_path)]
+    assert main(["llm", "compare", *paths, "-cl", "api"]) == 0
+    old = old_rows(next((reference / "llm" / "results" / "c_tt").glob("*.csv")))
+    met = 0
+    for row in report(tmp_path):
+        before = old.get((row["token_id"], short(row["golden_data_path"]), short(row["my_data_path"])))
+        if before is None:
+            continue
+        met += 1
+        logs = []
+        for side in ("golden", "my"):
+            values = open_tensor(Path(row[f"{side}_data_path"])).data.astype(np.float64)
+            values -= values.max()
+            logs.append(values - np.log(np.exp(values).sum()))
+        right = float((np.exp(logs[0]) * (logs[0] - logs[1])).sum())
+        assert float(row["kl_divergence"]) == pytest.approx(right, rel=1e-6)
+        assert abs(float(row["kl_divergence"]) - right) < abs(float(before["kl_divergence"]) - right)
+    assert met > 600
 
 
 def test_torch_with_atb_by_layers_in_the_layout_of_the_seed(reference: Path) -> None:

@@ -93,6 +93,24 @@ def test_the_divergence_is_right_to_a_millionth_of_the_differences(golden: np.nd
     assert found == pytest.approx(by_definition(my, golden)["kl"], rel=4e-6, abs=slack + 1e-13)
 
 
+@pytest.mark.parametrize(("count", "value"), [(1300, 1.09375), (1695, 38.536915), (1850, 32.50721), (5700, 22.231577)])
+def test_roundings_that_all_go_one_way_do_not_add_up(count: int, value: float) -> None:
+    golden = np.full(count, value, np.float32)
+    for seed in range(60, 70):
+        my = (golden + 0.3 * np.random.default_rng(seed).standard_normal(count)).astype(np.float32)
+        found = measure_llm_pair(host(my), host(golden), engine=KERNELS).kl
+        assert found == pytest.approx(by_definition(my, golden)["kl"], rel=1e-6)
+
+
+def test_differences_of_the_last_digit_keep_their_divergence() -> None:
+    golden = np.full(2000, -35.608925, np.float32)
+    golden[:5] = -30.266302  # numbers from 16 to 32 have a digit more than those from 32 to 64
+    for seed in range(10):
+        my = (golden + 1e-6 * np.random.default_rng(seed).standard_normal(golden.size)).astype(np.float32)
+        found = measure_llm_pair(host(my), host(golden), engine=KERNELS).kl
+        assert found == pytest.approx(by_definition(my, golden)["kl"], rel=0.02, abs=0)
+
+
 @pytest.mark.parametrize(
     ("my", "golden"),
     [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from llm_models import IDS, Model, files, new_model  # noqa: E402
 
+from twinprobe.cli import main  # noqa: E402
 from twinprobe.errors import BadInput  # noqa: E402
 from twinprobe.llm import DumpConfig, register_hook  # noqa: E402
 from twinprobe.runs.tensor_files import open_tensor  # noqa: E402
@@ -65,6 +68,28 @@ def test_weights_are_saved_when_asked_for(model: Model, tmp_path: Path) -> None:
     assert files(handle.path / "weights") == {
         f"root.layers.{at}.norm.{name}.pth" for at in (0, 1) for name in ("weight", "bias")
     }
+
+
+def test_a_processor_goes_by_the_number_that_the_user_gives(model: Model, tmp_path: Path) -> None:
+    with register_hook(model, DumpConfig(tmp_path, device_id=3)) as handle:
+        model(IDS)
+    assert handle.path == tmp_path / f"{os.getpid()}_cpu3"
+    assert files(handle.path / "0")
+    assert main(["llm", "compare", "-gp", str(handle.path), "-mp", str(handle.path), "-o", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_the_last_line_says_how_much_was_written(
+    model: Model, tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("twinprobe.record"), "propagate", True)
+    caplog.set_level(logging.INFO, "twinprobe.record")
+    with register_hook(model, DumpConfig(tmp_path, dump_statistics_mode=mode)) as handle:
+        model(IDS)
+    found = [path.stat() for path in (handle.path / "0").rglob("*") if path.is_file()]
+    written = sum({one.st_ino: one.st_size for one in found}.values())  # equal tensors share their bytes
+    (told, unit) = re.findall(r"recorded \d+ entries, ([\d.]+) (bytes|kB)", caplog.text)[0]
+    assert float(told) * (1 if unit == "bytes" else 1000) == pytest.approx(written, rel=0.02)
 
 
 def test_a_seed_makes_the_run_deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

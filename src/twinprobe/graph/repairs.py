@@ -65,15 +65,17 @@ def turned(parent: str | None, known: Parents) -> str | None:
 
 
 def _backward_parent(name: str, parent: str | None, known: Parents) -> str | None:
-    if parent is not None and (not is_module(name) or _encloses(parent, name)):
-        return parent
+    """The recorded one, unless there is none, its path says no, or the forward call lay deeper inside of it."""
     twin = forward_twin(name)
     if twin not in known and is_module(name):
         twin = with_call(twin, "0")
-    if twin not in known:
+    better = turned(known.get(twin), known)
+    if twin not in known or better == name:
         return parent
-    better = turned(known[twin], known)
-    return better if better != name else parent
+    if parent is None or (is_module(name) and not _encloses(parent, name)):
+        return better
+    # MindSpore hangs all that follows an embedding's first gradient on the module around the embedding.
+    return better if better and is_module(parent) and _path(better).startswith(_path(parent) + ".") else parent
 
 
 def _encloses(parent: str, name: str) -> bool:

@@ -65,6 +65,7 @@ class Step:
         self.pending: list[Entry] = []
         self.closed = False  # its index has its final name
         self.writable = False  # its index is open
+        self.counted = 0  # bytes, when it was last closed
 
     @property
     def unused(self) -> bool:
@@ -286,11 +287,11 @@ class Engine:
         side: dict[str, Any] = {}
         if self.config.extra_info and self.config.level != "debug":
             side = {"stack": step.stacks.to_json(), "construct": step.construct}
-        before = step.folder.bytes_written
         entries = step.folder.entries
         step.folder.close(side)
         self._total[0] += entries
-        self._total[1] += step.folder.bytes_written - before
+        self._total[1] += step.folder.bytes_written - step.counted
+        step.counted = step.folder.bytes_written
         self._closed += 1
         if self._closed in _SAID:
             logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)

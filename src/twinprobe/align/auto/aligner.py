@@ -40,18 +40,24 @@ def align_runs(target: Run, golden: Run) -> Alignment:
     return align_sides(Side(target), Side(golden))
 
 
-def align_sides(target: Side, golden: Side, known: Sequence[tuple[str, str]] = ()) -> Alignment:
-    """The same for two sides that are taken apart already. ``known`` pairs of calls are given and not questioned."""
+def align_sides(
+    target: Side, golden: Side, known: Sequence[tuple[str, str]] = (), *, by_results: bool = True
+) -> Alignment:
+    """The same for two sides that are taken apart already. ``known`` pairs of calls are given and not questioned.
+
+    ``by_results`` says whether calls of other names may be paired because they give the same.
+    """
     # Where two ways are equally good, the first found wins: so that swapped runs give the mirrored answer, one of the
     # two orders is always taken.
     if _order(golden) < _order(target):
-        return mirrored(align_sides(golden, target, [(other, one) for one, other in known]))
+        turned = [(other, one) for one, other in known]
+        return mirrored(align_sides(golden, target, turned, by_results=by_results))
     trees = call_tree(target), call_tree(golden)
     sketch = Sketch(Facts(trees[0]), Facts(trees[1]))
     _give(sketch, known)
     _note_gaps(sketch, trees)
     for rule in RULES:
-        if not sketch.hopeless:
+        if not sketch.hopeless and (by_results or rule is not link_results):
             rule(sketch)
     _forget_chance_hits(sketch)
     return _alignment(sketch)

@@ -10,6 +10,7 @@ from twinprobe.align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
 from twinprobe.align.auto.operands import link_operands
 from twinprobe.align.auto.prints import Prints
 from twinprobe.align.auto.row_links import (
+    RULE,
     RowLinks,
     apply_rows,
     link_by_shape,
@@ -18,6 +19,7 @@ from twinprobe.align.auto.row_links import (
     link_parts,
     part_residual,
 )  # fmt: skip
+from twinprobe.align.auto.rule_results import RULE as RESULTS
 from twinprobe.align.board import NONE, Board
 from twinprobe.align.mapping.equal_names import RULE as NAME
 from twinprobe.align.pairs import Pairs
@@ -26,7 +28,6 @@ from twinprobe.align.side import Head
 from twinprobe.errors import BadInput
 from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS
 
-RULE = "auto"
 _Many = tuple[Relation, list[int], list[int]]  # with the numbers of its calls
 
 
@@ -46,7 +47,7 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
         theirs = [numbers[1][name] for name in relation.golden if name in numbers[1]]
         if not mine or not theirs:
             continue
-        if not relation.one_to_one:
+        if not relation.one_to_one or relation.rule == RESULTS:
             many.append((relation, mine, theirs))
         elif board.link(mine[0], theirs[0], f"{RULE}: {relation.rule}"):
             one, other = board.target.head_of[mine[0]], board.golden.head_of[theirs[0]]
@@ -99,23 +100,31 @@ def _row_links(board: Board, many: list[_Many]) -> RowLinks:
     return links
 
 
-def link_automatically(board: Board) -> RowLinks | None:
-    """Align two runs as far as no other rule has linked them; None where they have too little in common."""
+def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | None:
+    """Align two runs as far as no other rule has linked them; None where they have too little in common.
+
+    Without ``by_results`` only calls of like names are paired, and only values whose shapes fit.
+    """
     known = [(board.target.ops[op], board.golden.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
-    alignment = align_sides(board.target, board.golden, known)
-    if not alignment.relations:
-        if alignment.modules[0]:
-            board.notes.append(
-                f"names do not meet, and 0 of {alignment.modules[0]} modules could be aligned: is this one model?"
-            )
-        return None
+    alignment = align_sides(board.target, board.golden, known, by_results=by_results)
     found, of = alignment.matched_modules, alignment.modules
-    if of[0]:
+    if not alignment.relations:
+        if of[0] and not found[0]:
+            board.notes.append(f"names do not meet, and 0 of {of[0]} modules could be aligned: is this one model?")
+        return None
+    mapped = [
+        sum(link != NONE and side.head_of[op].is_module and side.direction[op] == FORWARD for op, link in enumerate(to))
+        for side, to in ((board.target, board.partner), (board.golden, board.back))
+    ]
+    if found[0] > mapped[0]:
+        left = " that the mapping leaves" if mapped[0] else ""
         board.notes.append(
-            f"names do not meet: {found[0]} of {of[0]} modules were aligned with {found[1]} of {of[1]} by structure "
-            "and values (twinprobe align shows how)"
+            f"names do not meet: {found[0] - mapped[0]} of {of[0] - mapped[0]} modules{left} were aligned with "
+            f"{found[1] - mapped[1]} of {of[1] - mapped[1]} by structure and values (twinprobe align shows how)"
         )
-    return link_alignment(board, alignment)
+    links = link_alignment(board, alignment)
+    links.only_fitting = not by_results
+    return links
 
 
 def link_equal_modules(board: Board) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import permutations
 
 from twinprobe.align.auto.prints import Prints, row_values_agree
-from twinprobe.align.auto.row_links import RowLinks, backward_call
+from twinprobe.align.auto.row_links import RULE, RowLinks, backward_call
 from twinprobe.align.board import NONE, Board
 from twinprobe.align.turns import fits_shape
 from twinprobe.runs.names import FORWARD
 from twinprobe.runs.table import INPUT, OUTPUT
 
-_AUTO = "auto:"
 _MOST = 4
 _VALUES, _SHAPE = 2, 1
 
@@ -19,7 +18,7 @@ _VALUES, _SHAPE = 2, 1
 def link_operands(board: Board, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
     """Pair inputs anew, and their gradients, where values and shapes fit better in another order."""
     for op, other in enumerate(board.partner):
-        if other == NONE or board.target.direction[op] != FORWARD or not board.rule[op].startswith(_AUTO):
+        if other == NONE or board.target.direction[op] != FORWARD or not board.rule[op].startswith(f"{RULE}:"):
             continue
         if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
             continue

@@ -11,12 +11,14 @@ import numpy as np
 from twinprobe.align.auto.prints import NONE, Prints, row_values_agree
 from twinprobe.align.board import Board
 from twinprobe.align.pairs import Groups, Pairs, from_partners
+from twinprobe.align.shapes import dims
 from twinprobe.align.side import Side
 from twinprobe.align.turns import fits_shape
 from twinprobe.runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 Rows = tuple[int, ...]
+RULE = "auto"  # how the rules of an alignment begin
 MERGED = "merged statistics"  # how rows of fused and split layers compare
 # What of split layers is what of the fused one when put together.
 _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
@@ -24,23 +26,35 @@ _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWAR
 
 @dataclass
 class RowLinks:
-    """Target row -> (golden row, rule); rows that must stay alone; and groups of rows against one another."""
+    """Target row -> (golden row, rule); rows that must stay alone; and groups of rows against one another.
+
+    ``only_fitting``: what modules take and give is paired only where its shapes fit, as it always is of API calls.
+    """
 
     pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
     alone: set[int] = field(default_factory=set)
     groups: list[tuple[Rows, Rows, str]] = field(default_factory=list)
+    only_fitting: bool = False
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
-    """Add single rows to pairs that the board made, and take out what must stay alone."""
+    """Add single rows to pairs that the board made, and take out what must stay alone or does not fit."""
     height = board.target.run.table.height
     partners, rules = [NONE] * height, [""] * height
+    ops = board.target.run.table["op"].to_list()
+
+    def fits(row: int, other: int, rule: str) -> bool:
+        if not rule.startswith(RULE) or (board.target.head_of[ops[row]].is_module and not links.only_fitting):
+            return True
+        shapes = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
+        return shapes[0] is None or shapes[1] is None or fits_shape(shapes[0], shapes[1])
+
     for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
-        if NONE not in (row, other) and row not in links.alone:
+        if NONE not in (row, other) and row not in links.alone and fits(row, other, rule):
             partners[row], rules[row] = other, rule
     taken = set(partners)
     for row, (other, rule) in links.pairs.items():
-        if partners[row] == NONE and other not in taken:
+        if partners[row] == NONE and other not in taken and fits(row, other, rule):
             partners[row], rules[row] = other, rule
             taken.add(other)
     groups: Groups = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from itertools import pairwise
 
 from twinprobe.align.auto.alignment import SAME
 from twinprobe.align.auto.branch_order import tensor
@@ -11,9 +12,11 @@ from twinprobe.align.auto.module_scores import names_fit, values_fit
 from twinprobe.align.auto.prints import NONE
 from twinprobe.align.auto.sketch import Link, Sketch, sure
 from twinprobe.align.auto.tree import ROOT
+from twinprobe.align.auto.words import words_of
 
 RULE = "same layers inside"
 _SAME_INSIDE, _ALIKE = 1.0, 1.5
+_ONE_BY_ONE = 4.0  # outweighs equal values where sizes agree: wrappers hand values on, and levels may hold equal ones
 _Content = tuple[int, int]  # how many links end inside, and a number that only this set of links has
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -89,6 +92,8 @@ def _link_chain(
         for at, node in enumerate(chain):
             for to, other in enumerate(others):
                 scores[at][to] += _ALIKE * bool(votes[classes[0][node], classes[1][other]])
+        for at, to in _named_alike([classes[0][node] for node in chain], [classes[1][other] for other in others]):
+            scores[at][to] += _ONE_BY_ONE
     pairs, total = _best_pairs(scores)
     alike = _wrapped(sketch.target, chain), _wrapped(sketch.golden, others)
     for at, to in pairs:
@@ -101,6 +106,21 @@ def _link_chain(
             reason += f", best of {max(len(chain), len(others))} levels"
         if sketch.link(Link((chain[at],), (others[to],), RULE, reason, min(inside, sure(margin)), SAME)):
             votes[classes[0][chain[at]], classes[1][others[to]]] += 1
+
+
+def _named_alike(classes: list[str], others: list[str]) -> list[tuple[int, int]]:
+    """Which wrappers belong together where the class of each one of the shorter chain tells, in order.
+
+    Told by words that only one class of either chain has: Float16Module, GPTModel and FloatModule, GPT2Model.
+    """
+    places: list[dict[str, int]] = []
+    for chain in (classes, others):
+        words = [(word, at) for at, cls in enumerate(chain) for word in set(words_of(cls))]
+        counts = Counter(word for word, _ in words)
+        places.append({word: at for word, at in words if counts[word] == 1})
+    pairs = sorted({(places[0][word], places[1][word]) for word in places[0].keys() & places[1].keys()})
+    rising = all(one[0] < two[0] and one[1] < two[1] for one, two in pairwise(pairs))
+    return pairs if rising and len(pairs) == min(len(classes), len(others)) > 1 else []
 
 
 def _wrapped(facts: Facts, chain: list[int]) -> list[object]:

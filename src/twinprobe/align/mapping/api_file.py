@@ -12,7 +12,7 @@ from twinprobe.align.mapping.suggest import Names
 from twinprobe.align.mapping.yaml_files import KINDS, Mapping, Node, Sequence, Text, at, flat_lines, read_yaml, text_of
 from twinprobe.align.side import Side
 from twinprobe.errors import BadInput
-from twinprobe.runs.names import FORWARD
+from twinprobe.runs.names import BACKWARD, FORWARD
 
 _SECTIONS = {
     "args": "args", "arg": "args", "inputs": "args", "input": "args",
@@ -21,6 +21,7 @@ _SECTIONS = {
     "parameters_grad": "parameters_grad",
 }  # fmt: skip
 _SUFFIXES = {"args": ".input.", "outputs": ".output.", "parameters": ".parameters.", "parameters_grad": "."}
+_TURNED = {"args": "outputs", "outputs": "args"}
 _KNOWN = Names([f"{side}_{key}" for side in ("ms", "pt") for key in ("api", *_SECTIONS)])
 _HINT = "write ms_api and pt_api, one mapping or a list of them"
 
@@ -177,9 +178,10 @@ def _index_map(entry: ApiEntry, left: Side, right: Side, mirrored: bool, remarks
                 remarks.add(ms.line if one in pairs else pt.line, f"{twice} is listed twice: the first one is used")
                 continue
             unknown = [
-                (listed.line, f"{side}_{section} lists {index}, {name} was recorded with {_shown(has)} only")
-                for side, listed, index, has, name in (
-                    ("ms", ms, one, known[0], entry.left), ("pt", pt, other, known[1], entry.right),
+                (listed.line, f"{side}_{section} lists {index}, {name} has {_shown(has)} only: {alone} is not paired")
+                for side, listed, index, has, name, alone in (
+                    ("ms", ms, one, known[0], entry.left, f"pt_{section} {other}"),
+                    ("pt", pt, other, known[1], entry.right, f"ms_{section} {one}"),
                 )
                 if has is not None and index not in has
             ]  # fmt: skip
@@ -199,14 +201,18 @@ def _shown(indices: set[str]) -> str:
 
 
 def _recorded(side: Side, name: str, section: str) -> set[str] | None:
-    """The indices and keywords of an API in all its forward calls; None where there is nothing to check against."""
-    calls = side.heads[name].calls.get(FORWARD)
-    if not calls or section == "parameters_grad":
+    """The indices and keywords of an API in all its calls; None where there is nothing to check against.
+
+    Where only backward calls were recorded, the gradients of the arguments are what these gave.
+    """
+    calls = side.heads[name].calls
+    found = calls.get(FORWARD) or calls.get(BACKWARD)
+    if not found or section == "parameters_grad":
         return None
-    suffix = _SUFFIXES[section]
+    suffix = _SUFFIXES[section if FORWARD in calls else _TURNED.get(section, section)]
     return {
         row[len(suffix) :].partition(".")[0]
-        for op in calls.values()
+        for op in found.values()
         for row in side.suffixes(op)
         if row.startswith(suffix)
     }

@@ -63,7 +63,7 @@ class MappedMatcher:
             return None
         links = link_alignment(board, self.alignment, where=options.alignment) if self.alignment is not None else None
         if links is None and options.fills and not board.target.run.single_points and needs_help(*_runs(board)):
-            links = link_automatically(board)
+            links = link_automatically(board, by_results=not options.any)
         if options.align == "none":
             return links
         if links is not None:

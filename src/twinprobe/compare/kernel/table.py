@@ -115,11 +115,24 @@ def _tensor_metrics(metrics: pl.DataFrame) -> dict[str, pl.Series]:
 def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Series:
     cosine, gap = (metrics[name].fill_null(np.nan).to_numpy() for name in ("cosine", "max_abs"))
     status = metrics["status"].to_numpy()
+    single = status == "scalar"
+    alike = (pairs["t_max_text"] == pairs["g_max_text"]).fill_null(value=False).to_numpy()
+    cosine = np.where(single, _cosine_of_numbers(pairs), cosine)
     far = ((cosine < _COSINE) & (gap > _MAX_ABS)) | (cosine < _LOW_COSINE) | (gap > _HIGH_ABS)
     known = ~np.isnan(cosine) & ~np.isnan(gap)
+    # A whole number or a flag has no size of error: another one is another one.
+    whole = pairs["t_dtype"].str.contains(r"^(bool|u?int)").fill_null(value=False).to_numpy()
+    far = np.where(single & whole, ~alike, far)
     numeric = np.where(known, np.where(far, NO, YES), NONE)
     unmatched = ~_comparable(pairs) | (status == "shape unmatched")
     return _texts(np.select([unmatched, status == NOT_APPLICABLE], [UNMATCHED, NO], numeric))
+
+
+def _cosine_of_numbers(pairs: pl.DataFrame) -> NDArray[Any]:
+    """Of tensors that hold one number: whether its sign is the same."""
+    t, g = (_numbers(pairs, side, "max") for side in "tg")
+    with np.errstate(all="ignore"):
+        return np.where(np.isnan(t) | np.isnan(g), np.nan, np.where(t == g, 1.0, np.sign(t) * np.sign(g)))
 
 
 def _texts(values: NDArray[Any]) -> pl.Series:

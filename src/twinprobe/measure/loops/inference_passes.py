@@ -30,6 +30,12 @@ def gap_of(my: Any, golden: Any) -> Any:
 
 
 @exact
+def gap_beyond(my: Any, golden: Any, middle: Any) -> Any:
+    """Kept in this order: my - golden is exact where they lie close together, golden + middle is not."""
+    return (my - golden) - middle
+
+
+@exact
 def ratio_to(my: Any, golden: Any) -> Any:
     return abs(my / golden - _ONE)
 
@@ -122,7 +128,7 @@ def near_softmax_of(load: Any) -> Any:
         top = np.int32(powers)
         for i in range(my.size):
             g = load(golden[i])
-            d = (load(my[i]) - g) - middle
+            d = gap_beyond(load(my[i]), g, middle)
             weight = near_weight(g, top)
             weights += weight
             drift += weight * d
@@ -136,20 +142,24 @@ def near_softmax_of(load: Any) -> Any:
 
 
 def softmax_of(load: Any) -> Any:
-    """The same of a piece whose numbers are tame."""
+    """The same of a piece whose numbers are tame.
+
+    Equal weights are rounded the same way at each addition, and the divergence is a small difference of these sums: so
+    they are kept in float64.
+    """
 
     @reordered
     def sums(my: Any, golden: Any, powers: Any, middle: Any, row: Any) -> None:
-        weights = drift = excess = my_weights = _ZERO
+        weights = drift = excess = my_weights = 0.0
         for i in range(my.size):
             g = load(golden[i])
-            d = (load(my[i]) - g) - middle
+            d = gap_beyond(load(my[i]), g, middle)
             weight = weight_of(g, powers)
             growth, more = growth_and_excess(d)
-            weights += weight
-            drift += weight * d
-            excess += weight * more
-            my_weights += weight * growth
+            weights += np.float64(weight)
+            drift += np.float64(weight * d)
+            excess += np.float64(weight * more)
+            my_weights += np.float64(weight * growth)
         shift = np.float64(powers) * _LN2
         row[0], row[1], row[2], row[3] = shift, weights, drift, excess
         row[4], row[5] = shift + np.float64(middle), my_weights

@@ -151,7 +151,7 @@ class TokenEngine(Engine):
         if rows:
             target = step.folder.path / _safe(module) / "statistics.csv"
             target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            _append(target, _STATISTICS, rows)
+            step.folder.bytes_written += _append(target, _STATISTICS, rows)
 
     def _add_analysis(self, step: Step, entry: Entry, target: Path) -> None:
         module = entry.name.removesuffix("/")
@@ -162,7 +162,7 @@ class TokenEngine(Engine):
             if note.row is not None and note.row.values is not None
         ]  # fmt: skip
         if rows:
-            _append(target, _ANALYSIS, rows)
+            step.folder.bytes_written += _append(target, _ANALYSIS, rows)
 
 
 def _variance(note: Note) -> float | None:
@@ -175,13 +175,15 @@ def _variance(note: Note) -> float | None:
     return max(values.norm**2 / count - values.mean**2, 0.0)
 
 
-def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    is_new = not path.exists()
+def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> int:
+    """Add lines to a csv file; return how many bytes."""
     with path.open("a", encoding="utf-8", newline="") as file:
+        start = file.tell()
         writer = csv.writer(file)
-        if is_new:
+        if not start:
             writer.writerow(columns)
         writer.writerows(rows)
+        return file.tell() - start
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -63,7 +63,9 @@ class LlmRecorder(TorchRecorder):
         super().__init__(_record_config(config))
         self.engine.close()  # the one of training runs; ours has other folders
         self.device = device_name(model)
-        self.top, self.folder = device_folder(config.dump_path, config.layout, self.device)
+        # A processor has no number of its own: it goes by the one that the user gives.
+        number = config.device_id if self.device == "cpu" and config.device_id is not None else ""
+        self.top, self.folder = device_folder(config.dump_path, config.layout, f"{self.device}{number}")
         types = {name: type(module).__name__ for name, module in module_names(model)}
         self.types = types
         keep = config.dump_statistics_mode != 1
@@ -200,10 +202,6 @@ class LlmRecorder(TorchRecorder):
 def _save(tensor: torch.Tensor, path: Path) -> None:
     with path.open("wb") as stream:
         torch.save(tensor, stream)
-
-
-def _numbered(device: str, number: int) -> str:
-    return f"{device.rstrip('0123456789')}{number}"
 
 
 def _function(name: str) -> str:
