@@ -19,7 +19,11 @@ _OBJECTS, _BYTES_PER_OBJECT = 80_000, 640
 
 def json_file(path: Path) -> bytes:
     """The bytes of a file that is decoded as a whole; ValueError where it would become very many small objects."""
-    blob = whole_file(path)
+    return in_proportion(whole_file(path))
+
+
+def in_proportion(blob: bytes) -> bytes:
+    """The same JSON text; ValueError where it would become very many small objects."""
     objects = blob.count(b"{")
     values = blob.count(b",") + blob.count(b"[") + objects
     for found, what, most in (
