@@ -147,7 +147,7 @@ def _print_lines(outcome: Outcome, prog: str) -> None:
         where = f"{summary.rank}: " if summary.rank else ""
         sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
     for file in outcome.files:
-        sys.stdout.write(f"graph saved: {file}\n")
+        sys.stdout.write(f"graph saved: {visible(str(file))}\n")
     sys.stdout.write(f"{prog} graph ends successfully.\n")
 
 

@@ -125,8 +125,9 @@ def _read_into(
     matched = frozenset(entry for entry in job.api if _starts(names, entry).any())
     found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
     with writing(found.cells_file) as cells, writing(found.check_file) as beside:
-        shown.write_ipc(cells)
-        checks.write_ipc(beside)
+        for table, path in ((shown, cells), (checks, beside)):
+            with path.open("wb") as file:
+                table.write_ipc(file)
     return found
 
 
