@@ -67,7 +67,11 @@ def test_a_body_of_a_gigabyte_is_refused_before_it_is_kept(
     size = {} if chunked else {"Content-Length": str(GIGABYTE)}
     try:
         connection.request(
-            "POST", "/api/change", (piece for _ in range(GIGABYTE // len(piece))), HEADERS | size, encode_chunked=chunked
+            "POST",
+            "/api/change",
+            (piece for _ in range(GIGABYTE // len(piece))),
+            HEADERS | size,
+            encode_chunked=chunked,
         )
     except ConnectionError:
         pass  # refused while it was still being sent

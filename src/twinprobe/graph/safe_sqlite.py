@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.private_folder import private_folder
+from twinprobe.runs.whole_file import open_file
 
 # SQLite quotes what it stumbles over, and Python cannot always decode that.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
@@ -76,7 +77,7 @@ def file_key(path: Path, *also: Path) -> str:
 
 def _check_header(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(len(_MAGIC))
     except OSError as error:
         raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error

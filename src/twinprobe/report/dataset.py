@@ -79,7 +79,7 @@ def places(dataset: Path, name: str = PART) -> list[Place]:
     for pattern in (f"step=*/rank=*/{name}", f"mode=*/step=*/rank=*/{name}"):
         for path in dataset.glob(pattern):
             match = _PLACE.fullmatch(path.parent.relative_to(dataset).as_posix())
-            if match:
+            if match and path.is_file():
                 found.append(Place(match["mode"] or "", int(match["step"]), int(match["rank"])))
     return sorted(found)
 
