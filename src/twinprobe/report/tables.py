@@ -11,7 +11,7 @@ from twinprobe.report.atomic import Staging, replacing
 from twinprobe.report.formulas import guarded, unguarded
 from twinprobe.report.kinds import RELATIVE_ERROR, STATISTICS, as_texts
 from twinprobe.report.names import part_name
-from twinprobe.report.text import json_bytes
+from twinprobe.report.text import json_bytes, visible_cells
 from twinprobe.scale.engine import cores
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _spelled(column: pl.Series) -> pl.Series:
     import polars as pl
 
     if column.dtype == pl.String:
-        column = guarded(column)
+        column = guarded(visible_cells(column))
     if column.name in STATISTICS and column.is_in(list(_INFINITIES)).any():
         # The known form: a blank keeps spreadsheets from reading -inf as a formula.
         column = column.replace(_INFINITIES)
