@@ -72,7 +72,7 @@ def _check(place: Path) -> None:
         raise BadInput("is not a .vis or .vis.db file", where=place)
     if not has_graphs(place):
         raise BadInput(
-            "holds no .vis or .vis.db file", where=place, hint="make one with twinprobe graph -tp ... -o DIR"
+            "holds no .vis or .vis.db file", where=place, hint="make one with twinprobe graph_visualize -tp DUMP -o DIR"
         )
 
 

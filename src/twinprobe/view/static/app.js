@@ -435,7 +435,10 @@ export class App {
   #fit() {
     const shown = sides.filter((side) => this.walk.trees[side]);
     this.set({ zoom: Number(Math.min(...shown.map((side) => this.panes[side].fitting())).toFixed(3)) });
-    for (const side of shown) this.panes[side].scroller.scrollTo(0, 0);
+    for (const side of shown) {
+      this.panes[side].shift = 0;
+      this.panes[side].scroller.scrollTo(0, 0);
+    }
   }
 
   /** @param {KeyboardEvent} event */
@@ -444,7 +447,7 @@ export class App {
       if (!this.heat.element.hidden) void this.#heat(false);
       else if (event.target === this.toolbar.search) this.panes[this.focused].scroller.focus();
     }
-    const pan = (/** @type {number} */ by) => sides.forEach((side) => this.panes[side].scroller.scrollBy({ left: by }));
+    const pan = (/** @type {number} */ by) => sides.forEach((side) => this.panes[side].pan(by));
     runKey(event, {
       w: () => this.#zoom(1.2),
       s: () => this.#zoom(1 / 1.2),
