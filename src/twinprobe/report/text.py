@@ -22,7 +22,7 @@ _LONGEST = 5000  # longer than any name
 
 
 def visible(text: str, *, keep_newlines: bool = False) -> str:
-    """The text with every character that steers a terminal or a page spelled out, e.g. ``\\x1b``; what is huge is cut."""
+    """The text with every character that steers a terminal or a page spelled out, e.g. ``\\x1b``; a huge one is cut."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ... and {len(text) - _LONGEST:,} more characters"
     return _UNSEEN.sub(lambda found: found[0] if found[0] == "\n" and keep_newlines else _spell(found), text)

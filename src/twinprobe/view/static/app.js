@@ -238,17 +238,7 @@ export class App {
     const changes = (/** @type {keyof State} */ key) => key in patch && patch[key] !== this.state[key];
     const [another, elsewhere, anotherFile] = [narrow.some(changes), place.some(changes), changes("file")];
     Object.assign(this.state, patch);
-    if (anotherFile)
-      Object.assign(this.state, {
-        step: null,
-        rank: null,
-        micro: null,
-        node: "",
-        openTarget: [],
-        openGolden: [],
-        levels: [],
-        overflow: [],
-      });
+    if (anotherFile) Object.assign(this.state, { step: null, rank: null, micro: null, levels: [], overflow: [] });
     if (elsewhere) Object.assign(this.state, { node: patch.node ?? "", openTarget: [], openGolden: [], scroll: [] });
     if (another && !elsewhere) Object.assign(this.state, this.#opened());
     if (another) this.#guard(this.#open(++this.turn).then(() => this.#remember()));

@@ -1,7 +1,7 @@
 // One graph: a tree of boxes of which only those in view exist, drawn over a canvas with the data flow.
 
 import { boxContent, makeBox, tooltip } from "./box.js";
-import { h, iconButton, prepare } from "./dom.js";
+import { h, iconButton, prepare, seen } from "./dom.js";
 import { drawEdges } from "./edges.js";
 import { t } from "./i18n.js";
 import { keepEnd, label } from "./labels.js";
@@ -221,7 +221,7 @@ export class Pane {
     const cursor = this.cursor ? this.boxes.get(this.cursor.node.name) : null;
     if (cursor) this.scroller.setAttribute("aria-activedescendant", cursor.id);
     else this.scroller.removeAttribute("aria-activedescendant");
-    this.trail.textContent = this.#path(tree, from);
+    this.trail.textContent = seen(this.#path(tree, from));
     for (const { item } of placed) if (item?.open && item.edges === null) this.events.needEdges(item);
   }
 
@@ -267,7 +267,7 @@ export class Pane {
     set("aria-selected", current);
     if (node.kids) set("aria-expanded", item.open);
     const head = /** @type {HTMLElement} */ (box.firstElementChild);
-    head.title = tooltip(node);
+    head.title = seen(tooltip(node));
     const width = this.full - 2 * inset * place.depth;
     head.replaceChildren(...boxContent(node, item.parent?.node.name, look, width, this.metric));
   }
