@@ -19,6 +19,7 @@ from support import forward, tensor, tensor_dump, value
 from twinprobe.cli import main
 
 TEXTS = {
+    "a zero": "a\x00b",
     "a cleared screen": "\x1b[2J\x1b[H",
     "a new window title": "\x1b]0;owned\x07",
     "a hidden text": "\x1b[8m",
@@ -88,7 +89,11 @@ def test_a_text_is_shown_everywhere_and_obeyed_nowhere(results: Any) -> None:
 
 
 def _check_csv(path: Path) -> None:
-    """A spreadsheet runs what begins like a formula, quoted or not, also after a separator of another country."""
+    """A spreadsheet runs what begins like a formula, quoted or not, also after a separator of another country.
+
+    A terminal obeys what steers it when the file is printed there, and many readers stop at a zero.
+    """
+    assert not set(CONTROLS.findall(path.read_bytes().decode())) - {"\t"}
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.reader(file):
             for cell in row:
@@ -121,12 +126,33 @@ class Tags(HTMLParser):
 
 
 def _check_page(path: Path) -> None:
+    assert not CONTROLS.search(path.read_text(encoding="utf-8"))
     tags = Tags()
     tags.feed(path.read_text(encoding="utf-8"))
     assert not [tag for tag, _ in tags.found if tag in ("img", "svg", "iframe", "object", "embed", "base", "form")]
     assert not [attributes for _, attributes in tags.found if any(name.startswith("on") for name in attributes)]
     assert not [attributes for tag, attributes in tags.found if tag == "script" and attributes.get("src")]
     assert "alert(1)</script>" not in path.read_text(encoding="utf-8")
+
+
+def test_a_line_of_a_stack_that_is_millions_long_is_shown_in_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, name = "File a.py, line 1, in " + "x" * (6 << 20), f"Torch.{'y' * 4000}.0.forward"
+    runs = []
+    for side, norm in (("t", 2.0), ("g", 9.0)):
+        data = {name: forward([tensor()], [tensor(norm=norm)])}
+        runs.append(statistics(tmp_path / side, data, parents={name: None}, stacks={"0": [[name], [long]]}))
+    for more in ([], ["-tensor_log"], ["-da"]):
+        words = ["compare", "-tp", str(runs[0].parent), "-gp", str(runs[1].parent), "-o", str(tmp_path / "out")]
+        assert main([*words, "--format", "csv", *more]) == 0
+        shown = capsys.readouterr()
+        assert max(map(len, (shown.out + shown.err).splitlines())) < 16_000
+    assert long in csv_text(tmp_path / "out")
+
+
+def csv_text(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("*.csv"))
 
 
 def all_at_once(folder: Path, norm: float) -> Path:

@@ -231,7 +231,16 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
         "short lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + b"a,b,0,0,1,input,0,,,,,,\n" * (SIZE // 25),
         "one row of many lines": lambda: b"a,b,c,d,e,f,g,h,i,j,k,l,m\n" + _many('"\n"').encode(),
     },
-    "merge_config": {"short names": lambda: ("api: [%s]" % _keys("a%d")).encode()},
+    "result_csv": {
+        "commas": lambda: b"," * SIZE,
+        "commas after a title of two lines": lambda: b'"NPU\nName"' + b"," * SIZE,
+        "a row of commas": lambda: b"NPU Name,Bench Name,Cosine,NPU max,Bench max\n" + b"," * SIZE,
+    },
+    "merge_config": {
+        "short names": lambda: ("api: [%s]" % _keys("a%d")).encode(),
+        "commas": lambda: b"," * SIZE,
+        "commas in a list": lambda: b"api: [" + b"," * SIZE,
+    },
     "op_mapping": {
         "short names": lambda: ("{%s}" % _keys('"a%d":["b"]', 1 << 20)).encode(),
         "more than is read": lambda: ("{%s}" % _keys('"a%d":["b"]')).encode(),

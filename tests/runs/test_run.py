@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support import forward, tensor, value, write_dump
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
+from twinprobe.runs.dump_json import read_entries
 from twinprobe.runs.leaf import NULL, TENSOR, VALUE
 from twinprobe.runs.run import open_run
 from twinprobe.runs.table import FLOAT, INPUT, OUTPUT, PARAMETER
@@ -84,6 +85,19 @@ def test_nan_and_infinity_are_read_as_numbers_wherever_they_stand(tmp_path: Path
     assert (first["min"], first["norm"]) == (-inf, inf)
     assert first["max_kind"] == first["min_kind"] == FLOAT
     assert second["max"] != second["max"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_dump_with_such_a_value_is_read_as_quickly_as_one_without(tmp_path: Path, number: float) -> None:
+    """Masks are filled with it in nearly every model: the strict reader takes the dump, and the value is a number."""
+    data = {"Torch.f.0.forward": forward([tensor(), value(number), value("Infinity")], [])}
+    dump = write_dump(tmp_path, data)
+    entries = read_entries(dump)
+    assert [name for name, _ in entries] == list(data)
+    assert entries.raw
+    found = rows(dump)
+    assert repr(found["Torch.f.0.forward.input.1"]["max"]) == repr(number)
+    assert found["Torch.f.0.forward.input.2"]["max_text"] == "Infinity"
 
 
 def test_the_word_nan_inside_a_text_stays_a_text(tmp_path: Path) -> None:

@@ -104,6 +104,35 @@ def test_the_partner_the_strip_the_list_the_menu_and_the_help_by_keys(
     page.locator(".details").wait_for(state="hidden")
 
 
+def test_a_and_d_move_the_graph_to_both_sides_and_back(page: Any, serve: Callable[..., str], results: Path) -> None:
+    show(page, serve(results / "cmp_stat"))
+    page.wait_for_selector(".details .table")
+
+    def left() -> list[float]:
+        return list(page.eval_on_selector_all(".pane .box.current", "all => all.map(e => e.getBoundingClientRect().x)"))
+
+    start = left()
+    for key, back in (("a", "d"), ("d", "a")):
+        page.keyboard.press(key)
+        becomes(
+            page,
+            left,
+            lambda now, key=key: all((x > y) == (key == "a") and x != y for x, y in zip(now, start, strict=True)),
+        )
+        page.keyboard.press(back)
+        becomes(page, left, lambda now: now == start)
+    for key in "wwww":  # wider than the view
+        page.keyboard.press(key)
+    zoomed = becomes(page, left, lambda now: now != start)
+    page.keyboard.press("a")
+    becomes(page, left, lambda now: all(x > y for x, y in zip(now, zoomed, strict=True)))
+    for _ in range(3):
+        page.keyboard.press("d")
+    becomes(page, left, lambda now: all(x < y for x, y in zip(now, zoomed, strict=True)))
+    page.keyboard.press("f")
+    becomes(page, left, lambda now: now[0] >= 0)
+
+
 def test_colours_are_never_the_only_sign(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_stat"))
     page.wait_for_selector(".pane-target .box.warning")

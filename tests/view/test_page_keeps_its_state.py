@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from page_tools import becomes, box, current, names, settles, show, stands_on
 
 GELU = "Functional.gelu.1.backward"
@@ -52,8 +53,9 @@ def test_a_damaged_file_gives_a_message_and_another_file_still_opens(
     page.complaints[:] = [text for text in page.complaints if "422" not in text]
 
 
+@pytest.mark.parametrize("late", ["an answer", "an error"])
 def test_a_late_answer_about_the_file_before_changes_nothing(
-    page: Any, serve: Callable[..., str], results: Path
+    page: Any, serve: Callable[..., str], results: Path, late: str
 ) -> None:
     held: list[Any] = []
 
@@ -63,18 +65,61 @@ def test_a_late_answer_about_the_file_before_changes_nothing(
         else:
             route.continue_()
 
-    page.route("**/api/unfold*", hold)
+    page.route("**/api/unfold*" if late == "an answer" else "**/api/counts*", hold)
     before = next((results / "cmp_lm2").glob("*.vis.db")).name
     page.goto(serve(results) + f"#file=cmp_lm2%2F{before}&node=Module.decoder.Enc.forward.0&side=golden")
     becomes(page, lambda: len(held), lambda count: count > 0)
     now = next((results / "cmp_stat").glob("*.vis.db")).name
     page.get_by_label("File").first.select_option(f"cmp_stat/{now}")
     stands_on(page, GELU, "target", "golden")
-    for route in held:
-        route.continue_()
     page.wait_for_selector(".details .table")
+    for route in held:
+        route.continue_() if late == "an answer" else route.fulfill(status=422, body='{"error": {"what": "gone"}}')
     assert settles(page, lambda: (current(page), names(page, "golden"))) == (GELU, names(page, "golden"))
     assert "Module.decoder.Enc.forward.0" not in names(page, "golden")
+    assert page.locator(".blocker").is_hidden()
+    page.complaints[:] = [text for text in page.complaints if "422" not in text]
+
+
+def file_of(results: Path, folder: str) -> str:
+    return f"{folder}/{next((results / folder).glob('*.vis.db')).name}"
+
+
+def test_an_answer_about_the_file_before_that_comes_while_another_opens_asks_nothing_of_the_other(
+    page: Any, serve: Callable[..., str], results: Path
+) -> None:
+    held: dict[str, Any] = {}
+    page.route("**/api/unfold*", lambda route: held.setdefault("unfold", route) is route or route.continue_())
+    page.route("**/api/open*cmp_stat*", lambda route: held.setdefault("open", route) is route or route.continue_())
+    page.goto(serve(results) + f"#file={file_of(results, 'cmp_lm2')}&node=Module.decoder.Enc.forward.0&side=golden")
+    becomes(page, lambda: len(held), lambda count: count == 1)
+    page.get_by_label("File").first.select_option(file_of(results, "cmp_stat"))
+    becomes(page, lambda: len(held), lambda count: count == 2)
+    with page.expect_response("**/api/node*") as details:
+        held["unfold"].continue_()
+    assert details.value.ok, details.value.text()
+    held["open"].continue_()
+    stands_on(page, GELU, "target", "golden")
+    page.locator(".details .table").first.wait_for()
+    assert page.locator(".blocker").is_hidden()
+
+
+def test_choosing_what_is_shown_already_changes_nothing(
+    page: Any, serve: Callable[..., str], copied: Callable[[str], Path]
+) -> None:
+    place = copied("ranks_cmp")
+    file = next(place.glob("*.vis.db"))
+    show(page, serve(place), rank=1)
+    page.locator(".details .table").first.wait_for()
+    before = settles(page, lambda: (page.url, current(page), names(page, "target")))
+    page.get_by_label("File").first.select_option(file.name)
+    page.get_by_label("Rank").first.select_option("1")
+    page.get_by_role("button", name="Ranks × steps").click()
+    page.locator(".heat-hint", has_text="rank 1").wait_for()
+    page.locator(".heat-canvas").press("Enter")  # the cell of the graph that is shown
+    page.locator(".heat").wait_for(state="hidden")
+    assert settles(page, lambda: (page.url, current(page), names(page, "target"))) == before
+    assert page.locator(".details .table").first.is_visible()
 
 
 def test_two_tabs_do_not_disturb_each_other(page: Any, serve: Callable[..., str], results: Path) -> None:

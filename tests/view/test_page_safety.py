@@ -49,6 +49,21 @@ def test_names_and_stacks_full_of_markup_stay_text(page: Any, serve: Callable[..
     assert page.locator(".details .stack li").first.inner_text().strip()
 
 
+def test_marks_that_turn_the_reading_direction_are_spelled_out(
+    page: Any, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    name = "Torch.photo\u202egpj.exe\x1b.0.forward"
+    write_pair(tmp_path / "compare_1.vis", flat([name]), flat([name]))
+    show(page, serve(tmp_path))
+    page.locator(".pane-target .box:not(.open) > .head").first.click()
+    page.wait_for_selector(".details .who-name")
+    texts = page.evaluate(
+        "() => [document.body.innerText, ...[...document.querySelectorAll('[title]')].map((e) => e.title)].join('|')"
+    )
+    assert r"photo\u202egpj.exe\u001b" in texts
+    assert not {"\u202e", "\x1b"} & set(texts)
+
+
 def test_answers_carry_a_strict_policy(serve: Callable[..., str], results: Path) -> None:
     url = serve(results)
     for path in ("", "static/index.js", "api/files", "nothing"):

@@ -9,9 +9,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from twinprobe.cli import main, view
+from twinprobe.errors import BadInput
 from twinprobe.view.serve import Server, make
 
 PROGRAM = """
@@ -70,6 +75,22 @@ def test_an_address_for_others_comes_with_a_token(results: Path) -> None:
     assert re.search(r"\?token=[\w-]{20,}", process.stdout.readline())
     process.send_signal(signal.SIGINT)
     process.wait(20)
+
+
+def test_the_hint_for_a_folder_without_graphs_is_a_command_that_makes_one(reference: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        main_view(tmp_path)
+    words = re.search(r"twinprobe (.*)", refused.value.hint or "")
+    assert words
+    dump = str(next((reference / "msprobe" / "dumps").rglob("construct.json")).parent)
+    values = iter([dump, str(tmp_path)])
+    command = [next(values) if word.isupper() or word == "..." else word for word in words[1].split()]
+    assert main(command) == 0
+    assert len(list(tmp_path.glob("*.vis.db"))) == 1
+
+
+def main_view(place: Path) -> int:
+    return view.run(Namespace(place=place, export=None))
 
 
 def test_export_writes_a_page_and_says_what_is_in_it(results: Path, tmp_path: Path) -> None:

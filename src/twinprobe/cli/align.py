@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe.cli.show import warn
     from twinprobe.report.alignment_files import write_alignment
     from twinprobe.report.alignment_text import alignment_lines
+    from twinprobe.report.text import visible
 
     target, golden = _open(args.target), _open(args.golden)
     alignment = align_runs(target, golden)
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for line in alignment_lines(alignment):
         sys.stdout.write(line + "\n")
     for file in files:
-        sys.stdout.write(f"saved: {file}\n")
+        sys.stdout.write(f"saved: {visible(str(file))}\n")
     sys.stdout.write(f"{args.prog} align ends successfully.\n")
     return 0
 

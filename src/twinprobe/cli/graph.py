@@ -155,7 +155,7 @@ def _print_lines(outcome: Outcome) -> None:
         where = f"{summary.rank}: " if summary.rank else ""
         sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
     for file in outcome.files:
-        sys.stdout.write(f"graph saved: {file}\n")
+        sys.stdout.write(f"graph saved: {visible(str(file))}\n")
 
 
 def _print_json(outcome: Outcome) -> None:

@@ -35,10 +35,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace, shown: Path) -> int:
+    from twinprobe.report.text import visible
     from twinprobe.view.serve import make
 
     server = make(args.place, host=args.host, port=args.port)
-    sys.stdout.write(f"TwinProbe shows {shown} at {server.url} (Ctrl+C ends it)\n")
+    sys.stdout.write(f"TwinProbe shows {visible(str(shown))} at {server.url} (Ctrl+C ends it)\n")
     sys.stdout.flush()
     if not args.no_browser:
         import webbrowser
@@ -52,11 +53,13 @@ def _serve(args: argparse.Namespace, shown: Path) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    from twinprobe.report.text import visible
     from twinprobe.view.export import export_page
 
     done = export_page(args.place, args.export, step=args.step, rank=args.rank)
     left = f"; {done.left_out} nodes far from any finding were left out" if done.left_out else ""
-    sys.stdout.write(f"{args.export}: {done.file} with {done.nodes} nodes, {done.size / 1e6:.1f} MB{left}\n")
+    names = visible(f"{args.export}: {done.file}")
+    sys.stdout.write(f"{names} with {done.nodes} nodes, {done.size / 1e6:.1f} MB{left}\n")
     return 0
 
 
@@ -69,7 +72,7 @@ def _check(place: Path) -> None:
         raise BadInput("is not a .vis or .vis.db file", where=place)
     if not has_graphs(place):
         raise BadInput(
-            "holds no .vis or .vis.db file", where=place, hint="make one with twinprobe graph -tp ... -o DIR"
+            "holds no .vis or .vis.db file", where=place, hint="make one with twinprobe graph_visualize -tp DUMP -o DIR"
         )
 
 

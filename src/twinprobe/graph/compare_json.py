@@ -9,6 +9,7 @@ from typing import Any
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.places import place, remote
+from twinprobe.runs.whole_file import open_file
 
 _KEYS = ("npu_path", "bench_path", "is_print_compare_log", "parallel_merge")
 _MOST_BYTES = 1 << 20
@@ -52,7 +53,7 @@ def read_compare_json(path: Path) -> CompareJson:
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise BadInput(f"is larger than {_MOST_BYTES >> 20} MiB", where=path, hint=f"for example {_HINT}")

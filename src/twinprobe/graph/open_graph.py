@@ -16,12 +16,16 @@ from twinprobe.graph.read_db import Config, Graph, GraphFile
 from twinprobe.graph.read_json import index_of, write_index
 
 _DEEPEST, _MOST_ENTRIES = 6, 50_000
+_BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 _PART = re.compile(r"^(build|compare)(?:_step(\d{1,9}))?(?:_rank(\d{1,9}))?_(\d+)\.vis$")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One thing to open: a `.vis.db`, a `.vis`, or the `.vis` files of all ranks and steps that one command wrote."""
+    """One thing to open: a `.vis.db`, a `.vis`, or the `.vis` files of all ranks and steps that one command wrote.
+
+    ``id`` is its path in the folder as text: bytes of a name that are no UTF-8 are spelled ``\\udcff``.
+    """
 
     id: str
     paths: dict[tuple[int, int], Path] = field(repr=False)
@@ -50,7 +54,7 @@ class IndexingError(TwinProbeError):
 def find_graphs(place: Path) -> list[Source]:
     """The graph files under a folder (or the one file given), newest first; nothing outside of the folder."""
     if place.is_file():
-        return [_source(place.name, {(0, 0): place})]
+        return [_source(_spelled(place.name), {(0, 0): place})]
     return sorted(_grouped(place, _walk(place)), key=lambda source: (-source.modified, source.id))
 
 
@@ -61,8 +65,11 @@ def find_graph(place: Path, wanted: str) -> Source | None:
     parts = wanted.split("/")
     if len(parts) > _DEEPEST + 1 or any(not part or part.startswith(".") or "\0" in part for part in parts):
         return None
-    root, folder = place.resolve(), place.joinpath(*parts[:-1])
-    if not folder.is_dir() or folder.resolve() != root.joinpath(*parts[:-1]):
+    root, above = place.resolve(), parts[:-1]
+    if not place.joinpath(*above).is_dir():
+        above = [_BYTE.sub(lambda found: chr(int(found[1], 16)), part) for part in above]
+    folder = place.joinpath(*above)
+    if not folder.is_dir() or folder.resolve() != root.joinpath(*above):
         return None
     here = (place / Path(entry.path).relative_to(root) for entry in _graphs_in(folder.resolve(), root))
     return next((source for source in _grouped(place, here) if source.id == wanted), None)
@@ -114,8 +121,12 @@ def _grouped(place: Path, paths: Iterable[Path]) -> list[Source]:
         name, key = path.name, (0, 0)
         if part and (part[2] or part[3]):
             name, key = f"{part[1]}_{part[4]}.vis", (int(part[2] or 0), int(part[3] or 0))
-        found.setdefault(name if folder == "." else f"{folder}/{name}", {})[key] = path
+        found.setdefault(_spelled(name if folder == "." else f"{folder}/{name}"), {})[key] = path
     return [_source(id_, ranks) for id_, ranks in found.items()]
+
+
+def _spelled(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode()
 
 
 def _graphs_in(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:

@@ -17,6 +17,7 @@ import msgspec
 
 from twinprobe.errors import BadInput
 from twinprobe.graph.safe_sqlite import SQLITE_ERRORS, cache_folder, file_key
+from twinprobe.runs.whole_file import open_file
 
 Progress = Callable[[float], None]
 _FORMAT = "1"  # raise it when the layout of the index changes
@@ -101,7 +102,7 @@ def _document(path: Path, progress: Progress) -> dict[str, Any]:
 
 
 def _content(path: Path, progress: Progress) -> bytes | mmap.mmap:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = file.seek(0, 2)
         if not size:
             raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.private_folder import private_folder
+from twinprobe.runs.whole_file import open_file
 
 # SQLite quotes what it stumbles over, and Python cannot always decode that.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
@@ -75,7 +77,7 @@ def file_key(path: Path, *also: Path) -> str:
 
 def _check_header(path: Path) -> None:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             head = file.read(len(_MAGIC))
     except OSError as error:
         raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
@@ -89,10 +91,10 @@ def _address(path: Path) -> str:
     log, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
     if not _has_bytes(log):
         # Plain read-only mode would make -wal and -shm files for a database in WAL mode, or fail in a read-only folder.
-        return _uri(path, "mode=ro&immutable=1")
+        return database_uri(path, "mode=ro&immutable=1")
     if shared.exists():
-        return _uri(path, "mode=ro")  # a writer is, or was, at work: take part in its locking
-    return _uri(_copy_with_log(path, log), "mode=ro&immutable=1")
+        return database_uri(path, "mode=ro")  # a writer is, or was, at work: take part in its locking
+    return database_uri(_copy_with_log(path, log), "mode=ro&immutable=1")
 
 
 def _has_bytes(path: Path) -> bool:
@@ -102,8 +104,9 @@ def _has_bytes(path: Path) -> bool:
         return False
 
 
-def _uri(path: Path, options: str) -> str:
-    return f"file:{quote(str(path.resolve()))}?{options}"
+def database_uri(path: Path, options: str = "") -> str:
+    """How SQLite is told a path whatever its name: one that is not UTF-8 is no text."""
+    return f"file:{quote(os.fsencode(path.resolve()))}?{options}"
 
 
 def _copy_with_log(path: Path, log: Path) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 from twinprobe.graph.bands import TASKS, tool_tips, verdict_colours, verdict_index
 from twinprobe.graph.extras import CREATE_EXTRAS, node_extras, summary_rows
 from twinprobe.graph.picture import Paths, Picture, Side
+from twinprobe.graph.safe_sqlite import database_uri
 from twinprobe.graph.texts import json_list
 from twinprobe.graph.tree import API, COLLECTION, MODULE
 from twinprobe.graph.values import DB, CallTexts
@@ -54,7 +55,7 @@ class GraphDb:
 
     def __init__(self, path: Path, *, nodes: int | None) -> None:
         """Create a file for about so many nodes; None opens one that ``close`` has left."""
-        self._connection = sqlite3.connect(path, isolation_level=None)
+        self._connection = sqlite3.connect(database_uri(path), uri=True, isolation_level=None)
         page = _LARGE_PAGE if (nodes or 0) >= _MANY_NODES else _SMALL_PAGE
         for pragma in (f"page_size={page}", "journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE",
                        "cache_size=-4096", "temp_store=MEMORY"):  # fmt: skip
@@ -66,7 +67,7 @@ class GraphDb:
     def absorb(self, part: Path) -> None:
         """Take over all rows of another file that was closed without ``finish``."""
         self._connection.execute("COMMIT")
-        self._connection.execute("ATTACH ? AS part", (str(part),))
+        self._connection.execute("ATTACH ? AS part", (database_uri(part),))
         self._connection.execute("BEGIN")
         for table in ("tb_nodes", "tb_stack", "tb_twinprobe", "tb_twinprobe_summary"):
             self._connection.execute(f"INSERT INTO main.{table} SELECT * FROM part.{table}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import whole_file
 
 TASKS = ("statistics", "tensor", "structure")
 LEVELS = ("L0", "L1", "mix", "debug")
@@ -80,7 +81,7 @@ class RecordConfig:
         if self.source is None:
             return self.dump_enable
         try:
-            document = json.loads(self.source.read_text(encoding="utf-8"))
+            document = json.loads(whole_file(self.source))
             return bool(_flag(document, "dump_enable", True, str(self.source)))
         except (OSError, ValueError, BadInput):
             return self.dump_enable  # being rewritten at this very moment
@@ -155,7 +156,7 @@ def _with_bench(config: RecordConfig, section: Mapping[str, Any], where: str) ->
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(whole_file(path))
     except OSError as error:
         raise BadInput(f"cannot read the configuration: {error.strerror}", where=path) from error
     except ValueError as error:

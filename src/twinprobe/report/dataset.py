@@ -13,6 +13,7 @@ from twinprobe.report.atomic import Staging, prepare_folder
 from twinprobe.report.dataset_scan import scan_elsewhere
 from twinprobe.report.tables import fill_parquet
 from twinprobe.runs.places import remote
+from twinprobe.runs.remote.local_copy import has_utf8_name
 
 if TYPE_CHECKING:
     import polars as pl
@@ -66,7 +67,7 @@ def scan_dataset(dataset: Path, name: str = PART) -> pl.LazyFrame:
     parts = places(dataset, name)
     if not parts:
         raise BadInput("holds no part of a dataset", where=dataset)
-    if remote(dataset) is not None:
+    if remote(dataset) is not None or not has_utf8_name(dataset):
         return scan_elsewhere(dataset, parts, name)
     files = [dataset / part.folder / name for part in parts]
     return pl.scan_parquet(files, hive_partitioning=True, missing_columns="insert", extra_columns="ignore")
@@ -78,7 +79,7 @@ def places(dataset: Path, name: str = PART) -> list[Place]:
     for pattern in (f"step=*/rank=*/{name}", f"mode=*/step=*/rank=*/{name}"):
         for path in dataset.glob(pattern):
             match = _PLACE.fullmatch(path.parent.relative_to(dataset).as_posix())
-            if match:
+            if match and path.is_file():
                 found.append(Place(match["mode"] or "", int(match["step"]), int(match["rank"])))
     return sorted(found)
 

@@ -1,4 +1,7 @@
-"""A dataset behind a URL as one lazy table: parts are fetched one at a time, and only those that a filter leaves."""
+"""A dataset that polars cannot open as one lazy table: parts are fetched one at a time, as far as a filter leaves them.
+
+It lies behind a URL, or in a folder whose name is not UTF-8.
+"""
 
 from __future__ import annotations
 

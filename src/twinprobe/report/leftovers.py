@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twinprobe.report.text import visible
 from twinprobe.runs.temporary_names import OWNER, machine
+from twinprobe.runs.whole_file import open_file
 
 logger = logging.getLogger("twinprobe.report")
 _TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
@@ -58,7 +59,7 @@ def _names(folder: Path) -> list[str]:
 
 def _content(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(100).decode("ascii", "replace")
     except OSError:
         return ""

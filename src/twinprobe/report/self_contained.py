@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+# U+200B to U+200F, U+2028 to U+202E, U+2066 to U+2069, U+061C, U+FEFF and U+007F to U+009F as UTF-8
+_MARKS = re.compile(rb"\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\xd8\x9c|\xef\xbb\xbf|\x7f|\xc2[\x80-\x9f]")
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -21,8 +23,9 @@ def asset(name: str) -> str:
 
 def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any) -> None:
     """Write a page to exactly this path. ``title`` must be safe to stand in HTML; ``data`` may hold any text."""
-    # "<" inside the data could end its element; as JSON it may be written in another way.
-    encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
+    # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
+    # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
+    encoded = _MARKS.sub(_escaped, msgspec.json.encode(data).replace(b"<", b"\\u003c"))
     slots = {
         "policy": policy(style, script).encode(),
         "title": title.encode(),
@@ -33,6 +36,10 @@ def fill(path: Path, page: str, *, title: str, style: str, script: str, data: An
     with path.open("wb") as file:
         for at, piece in enumerate(_SLOT.split(page)):
             file.write(slots[piece] if at % 2 else piece.encode())
+
+
+def _escaped(mark: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(mark[0].decode())
 
 
 def policy(style: str, script: str) -> str:

@@ -11,7 +11,7 @@ from twinprobe.report.atomic import Staging, replacing
 from twinprobe.report.formulas import guarded, unguarded
 from twinprobe.report.kinds import RELATIVE_ERROR, STATISTICS, as_texts
 from twinprobe.report.names import part_name
-from twinprobe.report.text import json_bytes
+from twinprobe.report.text import json_bytes, visible_cells
 from twinprobe.scale.engine import cores
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def fill_csv(table: pl.DataFrame, path: Path) -> None:
     """Write csv to exactly this path."""
     with ThreadPoolExecutor(cores()) as pool:
         columns = list(pool.map(_spelled, table))
-    table.select(columns).write_csv(path)
+    with path.open("wb") as file:  # polars itself opens no path that is not UTF-8
+        table.select(columns).write_csv(file)
 
 
 def _spelled(column: pl.Series) -> pl.Series:
@@ -56,7 +57,7 @@ def _spelled(column: pl.Series) -> pl.Series:
     import polars as pl
 
     if column.dtype == pl.String:
-        column = guarded(column)
+        column = guarded(visible_cells(column))
     if column.name in STATISTICS and column.is_in(list(_INFINITIES)).any():
         # The known form: a blank keeps spreadsheets from reading -inf as a formula.
         column = column.replace(_INFINITIES)
@@ -67,7 +68,8 @@ def read_csv(path: Path) -> pl.DataFrame:
     """Read a result back as it was before ``write_csv``, each column as text."""
     import polars as pl
 
-    table = pl.read_csv(path, infer_schema=False).fill_null("")
+    with path.open("rb") as file:
+        table = pl.read_csv(file, infer_schema=False).fill_null("")
     known = {spelled: plain for plain, spelled in _INFINITIES.items()}
     return table.select(
         unguarded(table[name].replace(known) if name in STATISTICS else table[name]) for name in table.columns
@@ -82,7 +84,8 @@ def write_parquet(table: pl.DataFrame, path: Path) -> None:
 
 def fill_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write parquet to exactly this path."""
-    table.write_parquet(path, compression="zstd", compression_level=3)
+    with path.open("wb") as file:
+        table.write_parquet(file, compression="zstd", compression_level=3)
 
 
 def write_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:

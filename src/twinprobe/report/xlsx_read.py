@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import open_file
 
 Row = list[str | None]
 
@@ -264,7 +265,7 @@ def _sheets(archive: zipfile.ZipFile) -> list[str]:
 def _open(path: Path) -> Iterator[zipfile.ZipFile]:
     try:
         # Of a remote workbook only the members that are read are fetched.
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 if info.file_size > LARGEST_MEMBER:
                     raise _damaged(path, f"claims {info.file_size >> 30} GiB for {info.filename!r}")

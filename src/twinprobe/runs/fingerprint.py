@@ -9,6 +9,7 @@ from pathlib import Path
 
 from twinprobe.runs.places import remote
 from twinprobe.runs.remote.marks import marks_below, version_of
+from twinprobe.runs.whole_file import open_file
 
 _CHUNK = 1 << 20
 # A larger tensor file counts with its size, its beginning, its middle and its end. The end of a .pt file is its zip
@@ -81,7 +82,7 @@ def _of_marks(marks: dict[str, str], names: list[str]) -> str:
 def _whole(path: Path) -> bytes:
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             while piece := file.read(_CHUNK):
                 digest.update(piece)
     except OSError:
@@ -93,7 +94,7 @@ def _sampled(path: Path) -> bytes:
     digest = hashlib.sha256()
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
             if size <= _WHOLE:
                 digest.update(file.read(_WHOLE))
             else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-# What stands before NaN or Infinity as the value of a statistic. The quote before the key is not escaped, so this is
-# no inside of a text.
-_STATISTIC = re.compile(rb'(?:^|[^\\])"(?:Max|Min|Mean|Norm|md5)": ?-?$')
+# What stands before NaN or Infinity as a statistic or as a recorded number. The quote before the key is not escaped, so
+# this is no inside of a text.
+_STATISTIC = re.compile(rb'(?:^|[^\\])"(?:Max|Min|Mean|Norm|md5|value)": ?-?$')
 
 
 def quote_specials(blob: bytes) -> bytes | bytearray:
-    """Put NaN and Infinity in quotes where they are the value of a statistic; the same object where none is."""
+    """Put NaN and Infinity in quotes where they are a statistic or a recorded number; the same object where none is."""
     quoted, done = bytearray(), 0
     for start, end in _specials(blob):
         if _STATISTIC.search(blob[max(0, start - 12) : start]):

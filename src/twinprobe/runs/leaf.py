@@ -81,6 +81,8 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 def _show_value(leaf: Leaf, argument: str) -> None:
     leaf.kind = VALUE
     leaf.shown_shape = "[]"
+    if leaf.type != "str" and isinstance(leaf.value, str):
+        leaf.value = _SPECIAL.get(leaf.value, leaf.value)  # it was put in quotes to be read
     of_type = f"<class '{type(leaf.value).__name__}'>"
     if isinstance(leaf.value, list | dict):
         leaf.value = str(leaf.value)  # no more of it is needed, and its items take much more room than their text

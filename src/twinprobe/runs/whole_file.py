@@ -1,4 +1,7 @@
-"""Reading a file of a dump that is taken as a whole. Its name may lead to what is no file and never ends."""
+"""Opening a file that a user or a dump names. The name may lead to what is no file and never ends.
+
+Whatever is named from outside is opened here: a pipe would make its reader wait for a writer that may never come.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import errno
 import os
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from typing import BinaryIO, cast
 
 from twinprobe.runs.places import remote
 
@@ -19,7 +23,11 @@ _OBJECTS, _BYTES_PER_OBJECT = 80_000, 640
 
 def json_file(path: Path) -> bytes:
     """The bytes of a file that is decoded as a whole; ValueError where it would become very many small objects."""
-    blob = whole_file(path)
+    return in_proportion(whole_file(path))
+
+
+def in_proportion(blob: bytes) -> bytes:
+    """The same JSON text; ValueError where it would become very many small objects."""
     objects = blob.count(b"{")
     values = blob.count(b",") + blob.count(b"[") + objects
     for found, what, most in (
@@ -32,12 +40,16 @@ def json_file(path: Path) -> bytes:
 
 
 def whole_file(path: Path) -> bytes:
-    """The bytes of a regular file, here or elsewhere; OSError for what is none: a pipe, a device, a folder."""
-    if remote(path) is not None:
-        return path.read_bytes()
-    handle = open_regular(path)
-    with os.fdopen(handle, "rb") as file:
+    """The bytes of a regular file, here or elsewhere; OSError for what is none."""
+    with open_file(path) as file:
         return file.read()
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, here or elsewhere, to be read; OSError for what is none: a pipe, a device, a folder."""
+    if remote(path) is not None:
+        return cast("BinaryIO", path.open("rb"))
+    return os.fdopen(open_regular(path), "rb")
 
 
 def open_regular(path: Path) -> int:

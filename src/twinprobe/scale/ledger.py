@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from twinprobe.runs.places import place, remove_tree
+from twinprobe.runs.whole_file import open_file, whole_file
 from twinprobe.runs.whole_files import write_whole
 
 FOLDER = ".twinprobe"
@@ -35,7 +36,7 @@ class Session:
         if not self.resumed:
             return None
         try:
-            record = json.loads(self._record(name).read_text(encoding="utf-8"))
+            record = json.loads(whole_file(self._record(name)))
             same = record["fingerprint"] == fingerprint
             whole = all(place(path).stat().st_size == size for path, size in record["files"])
             return record["kept"] if same and whole else None
@@ -83,7 +84,7 @@ def earlier_session(output: Path, command: str) -> Iterator[Session | None]:
     """The newest notes that the same command has left here and that no running command uses; None where none are."""
     for folder in sorted(_sessions(output), reverse=True):
         try:
-            same = json.loads((folder / _COMMAND).read_text(encoding="utf-8"))["command"] == command
+            same = json.loads(whole_file(folder / _COMMAND))["command"] == command
         except (OSError, ValueError, KeyError, TypeError):
             continue
         if same:
@@ -107,7 +108,7 @@ def _locked(path: Path) -> Iterator[bool]:
     try:
         import fcntl
 
-        handle = path.open("rb")
+        handle = open_file(path)
     except (ImportError, OSError):
         yield True
         return

@@ -14,6 +14,7 @@ from werkzeug.wrappers import Request, Response
 
 from twinprobe.errors import TwinProbeError
 from twinprobe.graph.open_graph import IndexingError
+from twinprobe.runs.whole_file import in_proportion
 from twinprobe.view import ask_lists, ask_matches, ask_tree
 from twinprobe.view.questions import Desk, Question
 
@@ -58,13 +59,11 @@ class ViewApp:
         self._prefix = prefix
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
-        request = Request(environ)
-        request.max_content_length = _LARGEST_BODY
-        response = self.respond(request)
-        return response(environ, start)
+        return self.respond(Request(environ))(environ, start)
 
     def respond(self, request: Request) -> Response:
         """Answer one request."""
+        request.max_content_length = _LARGEST_BODY
         path = request.path.removeprefix(self._prefix)
         try:
             if path.startswith("/api/"):
@@ -91,9 +90,9 @@ class ViewApp:
         if request.method != "POST" or request.headers.get("X-TwinProbe") != "1":
             return _json({"error": {"what": "matches are changed by the page only"}}, 403)
         try:
-            values = msgspec.json.decode(request.get_data(), type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return _json({"error": {"what": "the request is no JSON object"}}, 400)
+            values = msgspec.json.decode(in_proportion(request.get_data()), type=dict[str, Any])
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return _json({"error": {"what": f"the request is no JSON object: {error}"}}, 400)
         return _json(ask_matches.change(self._desk, values))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from twinprobe.errors import BadInput
 from twinprobe.graph.open_graph import find_graphs
 from twinprobe.graph.read_db import GOLDEN, SOURCES, TARGET
+from twinprobe.report.text import visible
 from twinprobe.view.edges import sibling_edges
 from twinprobe.view.first import facts, first_known, first_of
 from twinprobe.view.levels import bands
@@ -20,7 +21,7 @@ Answer = dict[str, Any]
 def files(desk: Desk, _: Question) -> Answer:
     """The files that can be opened, newest first."""
     found = [{"id": s.id, "size": s.size, "modified": s.modified, "db": s.is_db} for s in find_graphs(desk.place)]
-    return {"files": found, "place": desk.place.resolve().name}
+    return {"files": found, "place": visible(desk.place.resolve().name)}
 
 
 def open_file(desk: Desk, asked: Question) -> Answer:

@@ -20,6 +20,7 @@ from twinprobe.errors import BadInput
 from twinprobe.view.app import ViewApp
 
 _FIRST_PORT, _PORTS = 6060, 40
+_IDLE = 30.0  # seconds that a client may take to send or take the next bytes
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -39,11 +40,15 @@ class Server:
             self.wsgi.server_close()
 
 
-def make(place: Path, *, host: str = "127.0.0.1", port: int | None = None) -> Server:
-    """Bind the app to a port: the one given or, by default, the first free one from 6060 on."""
+def make(place: Path, *, host: str = "127.0.0.1", port: int | None = None, idle: float = _IDLE) -> Server:
+    """Bind the app to a port: the one given or, by default, the first free one from 6060 on.
+
+    A connection over which nothing comes for ``idle`` seconds is closed.
+    """
     token = "" if is_loopback(host) else secrets.token_urlsafe(18)
     guard = Guard(ViewApp(place), host=host, token=token)
-    wsgi = _bind(guard, host, [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS), 0])
+    ports = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS), 0]
+    wsgi = _bind(guard, host, ports, type("Handler", (_Quiet,), {"timeout": idle}))
     guard.port = wsgi.server_port
     shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
     return Server(f"http://{shown}:{wsgi.server_port}/" + (f"?token={token}" if token else ""), token, wsgi)
@@ -102,13 +107,13 @@ class _Quiet(WSGIRequestHandler):
         pass
 
 
-def _bind(app: Guard, host: str, ports: list[int]) -> BaseWSGIServer:
+def _bind(app: Guard, host: str, ports: list[int], handler: type[WSGIRequestHandler]) -> BaseWSGIServer:
     for at, port in enumerate(ports):
         if port and at + 1 < len(ports) and not _is_free(host, port):
             continue
         try:
             with redirect_stderr(StringIO()):  # werkzeug prints its own advice and leaves when a port is taken
-                return make_server(host.strip("[]"), port, app, threaded=True, request_handler=_Quiet)
+                return make_server(host.strip("[]"), port, app, threaded=True, request_handler=handler)
         except (OSError, SystemExit) as error:
             if at + 1 < len(ports):
                 continue  # somebody else took it just now

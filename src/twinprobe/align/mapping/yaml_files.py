@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -103,7 +104,7 @@ def read_flat(path: Path, what: str) -> list[Line]:
     size = _size(path, _MOST_PLAIN)
     if size > MAX_BYTES:
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 lines = _plain_lines(path, size, iter(partial(file.readline, _PIECE), b""))
         except OSError as error:
             raise _cannot_be_read(path, error) from error
@@ -179,9 +180,9 @@ def _read_bytes(path: Path) -> bytes:
     """The contents of a file of UTF-8 text."""
     size = _size(path, MAX_BYTES)
     try:
-        with path.open("rb") as file:
-            # No more is asked for than is there: the memory for it is taken before it is read. A pipe tells no size.
-            text = file.read(size or MAX_BYTES)
+        with open_file(path) as file:
+            # No more is asked for than is there: the memory for it is taken before it is read.
+            text = file.read(size or MAX_BYTES)  # files of /proc tell no size
     except OSError as error:
         raise _cannot_be_read(path, error) from error
     decoder, at = codecs.getincrementaldecoder("utf-8")(), 0

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from twinprobe.errors import BadInput
+from twinprobe.runs.whole_file import whole_file
 
 FILE = "op_mapping_file.json"
 BUILT_IN: dict[str, tuple[str, ...]] = {
@@ -141,7 +142,7 @@ def _document(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadInput("is too large for an operator mapping", where=path)
-        return msgspec.json.decode(path.read_bytes())
+        return msgspec.json.decode(whole_file(path))
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

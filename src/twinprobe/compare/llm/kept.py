@@ -89,8 +89,8 @@ def compare_kept(token: KeptToken) -> TokenResult:
         result = compare_token(job)
         made.append(result)
         file = folder / "rows.arrow"
-        with replacing(file) as temporary:
-            result.table.write_ipc(temporary)
+        with replacing(file) as temporary, temporary.open("wb") as rows:
+            result.table.write_ipc(rows)
         return _Found(file, result.counts), [file]
 
     found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)

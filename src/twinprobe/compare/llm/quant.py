@@ -16,6 +16,7 @@ from twinprobe.runs.host_tensor import HostTensor
 from twinprobe.runs.inside import inside
 from twinprobe.runs.llm.files import INPUT, Files, TensorFile, under
 from twinprobe.runs.llm.tensor import open_llm_tensor
+from twinprobe.runs.whole_file import whole_file
 
 _QUANTISED = frozenset({"int8", "uint8"})
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -77,7 +78,7 @@ def _from_param(root: Path, file: str) -> NDArray[Any] | None:
         path = inside(root, f"{operator}/op_param.json")
         if path.stat().st_size > _MOST_BYTES:
             return None
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(whole_file(path))
     except (OSError, ValueError, RecursionError, DamagedTensor):
         return None
     flat = _flat(document) if isinstance(document, dict) else {}

@@ -20,7 +20,6 @@ from twinprobe.compare.resume import Command, session_of
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 from twinprobe.report.atomic import prepare_folder
 from twinprobe.report.names import timestamp_now
-from twinprobe.runs.places import remote
 from twinprobe.runs.remote.local_copy import local_copies
 from twinprobe.scale.engine import INLINE, EngineOptions, spread
 
@@ -140,10 +139,7 @@ def _size(files: list[RankFiles]) -> int:
 
 @contextmanager
 def _at_hand(found: list[RankRows]) -> Iterator[list[RankRows]]:
-    """The same rows on this machine, where the notes of the command are elsewhere."""
-    if remote(found[0].folder) is None:
-        yield found
-        return
+    """The same rows where polars can open them."""
     root = found[0].folder.parent
     with local_copies(root, [file for one in found for file in (one.cells_file, one.check_file)]) as copies:
         yield [replace(one, folder=copy.parent) for one, copy in zip(found, copies[::2], strict=True)]

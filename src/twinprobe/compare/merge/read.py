@@ -18,6 +18,7 @@ from twinprobe.errors import BadInput
 from twinprobe.report.atomic import replacing
 from twinprobe.runs.fingerprint import whole_fingerprint
 from twinprobe.runs.remote.local_copy import local_copy
+from twinprobe.runs.whole_file import open_file
 from twinprobe.scale.ledger import Session
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ STATS = ("max", "min", "mean", "l2norm")
 FACTS = ["NPU Dtype", "NPU Tensor Shape", *(f"{side} {stat}" for side in SIDES for stat in STATS)]
 _UNKNOWN = ("n/a", "unsupported", "nan")
 _DIGITS = re.compile(r"\d+")
+_MOST_COLUMNS, _LONGEST_HEADER = 16_384, 1 << 20
+_HEADER = re.compile(rb'[^"\n]*(?:"[^"]*"[^"\n]*)*')
 _HINT = "merge results of one kind: statistics or real data"
 
 
@@ -125,8 +128,9 @@ def _read_into(
     matched = frozenset(entry for entry in job.api if _starts(names, entry).any())
     found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
     with writing(found.cells_file) as cells, writing(found.check_file) as beside:
-        shown.write_ipc(cells)
-        checks.write_ipc(beside)
+        for table, path in ((shown, cells), (checks, beside)):
+            with path.open("wb") as file:
+                table.write_ipc(file)
     return found
 
 
@@ -203,7 +207,14 @@ def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
 def _scan(path: Path) -> pl.LazyFrame:
     import polars as pl
 
-    return pl.scan_parquet(path) if path.suffix == ".parquet" else pl.scan_csv(path, infer_schema=False)
+    if path.suffix == ".parquet":
+        return pl.scan_parquet(path)
+    with open_file(path) as file:  # each column costs polars some hundred bytes, and a comma makes one
+        header = _HEADER.match(file.read(_LONGEST_HEADER))
+    columns = header[0].count(b",") + 1 if header else 0
+    if columns > _MOST_COLUMNS:
+        raise pl.exceptions.ComputeError(f"it has {columns:,} columns or more, which no result has")
+    return pl.scan_csv(path, infer_schema=False)
 
 
 def _guarded(path: Path, read: Callable[[], Found]) -> Found:

@@ -67,7 +67,8 @@ def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
         return f"{where}{culprit.op} is the first to differ, though every rank gave equal data to it"
     text = f"{where}the difference begins at {culprit.op}"
     if others and len(facts) > 1:
-        text += f"; rank {', '.join(map(str, others[:8]))}{' ...' if len(others) > 8 else ''} differ as well"
+        named = ", ".join(map(str, others[:8])) + (" ..." if len(others) > 8 else "")
+        text += f"; ranks {named} differ as well" if len(others) > 1 else f"; rank {named} differs as well"
     return text
 
 

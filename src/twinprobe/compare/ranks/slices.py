@@ -63,8 +63,8 @@ def cutting(folder: Callable[[], Path], slice_bytes: int) -> Measurer:
         if sizes.sum() <= 2 * slice_bytes:
             return tensor_metrics(target, golden, pairs, progress)
         place = folder()
-        with replacing(place / _PAIRS) as temporary:
-            pairs.select("t_file", "g_file", "turn", "joined").write_ipc(temporary)
+        with replacing(place / _PAIRS) as temporary, temporary.open("wb") as rows:
+            pairs.select("t_file", "g_file", "turn", "joined").write_ipc(rows)
         bounds = equal_parts(sizes, slice_bytes)
         work = work_of(target.tensor_folder, pairs)
         raise TooLarge(
@@ -94,8 +94,8 @@ def measure_slice(piece: Slice) -> int:
         return piece.stop - piece.start  # an interrupted command has left it
     rows = _read(piece.folder / _PAIRS).slice(piece.start, piece.stop - piece.start)
     metrics = file_metrics(piece.target, piece.golden, rows, lambda _done, _total: None, work=piece.work)
-    with replacing(piece.file) as temporary:
-        metrics.write_ipc(temporary)
+    with replacing(piece.file) as temporary, temporary.open("wb") as file:
+        metrics.write_ipc(file)
     return metrics.height
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import re
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.member_pieces import ENTRY, Budget
+from twinprobe.runs.whole_file import open_file
 
 MAPPING = "mapping.csv"
 LARGEST_MAPPING = 256 << 20
@@ -58,7 +60,7 @@ def read_name_list(folder: Path) -> tuple[dict[str, str], list[str]]:
     names: dict[str, str] = {}
     short = 0
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
             budget = Budget(path.stat().st_size)
             for row in csv_rows(file):
                 if len(row) < 2:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.kernel.names import KernelName
 from twinprobe.runs.leaf import TENSOR, Leaf, Stat
+from twinprobe.runs.whole_file import open_file
 
 STATISTIC = "statistic.csv"
 LARGEST = 4 << 30
@@ -28,7 +30,7 @@ def read_statistics(folder: Path, notes: list[str]) -> Iterator[tuple[KernelName
     if path.stat().st_size > LARGEST:
         raise BadInput(f"is larger than {LARGEST >> 30} GiB", where=path)
     try:
-        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
             yield from _lines(path, csv_rows(file), notes)
     except (OSError, csv.Error) as error:
         raise BadInput(f"cannot be read: {error}", where=path) from None

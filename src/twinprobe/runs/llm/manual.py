@@ -10,6 +10,7 @@ import msgspec
 
 from twinprobe.errors import BadInput
 from twinprobe.runs.llm.layout import TREE, is_round
+from twinprobe.runs.whole_file import whole_file
 
 METADATA, FOLDER = "metadata.json", "golden_tensor"
 _FORM = '{"data_id": {"token_id": ["golden tensor", "my tensor"]}}'
@@ -42,7 +43,7 @@ def find_manual(path: Path) -> Path | None:
 def read_manual(path: Path) -> list[ManualPair]:
     """The pairs in order of their tokens, within one in the order of saving."""
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(whole_file(path))
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -6,6 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from twinprobe.runs.csv_rows import csv_rows
 from twinprobe.runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files, under
 from twinprobe.runs.llm.layout import TORCH
 from twinprobe.runs.llm.tensor import open_llm_header
+from twinprobe.runs.whole_file import open_file
 
 STATS = ("max", "min", "mean", "l2norm")
 _TORCH_FILE, _ROUND_FILE = "statistics.csv", "statistic.csv"
@@ -104,7 +106,7 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         size = path.stat().st_size
         if size > _MOST_BYTES:
             return
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
             rows = csv_rows(file)
             titles = [title.strip() for title in next(rows, [])]
             for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):

@@ -1,4 +1,7 @@
-"""A file for libraries that take none but local ones: itself, or a copy that lives as long as it is used."""
+"""A file for libraries that take none but local ones: itself, or a copy that lives as long as it is used.
+
+They take no name that is not UTF-8 either: such a file gets another name, a link to it.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,15 @@ _AT_ONCE = 16
 def local_copy(path: Path, *, only_ends: bool = False) -> Iterator[Path]:
     """The path itself where it is local. ``only_ends`` copies the two ends of a long file, which tell its columns."""
     elsewhere = remote(path)
-    if elsewhere is None:
+    if elsewhere is None and has_utf8_name(path):
         yield path
         return
     with TemporaryDirectory(prefix="twinprobe-copy-") as folder:
+        if elsewhere is None:
+            link = Path(folder, f"file{path.suffix}")
+            link.symlink_to(path.absolute())
+            yield link
+            return
         copy = Path(folder, elsewhere.name[-100:])
         fetch(elsewhere, copy, _ENDS if only_ends else None)
         yield copy
@@ -33,16 +41,30 @@ def local_copy(path: Path, *, only_ends: bool = False) -> Iterator[Path]:
 @contextmanager
 def local_copies(root: Path, files: Sequence[Path]) -> Iterator[list[Path]]:
     """Small files below a folder, together; copies keep their places in it, which may tell what they are."""
-    if remote(root) is None:
+    if remote(root) is None and has_utf8_name(root):
         yield list(files)
         return
     with TemporaryDirectory(prefix="twinprobe-copy-") as folder:
+        if remote(root) is None:
+            link = Path(folder, "root")
+            link.symlink_to(root.absolute(), target_is_directory=True)
+            yield [link / file.relative_to(root) for file in files]
+            return
         copies = [Path(folder, *file.relative_to(root).parts) for file in files]
         for copy in copies:
             copy.parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(fetch, cast("Sequence[RemotePath]", files), copies))
         yield copies
+
+
+def has_utf8_name(path: Path) -> bool:
+    """Whether a path is text: on most systems a name may be any bytes."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def fetch(path: RemotePath, copy: Path, ends: int | None = None) -> None:

@@ -34,7 +34,8 @@ import { Toolbar } from "./toolbar.js";
 
 /** @type {Side[]} */
 const sides = ["target", "golden"];
-const narrow = /** @type {(keyof State)[]} */ (["file", "step", "rank", "micro", "color", "above"]);
+const place = /** @type {(keyof State)[]} */ (["file", "step", "rank"]);
+const narrow = /** @type {(keyof State)[]} */ ([...place, "micro", "color", "above"]);
 
 export class App {
   /** @param {Api} api @param {Home} home */
@@ -63,7 +64,6 @@ export class App {
     this.walk = new Navigator(
       api,
       this.panes,
-      () => this.#context(),
       (side, item) => this.#selected(side, item),
     );
     this.strip = new Strip((order) => this.#guard(this.walk.goTo("target", { order })));
@@ -163,7 +163,7 @@ export class App {
     this.blocker.hide();
     this.details.tooltips = opened.tooltips;
     this.details.empty();
-    this.walk.show(opened);
+    this.walk.show(opened, this.#context());
     this.state.node = wanted.node; // an answer about the graph before may have moved it meanwhile
     this.#show();
     await this.#place(wanted, opened, turn);
@@ -235,20 +235,10 @@ export class App {
 
   /** Change the state and show it. @param {Partial<State>} patch */
   set(patch) {
-    const another = narrow.some((key) => key in patch && patch[key] !== this.state[key]);
-    const elsewhere = "file" in patch || "step" in patch || "rank" in patch;
+    const changes = (/** @type {keyof State} */ key) => key in patch && patch[key] !== this.state[key];
+    const [another, elsewhere, anotherFile] = [narrow.some(changes), place.some(changes), changes("file")];
     Object.assign(this.state, patch);
-    if ("file" in patch)
-      Object.assign(this.state, {
-        step: null,
-        rank: null,
-        micro: null,
-        node: "",
-        openTarget: [],
-        openGolden: [],
-        levels: [],
-        overflow: [],
-      });
+    if (anotherFile) Object.assign(this.state, { step: null, rank: null, micro: null, levels: [], overflow: [] });
     if (elsewhere) Object.assign(this.state, { node: patch.node ?? "", openTarget: [], openGolden: [], scroll: [] });
     if (another && !elsewhere) Object.assign(this.state, this.#opened());
     if (another) this.#guard(this.#open(++this.turn).then(() => this.#remember()));
@@ -315,7 +305,7 @@ export class App {
   /** @param {Side} side @param {Item} item */
   async #detail(side, item) {
     const turn = this.turn;
-    const detail = await this.api.ask("node", { ...this.#context(), side, name: item.node.name });
+    const detail = await this.api.ask("node", { ...this.walk.context, side, name: item.node.name });
     if (turn === this.turn && this.panes[side].cursor === item)
       this.details.show({ target: null, golden: null, ...detail }, this.opened?.compared ?? false);
   }
@@ -327,7 +317,7 @@ export class App {
   /** @param {boolean} back */
   async #step(back) {
     const from = this.panes.target.cursor?.node.order;
-    const found = await this.api.ask("step", { ...this.#context(), from, back });
+    const found = await this.api.ask("step", { ...this.walk.context, from, back });
     this.place = { at: found.at, of: found.of };
     if (found.node) await this.walk.goTo("target", { name: found.node.name });
     this.#show();
@@ -341,7 +331,8 @@ export class App {
 
   /** @param {number} rank @param {string} node */
   #jump(rank, node) {
-    this.set({ rank, node, side: "target" });
+    if (rank === this.state.rank) this.#guard(this.walk.goTo("target", { name: node }));
+    else this.set({ rank, node, side: "target" });
   }
 
   /** @param {boolean} open */
@@ -434,7 +425,10 @@ export class App {
   #fit() {
     const shown = sides.filter((side) => this.walk.trees[side]);
     this.set({ zoom: Number(Math.min(...shown.map((side) => this.panes[side].fitting())).toFixed(3)) });
-    for (const side of shown) this.panes[side].scroller.scrollTo(0, 0);
+    for (const side of shown) {
+      this.panes[side].shift = 0;
+      this.panes[side].scroller.scrollTo(0, 0);
+    }
   }
 
   /** @param {KeyboardEvent} event */
@@ -443,7 +437,7 @@ export class App {
       if (!this.heat.element.hidden) void this.#heat(false);
       else if (event.target === this.toolbar.search) this.panes[this.focused].scroller.focus();
     }
-    const pan = (/** @type {number} */ by) => sides.forEach((side) => this.panes[side].scroller.scrollBy({ left: by }));
+    const pan = (/** @type {number} */ by) => sides.forEach((side) => this.panes[side].pan(by));
     runKey(event, {
       w: () => this.#zoom(1.2),
       s: () => this.#zoom(1 / 1.2),
@@ -482,9 +476,11 @@ export class App {
 
   /** What goes wrong is said in place of the graphs, with a way to try again. @param {Promise<unknown>} work */
   async #guard(work) {
+    const { turn } = this;
     try {
       await work;
     } catch (error) {
+      if (turn !== this.turn) return; // it was about a graph that is no longer shown
       this.blocker.fail(
         error instanceof Error ? error.message : String(error),
         error instanceof AskError ? error.hint : "",

@@ -1,6 +1,18 @@
 // Elements without markup: whatever a file contains goes into the page as text, never as HTML.
 
 /**
+ * Foreign text with every character spelled out that is not seen or turns the reading direction.
+ * @param {string} text
+ */
+export function seen(text) {
+  return text.replace(
+    // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+    /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,
+    (mark) => `\\u${mark.charCodeAt(0).toString(16).padStart(4, "0")}`,
+  );
+}
+
+/**
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} tag
  * @param {Record<string, unknown>} [props] attributes; "class" and "on…" handlers are understood; false and null are left out
@@ -14,10 +26,13 @@ export function h(tag, props = {}, ...children) {
     if (key.startsWith("on") && typeof value === "function") {
       element.addEventListener(key.slice(2), /** @type {EventListener} */ (value));
     } else {
-      element.setAttribute(key, value === true ? "" : String(value));
+      const text = value === true ? "" : String(value);
+      element.setAttribute(key, key === "title" || key === "aria-label" ? seen(text) : text);
     }
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children)
+    if (child !== null && child !== undefined && child !== false)
+      element.append(typeof child === "string" ? seen(child) : child);
   return element;
 }
 

@@ -23,22 +23,23 @@ export class Navigator {
   /**
    * @param {Api} api
    * @param {Record<Side, Pane>} panes
-   * @param {() => Arguments} context the arguments that say which graph is meant
    * @param {(side: Side, item: Item) => void} selected
    */
-  constructor(api, panes, context, selected) {
+  constructor(api, panes, selected) {
     this.api = api;
     this.panes = panes;
-    this.context = context;
     this.selected = selected;
+    /** @type {Arguments} which graph is shown; the page may be on its way to another one */
+    this.context = {};
     /** @type {Record<Side, Tree | null>} */
     this.trees = { target: null, golden: null };
     /** @type {Set<Item>} on their way */
     this.opening = new Set();
   }
 
-  /** @param {Opened} opened */
-  show(opened) {
+  /** @param {Opened} opened @param {Arguments} context the arguments that say which graph this is */
+  show(opened, context) {
+    this.context = context;
     for (const side of /** @type {Side[]} */ (["target", "golden"])) {
       const root = opened.roots[side];
       const tree = root ? new Tree(root) : null;
@@ -56,7 +57,7 @@ export class Navigator {
    */
   async #ask(question, asked) {
     const shown = this.trees.target;
-    const reply = await this.api.ask(question, { ...this.context(), ...asked });
+    const reply = await this.api.ask(question, { ...this.context, ...asked });
     return shown === this.trees.target ? reply : null;
   }
 

@@ -1,7 +1,7 @@
 // One graph: a tree of boxes of which only those in view exist, drawn over a canvas with the data flow.
 
 import { boxContent, makeBox, tooltip } from "./box.js";
-import { h, iconButton, prepare } from "./dom.js";
+import { h, iconButton, prepare, seen } from "./dom.js";
 import { drawEdges } from "./edges.js";
 import { t } from "./i18n.js";
 import { keepEnd, label } from "./labels.js";
@@ -63,6 +63,7 @@ export class Pane {
     this.style = "";
     this.full = 0;
     this.left = 0;
+    this.shift = 0; // how far it was moved over the edge
     /** @type {(node: GraphNode) => Paint} */
     this.paint = () => ({ look: "none", fill: "", edge: "", mark: "" });
     /** @type {Map<string, HTMLElement>} */
@@ -112,6 +113,7 @@ export class Pane {
   show(tree) {
     this.tree = tree;
     this.cursor = tree ? tree.root : null;
+    this.shift = 0;
     for (const box of this.boxes.values()) box.remove();
     this.boxes.clear();
     this.draw();
@@ -157,6 +159,16 @@ export class Pane {
     this.draw();
   }
 
+  /** Move sideways: by scrolling where there is more to see, else over the edge. @param {number} by in pixels */
+  pan(by) {
+    const { scrollLeft, scrollWidth, clientWidth } = this.scroller;
+    const more = by < 0 ? scrollLeft : scrollWidth - clientWidth - scrollLeft;
+    const shift = this.shift - by;
+    if (this.shift * by <= 0 && more >= 1) this.scroller.scrollBy({ left: by });
+    else if (Math.abs(shift) <= clientWidth / 2) this.shift = shift;
+    this.draw();
+  }
+
   /** The zoom at which everything that is open can be seen, within reason. */
   fitting() {
     if (!this.tree) return 1;
@@ -176,7 +188,7 @@ export class Pane {
     const wide = this.full * this.zoom;
     this.sizer.style.height = `${this.#tall()}px`;
     this.sizer.style.width = `${Math.max(wide + 2 * margin, this.scroller.clientWidth)}px`;
-    this.left = Math.max(margin, (this.scroller.clientWidth - wide) / 2);
+    this.left = Math.max(margin, (this.scroller.clientWidth - wide) / 2) + this.shift;
     this.layer.style.transform = `translate(${this.left}px, ${margin}px) scale(${this.zoom})`;
   }
 
@@ -209,7 +221,7 @@ export class Pane {
     const cursor = this.cursor ? this.boxes.get(this.cursor.node.name) : null;
     if (cursor) this.scroller.setAttribute("aria-activedescendant", cursor.id);
     else this.scroller.removeAttribute("aria-activedescendant");
-    this.trail.textContent = this.#path(tree, from);
+    this.trail.textContent = seen(this.#path(tree, from));
     for (const { item } of placed) if (item?.open && item.edges === null) this.events.needEdges(item);
   }
 
@@ -255,7 +267,7 @@ export class Pane {
     set("aria-selected", current);
     if (node.kids) set("aria-expanded", item.open);
     const head = /** @type {HTMLElement} */ (box.firstElementChild);
-    head.title = tooltip(node);
+    head.title = seen(tooltip(node));
     const width = this.full - 2 * inset * place.depth;
     head.replaceChildren(...boxContent(node, item.parent?.node.name, look, width, this.metric));
   }
