@@ -119,7 +119,11 @@ def worker(tool: str, chain: Chain, repeat: int, *, profile: bool = False) -> di
     layer, module, given = _models(chain)
 
     def compared() -> None:
-        same = auto_diff(layer, module, given, options={"atol": 1e-3, "rtol": 1e-3, "compare_mode": "strict"})
+        bounds = {"atol": 1e-3, "rtol": 1e-3, "compare_mode": "strict"}
+        if tool == "padiff":
+            same = auto_diff(layer, module, given, options=bounds)
+        else:
+            same = auto_diff(module, layer, given[::-1], **bounds)
         if not same:
             raise SystemExit("the two models were found to differ")
 

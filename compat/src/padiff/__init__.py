@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from msprobe import warn_of_the_real_tool
@@ -20,6 +21,13 @@ __all__ = [
     "get_dump_root_path",
     "set_dump_root_path",
 ]
+_ELSEWHERE = {
+    "LayerMap": "twinprobe.live",
+    "add_special_init": "twinprobe.live",
+    "create_model": "padiff.proxy",
+    "get_dump_root_path": "padiff.proxy",
+    "set_dump_root_path": "padiff.proxy",
+}
 
 warn_of_the_real_tool("padiff", "padiff")
 
@@ -28,10 +36,4 @@ def __getattr__(name: str) -> Any:
     """Imported on first use: a framework is loaded by the script, not by its tool."""
     if name not in __all__:
         raise AttributeError(f"module 'padiff' has no attribute {name!r}")
-    if name in ("assign_weight", "auto_diff", "create_model", "get_dump_root_path", "set_dump_root_path"):
-        import padiff.proxy
-
-        return getattr(padiff.proxy, name)
-    import twinprobe.live
-
-    return getattr(twinprobe.live, name)
+    return getattr(import_module(_ELSEWHERE.get(name, "padiff.comparing")), name)

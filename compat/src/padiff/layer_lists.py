@@ -20,6 +20,8 @@ class LayerLists:
         self._model = model
         self.white: set[str] = set()
         self.black: set[str] = set()
+        self.unassigned: set[str] = set()  # weights that are neither copied nor dumped
+        self.mapped: set[str] = set()  # weights that only a rule of the mapped layer can tell apart
 
     def add(self, which: set[str], layers: Any, mode: str) -> None:
         """Put layers (or one) on a list: themselves, what is inside them, or all of it."""

@@ -13,9 +13,9 @@ from twinprobe.runs.folders import RunFolder, run_folders
 from twinprobe.runs.run import DUMP, PART
 
 _NEEDED = ("stack.json", "construct.json")
-_STEP = re.compile(r"step(\d+)$")
-_RANK = re.compile(r"rank(\d*)$")
-_KINDS = (("step folders", re.compile(r"step\d+$")), ("rank folders", re.compile(r"(rank\d*|proc\d+)$")))
+_STEP = re.compile(r"step_?(\d+)$")
+_RANK = re.compile(r"rank_?(\d*)$")
+_KINDS = (("step folders", re.compile(r"step_?\d+$")), ("rank folders", re.compile(r"(rank_?\d*|proc\d+)$")))
 
 
 @dataclass(frozen=True)

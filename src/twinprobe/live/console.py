@@ -55,6 +55,8 @@ def _lines(result: Result, *, plain: bool) -> Iterator[Text]:
         )
         yield from _first(result.first)
         yield from _following(result)
+    if result.written_to:
+        yield _text("weights: ", "cyan").append(visible(result.written_to))
     for note in result.notes:
         yield _text("note: ", "cyan").append(visible(note))
     for file in result.files:

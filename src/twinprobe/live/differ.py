@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,16 @@ from twinprobe.live.comparing import compare_models
 from twinprobe.live.frameworks import framework_of
 from twinprobe.live.inputs import two_calls
 from twinprobe.live.layer_map import LayerMap, as_layer_map
-from twinprobe.live.options import FORWARD, Options, read_options
+from twinprobe.live.options import FORWARD, Options, read_options, refuse_older_form
 from twinprobe.live.result import Result
 from twinprobe.live.running import Model
 
 _MISSING: Any = object()
+_SWAPPED = (
+    "auto_weights=True no longer makes the second model the reference: since 0.2.0 auto_diff(base, raw, inputs) always "
+    "copies the first model's weights to the second. Give the reference first; leave auto_weights=True out to silence "
+    "this; `from padiff import auto_diff` (twinprobe-compat) keeps PaDiff's order"
+)
 
 
 @dataclass
@@ -35,44 +40,39 @@ class _Asked:
 
 
 def auto_diff(
-    first: Any,
-    second: Any,
+    base: Any,
+    raw: Any,
     inputs: Any = None,
+    *older: Any,
     auto_weights: Any = _MISSING,
-    options: Mapping[str, Any] | None = None,
     layer_map: Any = None,
-    loss_fn: Any = None,
-    optimizer: Any = None,
-    steps: int | None = None,
-    *,
-    auto_init: Any = _MISSING,
     loss_fns: Any = None,
     optimizers: Any = None,
-    reference: str | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Result:
     """Run two models on the same inputs and compare everything they compute.
 
-    ``auto_diff(layer, module, inp, auto_weights=True, options={...})`` takes the second model as the reference, whose
-    weights are copied to the first; ``auto_diff(base, raw, inputs, atol=...)`` takes the first; ``reference="first"``
-    or ``"second"`` says so aloud. A model may be the folder of a recording; then that is the reference. ``inputs`` is
-    ``(of the first, of the second)`` or one for both; a dict is keyword arguments, a tuple positional ones. The result
-    is true when the models agree. docs/auto_diff.md lists the options.
+    ``base`` is the reference and is never written to; ``raw`` gets its weights first, unless ``auto_weights=False``.
+    One of them may be the folder of a recording, in either place; it is the reference then. ``inputs`` is
+    ``(of base, of raw)`` or one for both; a dict is keyword arguments, a tuple positional ones. Losses and optimizers
+    come in the same order. The result is true when the models agree. docs/auto_diff.md lists the options.
     """
-    seed_form = auto_weights is not _MISSING or options is not None or loss_fn is not None or optimizer is not None
-    given = {**(options or {}), **more}
-    if steps is not None:
-        given["steps"] = steps
-    chosen = read_options(given)
+    refuse_older_form(older, options)
+    auto_init = options.pop("auto_init", _MISSING)
+    if auto_weights is True and not isinstance(base, str | Path) and not isinstance(raw, str | Path):
+        warnings.warn(_SWAPPED, FutureWarning, stacklevel=2)
+    elif auto_init is not _MISSING:
+        warnings.warn("auto_init is called auto_weights", FutureWarning, stacklevel=2)
+        auto_weights = auto_init
     asked = _Asked(
-        models=(first, second),
+        models=(base, raw),
         calls=two_calls(inputs),
-        losses=_two(_one_of(loss_fn, loss_fns, "loss_fn"), "loss_fn"),
-        optimizers=_two(_one_of(optimizer, optimizers, "optimizer"), "optimizer"),
-        base=_reference(first, second, reference, seed_form=seed_form),
-        auto_weights=_flag(auto_weights, auto_init),
+        losses=_two(loss_fns, "loss_fns"),
+        optimizers=_two(optimizers, "optimizers"),
+        base=_reference(base, raw),
+        auto_weights=_flag(auto_weights),
         layer_map=as_layer_map(layer_map),
-        options=chosen,
+        options=read_options(options),
         notes=[],
     )
     _settle_steps(asked)
@@ -100,7 +100,11 @@ def _compare(asked: _Asked) -> Result:
     if asked.models[0] is asked.models[1] and not isinstance(base, Path):
         asked.notes.append("both models are one object: they can only differ by chance")
     _check_layers(asked, base, raw)
-    return compare_models(base, raw, asked.layer_map, asked.options, auto_weights=asked.auto_weights, notes=asked.notes)
+    result = compare_models(
+        base, raw, asked.layer_map, asked.options, auto_weights=asked.auto_weights, notes=asked.notes
+    )
+    result.weights_copied = asked.auto_weights and isinstance(raw, Model)
+    return result
 
 
 def _check_layers(asked: _Asked, base: Any, raw: Any) -> None:
@@ -131,7 +135,8 @@ def _settle_steps(asked: _Asked) -> None:
         asked.options = replace(options, steps=1)
 
 
-def _reference(first: Any, second: Any, reference: str | None, *, seed_form: bool) -> int:
+def _reference(first: Any, second: Any) -> int:
+    """The place of the reference: the first, unless only the second is a recording, which nothing is written to."""
     recorded = [isinstance(one, str | Path) for one in (first, second)]
     for one, is_recorded in zip((first, second), recorded, strict=True):
         if not is_recorded and framework_of(one) is None:
@@ -139,19 +144,7 @@ def _reference(first: Any, second: Any, reference: str | None, *, seed_form: boo
                 f"auto_diff got a {type(one).__name__}",
                 hint="give two models (torch Module, paddle Layer, mindspore Cell) or the folder of a recording",
             )
-    if recorded[0] != recorded[1]:
-        return recorded.index(True)
-    if reference is not None:
-        if reference not in ("first", "second"):
-            raise BadInput(f"reference is {reference!r}", hint='"first" or "second"')
-        return ("first", "second").index(reference)
-    return 1 if seed_form else 0
-
-
-def _one_of(old: Any, new: Any, name: str) -> Any:
-    if old is not None and new is not None:
-        raise BadInput(f"both {name} and {name}s are given", hint="keep one of them")
-    return new if old is None else old
+    return int(recorded == [False, True])
 
 
 def _two(value: Any, name: str) -> tuple[Any, Any]:
@@ -162,13 +155,14 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
         if len(value) != 2 or any(one is None for one in value):
             raise BadInput(f"{name} holds {len(value)}", hint=f"{name}=[of the first model, of the second]")
         return value[0], value[1]
-    if name == "loss_fn" and callable(value):
+    if name == "loss_fns" and callable(value):
         return value, value
     raise BadInput(f"{name} is a {type(value).__name__}", hint=f"{name}=[of the first model, of the second]")
 
 
-def _flag(old: Any, new: Any) -> bool:
-    value = old if old is not _MISSING else new if new is not _MISSING else True
+def _flag(value: Any) -> bool:
+    if value is _MISSING:
+        return True
     if not isinstance(value, bool):
         raise BadInput(f"auto_weights is {value!r}", hint="True or False")
     return value

@@ -89,9 +89,26 @@ def read_tolerance(given: Mapping[str, Any]) -> Tolerance:
     return Tolerance(bounds.get("atol"), bounds.get("rtol"), mode, _flag(given, "equal_nan", False))
 
 
-KEYWORDS = (
-    "auto_weights", "auto_init", "layer_map", "options", "loss_fn", "loss_fns", "optimizer", "optimizers", "reference",
-)  # fmt: skip
+KEYWORDS = ("auto_weights", "layer_map", "loss_fns", "optimizers")
+# Until 0.1.0 these made the second model the reference, which is the one that keeps its weights.
+_OLDER_FORM = {
+    "options": "give its entries as keywords", "loss_fn": "it is called loss_fns",
+    "optimizer": "it is called optimizers", "reference": "the reference is first",
+}  # fmt: skip
+
+
+def refuse_older_form(positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """An older call would overwrite the other model's weights now: it is refused, with what to write instead."""
+    older = [f"{name}= ({now})" for name, now in _OLDER_FORM.items() if name in named]
+    if positional:
+        older.insert(0, "more than three arguments by position")
+    if older:
+        raise BadInput(
+            f"auto_diff no longer takes {', '.join(older)}: since 0.2.0 the first model is always the reference and "
+            "the second gets its weights",
+            hint="write auto_diff(base, raw, (inputs of base, inputs of raw), ...); a script written for PaDiff keeps "
+            "its calls with `from padiff import auto_diff` (twinprobe-compat)",
+        )
 
 
 def _choice(given: Mapping[str, Any], name: str, allowed: tuple[str, ...], default: str) -> str:

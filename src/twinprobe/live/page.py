@@ -51,6 +51,8 @@ def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
         parts += [f"<p>{who}: <code>{_safe(line)}</code></p>" for who, line in _lines(result) if line]
         parts.append(f'<div class="trees">{_tree("raw", result.raw_tree)}{_tree("base", result.base_tree)}</div>')
         parts.append(_rows(result.differences, most))
+    if result.written_to:
+        parts.append(f"<p>weights: {_safe(result.written_to)}</p>")
     parts += [f"<p>note: {_safe(note)}</p>" for note in result.notes]
     return "".join(parts) + "</div>"
 

@@ -30,6 +30,7 @@ class Result:
     steps: int = 1
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
+    weights_copied: bool = False  # from base to raw, before the first run
 
     def __bool__(self) -> bool:
         return self.first is None
@@ -81,6 +82,11 @@ class Result:
             "decide": sum(one.decides for one in differing),
         }
 
+    @property
+    def written_to(self) -> str:
+        """Which model was written to, in words; empty where none was."""
+        return f"copied from base {self.base} to raw {self.raw}" if self.weights_copied else ""
+
     def to_dict(self) -> dict[str, Any]:
         """The answer without the table, for machines."""
         first = self.first
@@ -92,7 +98,7 @@ class Result:
             }  # fmt: skip
         return {
             "aligned": self.aligned, "base": self.base, "raw": self.raw, "steps": self.steps,
-            "counts": self.counts(), "first": shown, "notes": list(self.notes),
+            "weights_copied": self.weights_copied, "counts": self.counts(), "first": shown, "notes": list(self.notes),
         }  # fmt: skip
 
     def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json", "html")) -> list[Path]:

@@ -29,7 +29,7 @@ def kind_of(layer: Any) -> str:
 
 def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
     """The special layers of two models, in the order of definition, paired by their place."""
-    found = [_special_layers(model, layer_map) for model in (one, other)]
+    found = [special_layers(model, layer_map) for model in (one, other)]
     kinds = [[kind_of(layer) for layer in layers] for layers in found]
     if kinds[0] != kinds[1]:
         raise BadInput(
@@ -40,7 +40,8 @@ def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, 
     return list(zip(*found, strict=True))
 
 
-def _special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
+def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
+    """The special layers of one model that a map does not name yet, in the order of definition."""
     found: list[Any] = []
     inside: list[str] = []
     for path, layer in adapter_of(model).modules(model):

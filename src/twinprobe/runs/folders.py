@@ -10,8 +10,9 @@ from pathlib import Path
 from twinprobe.errors import BadInput
 from twinprobe.runs.run import DEBUG, DEBUG_PART, DUMP, PART
 
-_STEP = re.compile(r"step(0|[1-9]\d*)")
-_RANK = re.compile(r"rank(0|[1-9]\d*)?")
+# step0/rank0, or step_0/rank_0 as PaDiff has them.
+_STEP = re.compile(r"step_?(0|[1-9]\d*)")
+_RANK = re.compile(r"rank_?(0|[1-9]\d*)?")
 _PROC = re.compile(r"proc(\d+)")
 GRAPH_MODES = ("graph", "pynative")
 
@@ -41,7 +42,7 @@ class RunFolder:
     @property
     def label(self) -> str:
         """The name that results carry: rank0, rank or proc1234."""
-        return self.path.name
+        return self.path.name.replace("rank_", "rank")
 
     def files(self) -> list[Path]:
         """dump.json and debug.json of this rank, or the unfinished form where only that exists."""

@@ -35,7 +35,7 @@ def test_a_residual_network_agrees_with_its_twin() -> None:
 
 
 def test_without_copied_weights_the_first_layer_with_weights_is_named() -> None:
-    result = auto_diff(Residual(), Residual(), numbers(4, 12), auto_init=False, quiet=True)
+    result = auto_diff(Residual(), Residual(), numbers(4, 12), auto_weights=False, quiet=True)
     assert not result
     assert result.first.raw == "Module.linear1.Linear.forward.0"
     assert "parameters differ" in result.first.why
@@ -151,7 +151,7 @@ def test_other_element_types(dtype: torch.dtype) -> None:
     assert auto_diff(first, second, x, quiet=True)
     with torch.no_grad():
         second.other.weight[0, 0] += 1
-    assert not auto_diff(first, second, x, auto_init=False, quiet=True)
+    assert not auto_diff(first, second, x, auto_weights=False, quiet=True)
 
 
 def test_checkpointed_layers_are_compared() -> None:

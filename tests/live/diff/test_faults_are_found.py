@@ -14,7 +14,7 @@ def test_a_fault_in_a_layer_is_injected_there_and_inherited_after_it() -> None:
     raw.load_state_dict(base.state_dict())
     with torch.no_grad():
         raw.layers[2].weight[1, 1] += 0.1
-    result = auto_diff(base, raw, numbers(4, 8), auto_init=False, quiet=True)
+    result = auto_diff(base, raw, numbers(4, 8), auto_weights=False, quiet=True)
     assert not result
     assert result.first.raw == result.first.base == "Module.layers.2.Linear.forward.0"
     causes = {one.raw: one.cause for one in result.differences if one.place == "output" and one.phase == "forward"}

@@ -137,7 +137,7 @@ def test_models_that_share_a_layer_which_the_second_one_overwrites() -> None:
                     self.shared.weight.zero_()
             return h * 1
 
-    result = auto_diff(Sharing(False), Sharing(True), X, auto_init=False, quiet=True)
+    result = auto_diff(Sharing(False), Sharing(True), X, auto_weights=False, quiet=True)
     weights = [one for one in result.findings if one.place == "parameter"]
     assert weights
     assert not any(one.differs for one in weights), "the base's weights are those it ran with"
@@ -181,7 +181,7 @@ def test_comparisons_inside_one_another_and_side_by_side_do_not_disturb_each_oth
         return output.mean()
 
     alone = auto_diff(Chain(2), Chain(2), X, quiet=True).counts()
-    assert auto_diff(Chain(2), Chain(2), X, loss_fn=loss, quiet=True).counts() == alone
+    assert auto_diff(Chain(2), Chain(2), X, loss_fns=loss, quiet=True).counts() == alone
     assert [bool(one) for one in inner] == [False, False]
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda _: auto_diff(Chain(2), Chain(2), X, quiet=True).counts(), range(6)))

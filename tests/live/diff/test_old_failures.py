@@ -133,18 +133,15 @@ def test_running_statistics_are_copied_without_a_map() -> None:
 
 
 def test_equal_gradients_are_really_compared() -> None:
-    """Three layers, the gradient tripled between two of them: found without a positional input, in both call forms."""
+    """Three layers, the gradient tripled between two of them: found without a positional input."""
 
     def tripled(h: torch.Tensor) -> torch.Tensor:
         h.register_hook(lambda gradient: gradient * 3)
         return h
 
-    for form in ({}, {"auto_weights": True}):
-        raw = Chain(3, at=1, change=tripled)
-        pair = (Chain(3), raw) if not form else (raw, Chain(3))
-        result = auto_diff(*pair, ({"x": X}, {"x": X}), quiet=True, **form)
-        assert not result
-        assert result.first.raw == "Torch.tanh.1.backward"  # the gradient of its output was tripled
+    result = auto_diff(Chain(3), Chain(3, at=1, change=tripled), ({"x": X}, {"x": X}), quiet=True)
+    assert not result
+    assert result.first.raw == "Torch.tanh.1.backward"  # the gradient of its output was tripled
 
 
 def test_a_difference_in_one_field_of_a_dataclass_is_found() -> None:
@@ -222,7 +219,7 @@ def test_swapped_inputs_are_explained() -> None:
             return self.linear(tokens)
 
     with pytest.raises(BadInput, match="inputs in the right order"):
-        auto_diff(TakesText(), Chain(6), ({"x": X}, {"tokens": X}), auto_init=False, quiet=True)
+        auto_diff(TakesText(), Chain(6), ({"x": X}, {"tokens": X}), auto_weights=False, quiet=True)
 
 
 def test_different_numbers_of_layers_are_told_with_their_places() -> None:

@@ -82,9 +82,9 @@ def test_losses_with_bound_labels_are_called_and_compared() -> None:
 
     same = partial(loss, label=label)
     assert auto_diff(Chain(), Chain(), X, loss_fns=[same, same], quiet=True)
-    assert auto_diff(Chain(), Chain(), X, loss_fn=same, quiet=True)
+    assert auto_diff(Chain(), Chain(), X, loss_fns=same, quiet=True)
     assert len(called) == 4
-    result = auto_diff(Chain(), Chain(), X, loss_fn=[same, partial(loss, label=label, more=1.0)], quiet=True)
+    result = auto_diff(Chain(), Chain(), X, loss_fns=[same, partial(loss, label=label, more=1.0)], quiet=True)
     assert not result
     assert result.first.phase == "loss"
 
@@ -95,9 +95,9 @@ def test_losses_with_bound_labels_are_called_and_compared() -> None:
         ({"compare_mod": "mean"}, "compare_mode"), ({"lossfn": [1, 2]}, "loss_fn"), ({"atol": -1}, "atol"),
         ({"compare_mode": "exact"}, "compare_mode"), ({"diff_phase": "sideways"}, "diff_phase"),
         ({"steps": 0}, "steps"),
-        ({"single_step": 1}, "single_step"), ({"reference": "third"}, "reference"), ({"random": "dice"}, "random"),
-        ({"loss_fn": [None, None]}, "loss_fn"), ({"optimizer": 3}, "optimizer"), ({"auto_weights": 1}, "auto_weights"),
-        ({"formats": ["doc"]}, "doc"),
+        ({"single_step": 1}, "single_step"), ({"random": "dice"}, "random"),
+        ({"loss_fns": [None, None]}, "loss_fns"), ({"optimizers": 3}, "optimizers"), ({"formats": ["doc"]}, "doc"),
+        ({"auto_weights": 1}, "auto_weights"),
     ],
 )  # fmt: skip
 def test_unknown_and_wrong_options_are_refused(options: dict[str, object], named: str) -> None:
@@ -106,21 +106,67 @@ def test_unknown_and_wrong_options_are_refused(options: dict[str, object], named
 
 
 def test_options_of_one_call_do_not_leak_into_the_next() -> None:
-    options = {"atol": 1e3, "quiet": True}
     far = Chain(at=2, change=lambda h: h + 1)
-    assert auto_diff(Chain(), far, X, options=options, diff_phase="forward")
-    assert options == {"atol": 1e3, "quiet": True}
+    assert auto_diff(Chain(), far, X, atol=1e3, diff_phase="forward", quiet=True)
     assert not auto_diff(Chain(), far, X, diff_phase="forward", quiet=True)
 
 
-def test_the_seeds_form_copies_from_the_second_and_the_new_form_from_the_first() -> None:
-    for keywords, source in (({"auto_weights": True}, 1), ({}, 0), ({"reference": "second"}, 1)):
-        models = Residual(), Residual()
-        kept = models[source].linear1.weight.detach().clone()
-        result = auto_diff(*models, numbers(4, 12), quiet=True, **keywords)
-        assert result
-        for model in models:
-            assert torch.equal(model.linear1.weight, kept)
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {}, {"layer_map": {}}, {"loss_fns": lambda output: output.mean()}, {"atol": 1e-3}, {"steps": 1},
+        {"single_step": True}, {"auto_weights": True},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:auto_weights=True:FutureWarning")
+def test_the_first_model_keeps_its_weights_whatever_else_is_given(
+    keywords: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, raw = Residual(), Residual()
+    kept = base.linear1.weight.detach().clone()
+    result = auto_diff(base, raw, numbers(4, 12), **keywords)
+    assert result
+    assert torch.equal(base.linear1.weight, kept)
+    assert torch.equal(raw.linear1.weight, kept)
+    assert "weights: copied from base Residual (PyTorch) to raw Residual (PyTorch)" in capsys.readouterr().out
+    assert result.to_dict()["weights_copied"]
+    assert "weights: copied from base" in result._repr_html_()
+
+
+def test_nothing_is_said_of_weights_that_were_not_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    result = auto_diff(Residual(), Residual(), numbers(4, 12), auto_weights=False)
+    assert not result.weights_copied
+    assert "weights: copied" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("older", "keywords", "named"),
+    [
+        ((True,), {}, "more than three arguments"),
+        ((True, {"atol": 1e-4}), {}, "more than three arguments"),
+        ((), {"options": {"atol": 1e-4}}, r"options= \(give its entries as keywords\)"),
+        ((), {"loss_fn": [torch.mean, torch.mean]}, r"loss_fn= \(it is called loss_fns\)"),
+        ((), {"optimizer": [None, None]}, r"optimizer= \(it is called optimizers\)"),
+        ((), {"reference": "second"}, r"reference= \(the reference is first\)"),
+    ],
+)
+def test_a_call_that_used_to_overwrite_the_first_model_is_refused_with_what_to_write(
+    older: tuple[object, ...], keywords: dict[str, object], named: str
+) -> None:
+    models = Residual(), Residual()
+    kept = [model.linear1.weight.detach().clone() for model in models]
+    with pytest.raises(BadInput, match=named) as caught:
+        auto_diff(*models, numbers(4, 12), *older, **keywords)
+    assert "from padiff import auto_diff" in str(caught.value)
+    assert all(torch.equal(model.linear1.weight, was) for model, was in zip(models, kept, strict=True))
+
+
+def test_keywords_that_change_their_meaning_or_name_say_so() -> None:
+    with pytest.warns(FutureWarning, match="no longer makes the second model the reference"):
+        auto_diff(Chain(), Chain(), X, auto_weights=True, quiet=True)
+    with pytest.warns(FutureWarning, match="auto_init is called auto_weights"):
+        assert not auto_diff(Chain(), Chain(), X, auto_init=False, quiet=True).weights_copied
 
 
 def test_steps_without_optimizers_are_said_to_be_one() -> None:

@@ -93,7 +93,7 @@ def test_a_live_model_runs_through_the_steps_that_were_not_recorded(tmp_path: Pa
     folder = train(base, tmp_path / "run", [X] * 5, step=[0, 2, 4])
     optimizer = torch.optim.SGD(raw.parameters(), lr=0.1)
     options = {"loss_fns": lambda output: output.square().mean(), "optimizers": [optimizer, optimizer]}
-    result = auto_diff(raw, folder, X, steps=5, auto_init=False, quiet=True, **options)
+    result = auto_diff(raw, folder, X, steps=5, auto_weights=False, quiet=True, **options)
     assert result, result
     assert {finding.step for finding in result.findings} == {0, 2, 4}
 

@@ -49,7 +49,7 @@ def test_a_model_agrees_with_its_recording_in_either_order(tmp_path: Path) -> No
 def test_inputs_and_weights_come_from_the_recording(tmp_path: Path) -> None:
     folder = recorded(Chain(), tmp_path / "run")
     assert auto_diff(Chain(), folder, quiet=True)
-    result = auto_diff(Chain(), folder, auto_init=False, quiet=True)
+    result = auto_diff(Chain(), folder, auto_weights=False, quiet=True)
     assert not result
     assert result.first.raw == "Module.layers.0.Linear.forward.0"
 
@@ -58,8 +58,8 @@ def test_inputs_and_weights_come_from_the_recording(tmp_path: Path) -> None:
 def test_a_fault_is_found_against_a_recording(tmp_path: Path, task: str) -> None:
     base = Chain()
     folder = recorded(base, tmp_path / "run", task=task)
-    assert auto_diff(twin(base), folder, X, auto_init=False, quiet=True)
-    result = auto_diff(twin(base, at=3, change=torch.sin), folder, X, auto_init=False, quiet=True)
+    assert auto_diff(twin(base), folder, X, auto_weights=False, quiet=True)
+    result = auto_diff(twin(base, at=3, change=torch.sin), folder, X, auto_weights=False, quiet=True)
     assert not result
     assert result.first.raw == "Module.layers.4.Linear.forward.0"
 
@@ -77,7 +77,7 @@ def test_steps_are_compared_one_by_one(tmp_path: Path) -> None:
     for rate, agree in ((0.1, True), (0.2, False)):
         model = twin(raw)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
-        result = auto_diff(model, folder, X, optimizers=[optimizer, optimizer], steps=3, auto_init=False, quiet=True)
+        result = auto_diff(model, folder, X, optimizers=[optimizer, optimizer], steps=3, auto_weights=False, quiet=True)
         assert bool(result) is agree
         if not agree:
             assert result.first.step == 1

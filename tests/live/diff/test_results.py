@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import polars as pl
@@ -79,8 +80,11 @@ def test_the_report_shows_trees_numbers_and_lines(differing, capsys) -> None:
     assert shown.index("first difference") < shown.index("then differ")
 
 
-def test_an_aligned_pair_takes_one_line(capsys) -> None:
+def test_an_aligned_pair_takes_one_line_and_one_more_for_copied_weights(capsys) -> None:
     auto_diff(Chain(2), Chain(2), X)
+    assert len(capsys.readouterr().out.strip().splitlines()) == 2
+    same = Chain(2)
+    auto_diff(same, deepcopy(same), X, auto_weights=False)
     assert len(capsys.readouterr().out.strip().splitlines()) == 1
 
 
@@ -103,7 +107,7 @@ def test_long_trees_are_folded(capsys) -> None:
     raw.load_state_dict(base.state_dict())
     with torch.no_grad():
         raw[7][3].weight += 1
-    auto_diff(base, raw, X, auto_init=False)
+    auto_diff(base, raw, X, auto_weights=False)
     shown = capsys.readouterr().out
     assert "7.3 (Linear)" in shown
     assert "inside agree" in shown

@@ -21,7 +21,7 @@ def test_several_faults_are_all_named_and_nothing_else() -> None:
     with torch.no_grad():
         for place in (2, 5):
             raw.layers[place].weight[0, 0] += 0.5
-    result = auto_diff(base, raw, X, single_step=True, auto_init=False, diff_phase="forward", quiet=True)
+    result = auto_diff(base, raw, X, single_step=True, auto_weights=False, diff_phase="forward", quiet=True)
     assert not result
     differing = {one.raw for one in result.differences if one.place == "output"}
     assert differing == {f"Module.layers.{place}.Linear.forward.0" for place in (2, 5)}

@@ -83,7 +83,7 @@ def test_weights_and_dropout_masks_go_either_way() -> None:
 
 
 def test_without_weights_the_first_layer_is_named() -> None:
-    result = auto_diff(Module(), cell(), X, auto_init=False, **EASY)
+    result = auto_diff(Module(), cell(), X, auto_weights=False, **EASY)
     assert not result
     assert result.first.raw == "Cell.first.Dense.forward.0"
 

@@ -28,7 +28,7 @@ def test_a_mindspore_model_takes_the_weights_of_a_paddle_recording_and_agrees(in
         assert (f"Cell.{cell}.forward.0", f"Module.{name}.forward.0", "output") in pairs
         assert (f"Cell.{cell}.backward.0", f"Module.{name}.backward.0", "gradient of output") in pairs
         assert (f"Cell.{cell}.parameters_grad.0", f"Module.{name}.parameters_grad.0", "gradient") in pairs
-    assert not auto_diff(mindspore_net(), RUNS["paddle"], X, auto_init=False, **EASY)
+    assert not auto_diff(mindspore_net(), RUNS["paddle"], X, auto_weights=False, **EASY)
 
 
 def test_a_fault_is_found_against_a_paddle_recording() -> None:

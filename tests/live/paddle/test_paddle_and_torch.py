@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from functools import partial
 from pathlib import Path
 
@@ -60,38 +59,20 @@ class TorchNet(torch.nn.Module):
 X = array(4, 12)
 
 
-def test_both_examples_of_the_manual_run_as_printed(seeds: Path) -> None:
-    text = next(seeds.glob("003*.txt")).read_text(encoding="utf-8")
-    programs = [
-        block for block in re.findall(r"^```py\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if "auto_diff(" in block
-    ]
-    assert len(programs) == 2
-    for program in programs:
-        results = []
-        names = {
-            "paddle": paddle, "torch": torch, "LayerMap": LayerMap,
-            "auto_diff": lambda *args, results=results, **more: results.append(auto_diff(*args, **more)),
-        }  # fmt: skip
-        exec(program, names)
-        assert [bool(result) for result in results] == [True]
-
-
 def test_weights_go_either_way() -> None:
     assert auto_diff(PaddleNet(), TorchNet(), X, **EASY)
     assert auto_diff(TorchNet(), PaddleNet(), X, **EASY)
     assert auto_diff(PaddleNet(), PaddleNet(), X, **EASY)
     layer, module = PaddleNet(), TorchNet()
     kept = module.linear1.weight.detach().clone()
-    result = auto_diff(
-        layer, module, ({"x": paddle.to_tensor(X)}, {"x": torch.as_tensor(X)}), auto_weights=True, options=EASY
-    )
+    result = auto_diff(module, layer, ({"x": torch.as_tensor(X)}, {"x": paddle.to_tensor(X)}), **EASY)
     assert result
     assert torch.equal(module.linear1.weight, kept)
     assert np.array_equal(layer.linear1.weight.numpy().T, kept.numpy())
 
 
 def test_without_weights_the_first_layer_is_named() -> None:
-    result = auto_diff(PaddleNet(), TorchNet(), X, auto_init=False, **EASY)
+    result = auto_diff(PaddleNet(), TorchNet(), X, auto_weights=False, **EASY)
     assert not result
     assert result.first.raw == "Module.linear1.Linear.forward.0"
 
@@ -132,7 +113,7 @@ def test_optimizers_and_losses_over_ten_steps() -> None:
         partial(torch.nn.functional.mse_loss, target=torch.as_tensor(label)),
     ]
     result = auto_diff(
-        layer, module, X, auto_weights=True, optimizer=optimizers, loss_fn=losses, steps=10, options=EASY, apis=False
+        module, layer, X, optimizers=optimizers[::-1], loss_fns=losses[::-1], steps=10, apis=False, **EASY
     )
     assert result
     assert result.steps == 10

@@ -30,7 +30,7 @@ def test_a_paddle_model_takes_the_weights_of_a_mindspore_recording_and_agrees(in
         assert (f"Module.{name}.forward.0", f"Cell.{cell}.forward.0", "output") in pairs
         assert (f"Module.{name}.backward.0", f"Cell.{cell}.backward.0", "gradient of output") in pairs
         assert (f"Module.{name}.parameters_grad.0", f"Cell.{cell}.parameters_grad.0", "gradient") in pairs
-    assert not auto_diff(paddle_net(), RUNS["mindspore"], X, auto_init=False, **EASY)
+    assert not auto_diff(paddle_net(), RUNS["mindspore"], X, auto_weights=False, **EASY)
 
 
 def test_faults_forward_and_backward_are_found_against_a_mindspore_recording() -> None:
