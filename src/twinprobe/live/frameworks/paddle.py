@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -130,17 +132,27 @@ class PaddleAdapter(Modes):
         return _assign(_Substitute.apply(tensor, made, on_gradient, self))
 
 
+_signature = cache(signature)
 _dropouts: list[tuple[NewMask, Any]] = []  # the innermost replacement last
 
 
-def _masked_dropout(
-    x: Any, p: Any = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train", **more: Any
-) -> Any:
+def _masked_dropout(*args: Any, **named: Any) -> Any:
     # One function for all runs: a recorder that finds another one in this place starts from scratch.
     new_mask, original = _dropouts[-1]
-    if not training or not isinstance(p, int | float) or p == 0 or axis is not None or mode[0] != "u":
-        return original(x, p, axis, training, mode, **more)
-    return x * paddle.to_tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
+    if "input" in named:  # the alias that newer versions take
+        named["x"] = named.pop("input")
+    given = _signature(original).bind(*args, **named)
+    given.apply_defaults()
+    asked = given.arguments
+    x, p, axis = asked["x"], asked["p"], asked["axis"]
+    if not asked["training"] or not isinstance(p, int | float) or not 0 < p <= 1:
+        return original(*args, **named)
+    axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    mask = new_mask(tuple(size if at in axes else 1 for at, size in enumerate(x.shape)), float(p))
+    if asked["mode"] != "upscale_in_train":
+        mask = mask != 0
+    factor = paddle.to_tensor(mask).astype(x.dtype)
+    return x.multiply_(factor) if asked.get("inplace") else x * factor
 
 
 class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
