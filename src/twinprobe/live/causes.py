@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from twinprobe.live.findings import (
     BACKWARD_PHASE,
+    BEFORE_PHASE,
     FORWARD_PHASE,
     GRADIENT_PHASE,
     PHASE_ORDER,
@@ -169,6 +170,10 @@ def _explain(mine: list[Finding], raw: Values) -> str:
         told = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
         if _is_beginning(mine[0].raw, raw):
             told = "the two models are given different inputs"
+    elif "buffer" in places:
+        buffers = ", ".join(one.tensor for one in mine)
+        when = "before anything runs" if mine[0].phase == BEFORE_PHASE else "after the step"
+        told = f"its buffers differ {when}: {buffers} ({why})"
     elif "parameter" in places:
         told = f"its parameters differ before anything runs: {named}"
     elif "output" in places:

@@ -14,10 +14,9 @@ from twinprobe.measure.tolerance import Gap, Tolerance
 from twinprobe.runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
-FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE = (
-    "forward", "loss", "backward", "gradients", "weights",
-)  # fmt: skip
-PHASE_ORDER = (FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE)
+PHASE_ORDER = (
+    BEFORE_PHASE, FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE, AFTER_PHASE,
+) = ("buffers before", "forward", "loss", "backward", "gradients", "weights", "buffers after")  # fmt: skip
 _PLACES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 _BACKWARD_PLACES = {INPUT: "gradient of output", OUTPUT: "gradient of input"}
 
@@ -120,6 +119,12 @@ class _Telling:
         return Finding(
             self._step, GRADIENT_PHASE, *calls, "gradient", parameter, gap, True, rule=rule, order=row
         )  # fmt: skip
+
+
+def shortened(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def only_places(found: Found, places: tuple[str, ...]) -> list[Finding]:

@@ -59,6 +59,15 @@ class PaddleAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
+    def gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        held = ((one, one.grad) for module in modules for one in module._parameters.values() if one is not None)
+        # Clearing one frees its memory, whoever else has it. Rows of a sparse one cannot be copied: Paddle aborts.
+        return [(one, _assign(gradient)) for one, gradient in held if gradient is not None and gradient.is_dense()]
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        for parameter, gradient in gradients:
+            parameter._copy_gradient_from(gradient)  # takes it as it is; assigning to grad copies it
+
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
             for parameter in module._parameters.values():

@@ -74,6 +74,18 @@ class TorchAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
+    def gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        return [
+            (one, one.grad)
+            for module in modules
+            for one in module._parameters.values()
+            if one is not None and one.grad is not None
+        ]
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
             for parameter in module._parameters.values():
