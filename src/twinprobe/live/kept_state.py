@@ -28,7 +28,7 @@ class KeptModel:
         self._one = one
         self._layers = one.paths.layer
         self.store = store_of(one.model)
-        self._gradients = one.adapter.gradients(self._layers.values())
+        self._gradients = one.adapter.take_gradients(self._layers.values())
         self.buffers: dict[tuple[str, str], tuple[Any, Any, Array]] = {}  # path and name -> layer, tensor, values
 
     def keep_buffers(self) -> None:
@@ -45,9 +45,12 @@ class KeptModel:
             if not np.array_equal(self.store.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
                 self.store.write(tensor, values)
 
-    def put_back_gradients(self) -> None:
-        """Those of the comparison are gone afterwards."""
+    def clear_gradients(self) -> None:
+        """Those of the comparison are no concern of the user."""
         self._one.adapter.clear_gradients(self._one.model, self._layers.values())
+
+    def put_back_gradients(self) -> None:
+        """Where the models share parameters, nothing may be cleared after this."""
         self._one.adapter.set_gradients(self._gradients)
 
 
@@ -69,6 +72,8 @@ class KeptState:
 
     def put_back(self) -> None:
         """The comparison is over."""
+        for kept in self._models.values():
+            kept.clear_gradients()
         for kept in self._models.values():
             kept.put_back_gradients()
             if not self.steps:

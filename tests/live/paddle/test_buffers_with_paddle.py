@@ -99,3 +99,11 @@ def test_gradients_and_statistics_of_paddle_are_as_before() -> None:
     layer(paddle.to_tensor(X)).square().mean().backward()
     again = [parameter.grad.numpy() for parameter in layer.parameters() if not parameter.stop_gradient]
     assert all(np.allclose(*pair, atol=1e-5) for pair in zip(kept, again, strict=True)), "Paddle goes on as before"
+
+
+def test_gradients_of_a_layer_that_both_models_have_are_as_before() -> None:
+    shared = paddle.nn.Linear(6, 6)
+    shared(paddle.to_tensor(X)).mean().backward()
+    kept = shared.weight.grad.numpy().copy()
+    assert auto_diff(paddle.nn.Sequential(shared), paddle.nn.Sequential(shared), X, auto_weights=False, **EASY)
+    assert np.array_equal(shared.weight.grad.numpy(), kept)

@@ -57,8 +57,8 @@ class Adapter(Protocol):
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
 
-    def gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        """The parameters that have gradients, each with its own, which stay as they are until ``set_gradients``."""
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        """Take their gradients from the parameters, to be given back with ``set_gradients``."""
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         """Give these parameters their gradients back."""

@@ -69,7 +69,7 @@ class MindSporeAdapter(Modes):
         self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
         return outcome
 
-    def gradients(self, _modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+    def take_gradients(self, _modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         return []
 
     def set_gradients(self, _gradients: list[tuple[Any, Any]], /) -> None:

@@ -59,10 +59,16 @@ class PaddleAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
-    def gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        held = ((one, one.grad) for module in modules for one in module._parameters.values() if one is not None)
-        # Clearing one frees its memory, whoever else has it. Rows of a sparse one cannot be copied: Paddle aborts.
-        return [(one, _assign(gradient)) for one, gradient in held if gradient is not None and gradient.is_dense()]
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        held = [(one, one.grad) for module in modules for one in module._parameters.values() if one is not None]
+        found = [(one, gradient) for one, gradient in held if gradient is not None and gradient.is_dense()]
+        if found:
+            other = paddle.zeros([1])
+            for parameter, _ in found:
+                # Clearing frees the memory of what a parameter has, whoever else has it too: let that be another one.
+                parameter._copy_gradient_from(_assign(other))
+                parameter.clear_gradient(False)
+        return found
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:

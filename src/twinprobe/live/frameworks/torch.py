@@ -74,13 +74,12 @@ class TorchAdapter(Modes):
         total.backward()
         return Outcome(output, total)
 
-    def gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        return [
-            (one, one.grad)
-            for module in modules
-            for one in module._parameters.values()
-            if one is not None and one.grad is not None
-        ]
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        held = [one for module in modules for one in module._parameters.values() if one is not None]
+        found = [(one, one.grad) for one in held if one.grad is not None]
+        for parameter, _ in found:
+            parameter.grad = None
+        return found
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:
