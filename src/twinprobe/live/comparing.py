@@ -28,7 +28,7 @@ from twinprobe.live.matching import Matches, match_runs
 from twinprobe.live.options import BACKWARD, FORWARD, Options
 from twinprobe.live.random_ops import Masks
 from twinprobe.live.result import Result
-from twinprobe.live.running import Model, Pass, run_model
+from twinprobe.live.running import Model, Pass, check_optimizers, mode_notes, run_model
 from twinprobe.live.trees import Calls
 from twinprobe.live.weight_check import Buffers, compare_parameters
 from twinprobe.live.weight_pairs import copy_all_weights
@@ -65,6 +65,9 @@ def compare_models(
     notes: list[str],
 ) -> Result:
     """Run what can be run and compare it."""
+    models = [one for one in (base, raw) if isinstance(one, Model)]
+    for one in models:
+        check_optimizers(one, next((other for other in models if other is not one), None))
     if isinstance(base, Path) or isinstance(raw, Path):
         from twinprobe.live.recorded import compare_with_recording
 
@@ -118,6 +121,8 @@ def _one_step(
         more += buffers.compare(tested.run, reference.run, matches, step)
         story.notes += buffers.notes
     if step == 0:
+        if options.random != "eval":
+            story.notes += mode_notes(base, raw, matches.calls)
         story.notes += [*matches.notes, *alone_notes(matches), *(masks.notes if masks is not None else [])]
     story.notes += [*reference.problems, *tested.problems]
     add_findings(story, found, more, tested.run, reference.run, matches)
