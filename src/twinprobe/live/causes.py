@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from twinprobe.live.findings import (
     BACKWARD_PHASE,
+    BEFORE_PHASE,
     FORWARD_PHASE,
     GRADIENT_PHASE,
     PHASE_ORDER,
+    SAME_NAN,
     Finding,
 )
 from twinprobe.live.live_run import Values
@@ -112,7 +114,7 @@ def find_first(
     mine = [one for one in differing if one.raw == chosen]
     return First(
         step, phase, chosen, mine[0].base, _cause(mine),
-        _explain(mine, raw) + _suspects(mine, raw, base, alone), mine,
+        _explain(mine, raw, _given(findings)) + _suspects(mine, raw, base, alone), mine,
         _line(raw, chosen), _line(base, mine[0].base),
     )  # fmt: skip
 
@@ -160,15 +162,27 @@ _EXPLANATIONS = {
 }
 
 
-def _explain(mine: list[Finding], raw: Values) -> str:
+def _given(findings: list[Finding]) -> list[Finding]:
+    """What the models themselves were called with; empty where that was not recorded."""
+    return [one for one in findings if one.place == "input" and _is_model(one.raw)]
+
+
+def _explain(mine: list[Finding], raw: Values, given: list[Finding]) -> str:
     places = {one.place for one in mine}
     why = mine[0].gap.why
     named = ", ".join(one.tensor.rpartition(".")[2] for one in mine if one.place in ("parameter", "gradient"))
     told = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
     if "input" in places:
         told = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
-        if _is_beginning(mine[0].raw, raw):
+        differing = [one for one in given if one.differs]
+        if differing and all(SAME_NAN in one.gap.why for one in differing):
+            told = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
+        elif differing or (not given and raw.ops[:1] == [mine[0].raw]):
             told = "the two models are given different inputs"
+    elif "buffer" in places:
+        buffers = ", ".join(one.tensor for one in mine)
+        when = "before anything runs" if mine[0].phase == BEFORE_PHASE else "after the step"
+        told = f"its buffers differ {when}: {buffers} ({why})"
     elif "parameter" in places:
         told = f"its parameters differ before anything runs: {named}"
     elif "output" in places:
@@ -195,10 +209,9 @@ def _suspects(mine: list[Finding], raw: Values, base: Values, alone: tuple[list[
     return "".join(found)
 
 
-def _is_beginning(name: str, raw: Values) -> bool:
-    """Whether this is the model itself, or the first call in it."""
+def _is_model(name: str) -> bool:
     op = parse_op(name)
-    return (op.is_module and not op.body) or (bool(raw.ops) and raw.ops[0] == name)
+    return op.is_module and not op.body
 
 
 # Recordings may come from elsewhere, so a framework's files are told by where packages usually lie.

@@ -9,29 +9,33 @@ from twinprobe.live.aliases import aliases
 from twinprobe.live.calm import Calm, Found, differing
 from twinprobe.live.causes import First, find_first, settle_causes
 from twinprobe.live.findings import (
+    AFTER_PHASE,
     BACKWARD_PHASE,
+    BEFORE_PHASE,
     FORWARD_PHASE,
     GRADIENT_PHASE,
     LOSS_PHASE,
     PHASE_ORDER,
     Finding,
     find_differences,
+    shortened,
 )
 from twinprobe.live.garbage import collector_paused
+from twinprobe.live.kept_state import KeptState, copying, state_kept
 from twinprobe.live.layer_map import LayerMap
 from twinprobe.live.live_run import Values
 from twinprobe.live.matching import Matches, match_runs
 from twinprobe.live.options import BACKWARD, FORWARD, Options
 from twinprobe.live.random_ops import Masks
 from twinprobe.live.result import Result
-from twinprobe.live.running import Model, Pass, run_model
+from twinprobe.live.running import Model, Pass, check_optimizers, mode_notes, run_model
 from twinprobe.live.trees import Calls
-from twinprobe.live.weight_check import compare_parameters
+from twinprobe.live.weight_check import Buffers, compare_parameters
 from twinprobe.live.weight_pairs import copy_all_weights
 from twinprobe.measure.tolerance import compare
 
 PHASES = {
-    FORWARD: frozenset({FORWARD_PHASE}),
+    FORWARD: frozenset({BEFORE_PHASE, FORWARD_PHASE, AFTER_PHASE}),
     BACKWARD: frozenset({LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE}),
     "both": frozenset(PHASE_ORDER),
 }
@@ -61,49 +65,77 @@ def compare_models(
     notes: list[str],
 ) -> Result:
     """Run what can be run and compare it."""
+    models = [one for one in (base, raw) if isinstance(one, Model)]
+    for one in models:
+        check_optimizers(one, next((other for other in models if other is not one), None))
     if isinstance(base, Path) or isinstance(raw, Path):
         from twinprobe.live.recorded import compare_with_recording
 
-        return compare_with_recording(base, raw, layer_map, options, auto_weights=auto_weights, notes=notes)
-    with collector_paused():
-        return _compare_live(base, raw, layer_map, options, Story(notes=notes), auto_weights)
+        with state_kept(base, raw) as kept:
+            return compare_with_recording(base, raw, layer_map, options, kept, auto_weights=auto_weights, notes=notes)
+    with collector_paused(), state_kept(base, raw) as kept:
+        return _compare_live(base, raw, layer_map, options, Story(notes=notes), kept, auto_weights)
 
 
 def _compare_live(
-    base: Model, raw: Model, layer_map: LayerMap, options: Options, story: Story, auto_weights: bool
+    base: Model,
+    raw: Model,
+    layer_map: LayerMap,
+    options: Options,
+    story: Story,
+    kept: KeptState,
+    auto_weights: bool,
 ) -> Result:
     if auto_weights:
-        story.notes += copy_all_weights(raw, base, layer_map, options)
+        with copying(kept, raw, base.title):
+            story.notes += copy_all_weights(raw, base, layer_map, options)
+    kept.keep_buffers()
+    buffers = Buffers(raw, base, layer_map, options.tolerance, kept)
     for step in range(options.steps):
-        _one_step(base, raw, layer_map, options, step, story)
+        _one_step(base, raw, layer_map, options, step, story, kept, buffers)
         story.steps = step + 1
         if story.first is not None:
             break
     return finish(story, base.title, raw.title)
 
 
-def _one_step(base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, story: Story) -> None:
+def _one_step(
+    base: Model,
+    raw: Model,
+    layer_map: LayerMap,
+    options: Options,
+    step: int,
+    story: Story,
+    kept: KeptState,
+    buffers: Buffers,
+) -> None:
     masks = _masks(base, raw, options)
     with aliases.held_until_compared(allowed=options.backward and {base.adapter.name, raw.adapter.name} <= _WATCHED):
-        tested, reference, matches, found, more = _run_and_compare(base, raw, layer_map, options, step, masks)
+        tested, reference, matches, found, more = _run_and_compare(base, raw, layer_map, options, step, masks, kept)
     if raw.optimizer is not None and base.optimizer is not None:
+        kept.steps += 1
         raw.adapter.step(raw.model, raw.optimizer)
         base.adapter.step(base.model, base.optimizer)
         more += compare_parameters(raw, base, tested.run, reference.run, matches, options.tolerance, step)
+    if AFTER_PHASE in PHASES[options.phase]:
+        more += buffers.compare(tested.run, reference.run, matches, step)
+        story.notes += buffers.notes
     if step == 0:
+        if options.random != "eval":
+            story.notes += mode_notes(base, raw, matches.calls)
         story.notes += [*matches.notes, *alone_notes(matches), *(masks.notes if masks is not None else [])]
     story.notes += [*reference.problems, *tested.problems]
     add_findings(story, found, more, tested.run, reference.run, matches)
 
 
 def _run_and_compare(
-    base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, masks: Masks | None
+    base: Model, raw: Model, layer_map: LayerMap, options: Options, step: int, masks: Masks | None, kept: KeptState
 ) -> tuple[Pass, Pass, Matches, Found, list[Finding]]:
     reference = run_model(base, options, layer_map, masks)
     if options.single_step:
         from twinprobe.live.single_step import run_fed
 
-        tested, fed = run_fed(raw, reference, base, options, layer_map, masks)
+        tested, fed = run_fed(raw, reference, base, options, layer_map, masks, kept)
     else:
         tested, fed = run_model(raw, options, layer_map, masks), []
     matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
@@ -167,6 +199,5 @@ def alone_notes(matches: Matches) -> list[str]:
     for who, names in (("raw", matches.raw_alone), ("base", matches.base_alone)):
         modules = [name for name in names if name.startswith(("Module.", "Cell."))]
         if modules:
-            more = f" and {len(modules) - 3} more" if len(modules) > 3 else ""
-            found.append(f"only in the {who} model, not compared: {', '.join(modules[:3])}{more}")
+            found.append(f"only in the {who} model, not compared: {shortened(modules)}")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 
 from twinprobe.live.calm import Calm, Found
@@ -10,14 +10,14 @@ from twinprobe.live.live_run import Values, short_dtype
 from twinprobe.live.matching import Matches
 from twinprobe.live.measuring import Pair, PairGaps
 from twinprobe.live.missing_gradients import missing_gradients
-from twinprobe.measure.tolerance import Gap, Tolerance
+from twinprobe.measure.tolerance import Gap, Tolerance, compare
 from twinprobe.runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe.runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
-FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE = (
-    "forward", "loss", "backward", "gradients", "weights",
-)  # fmt: skip
-PHASE_ORDER = (FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE)
+PHASE_ORDER = (
+    BEFORE_PHASE, FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE, AFTER_PHASE,
+) = ("buffers before", "forward", "loss", "backward", "gradients", "weights", "buffers after")  # fmt: skip
+SAME_NAN = "the same NaN on both sides"
 _PLACES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 _BACKWARD_PLACES = {INPUT: "gradient of output", OUTPUT: "gradient of input"}
 
@@ -59,8 +59,16 @@ def find_differences(
     gaps = PairGaps(raw, base, wanted, tolerance)
     if matches.equal and wanted and gaps.all_same:
         return Calm(len(wanted), lambda: telling.findings(wanted, gaps))
+    found = telling.findings(wanted, gaps)
+    for one in found:
+        if one.place == "input" and "NaN" in one.gap.why and not parse_op(one.raw).body:
+            row, other, _ = next(pair for pair in wanted if pair[0] == one.order)
+            hosts = raw.tensor(row), base.tensor(other)
+            if hosts[0] is not None and hosts[1] is not None:
+                again = compare(hosts[0], hosts[1], replace(tolerance, equal_nan=True))
+                one.gap = replace(one.gap, why=f"{one.gap.why}, {SAME_NAN}") if again.same else one.gap
     missing = missing_gradients(raw, base, matches.rows) if GRADIENT_PHASE in phases and not matches.equal else []
-    return telling.findings(wanted, gaps) + [telling.without_gradient(*one) for one in missing]
+    return found + [telling.without_gradient(*one) for one in missing]
 
 
 class _Telling:
@@ -120,6 +128,12 @@ class _Telling:
         return Finding(
             self._step, GRADIENT_PHASE, *calls, "gradient", parameter, gap, True, rule=rule, order=row
         )  # fmt: skip
+
+
+def shortened(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
 
 
 def only_places(found: Found, places: tuple[str, ...]) -> list[Finding]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from math import prod
 
 from twinprobe.align.auto.aligner import align_sides
 from twinprobe.align.auto.alignment import DOUBTFUL
@@ -75,6 +77,7 @@ def match_runs(
         if NONE not in (row, other):
             found.rows.append((row, other, rule))
     _pair_left(board, found)
+    _leave_joined(raw, base, layer_map, raw_paths, found)
     _tell_alone(board, found)
     return found
 
@@ -224,6 +227,44 @@ def _pair_left(board: Board, found: Matches) -> None:
                     f"{names[0]} and {names[1]} give different numbers of tensors; what both have is compared"
                 )
     found.rows.sort()
+
+
+def _leave_joined(raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, found: Matches) -> None:
+    """Layers side by side that are one layer in the other model (q, k and v): only what goes in can be compared."""
+    if raw_paths is None or not layer_map.groups:
+        return
+    ops, roles = raw.columns["op"], raw.columns["role"]
+    shapes = raw.columns["shape"], base.columns["shape"]
+    for group in layer_map.groups:
+        counts = len(group.one), len(group.other)
+        if 1 not in counts or counts[0] == counts[1]:
+            continue
+        last = next(
+            (raw_paths.of[id(side[-1])] for side in (group.one, group.other) if id(side[-1]) in raw_paths.of), ""
+        )
+        calls = {at for at, op in enumerate(map(parse_op, raw.ops)) if op.is_module and op.body == last}
+        forward = {at for at in calls if _is_forward(raw.ops[at])}
+        if not any(
+            ops[row] in forward and roles[row] == OUTPUT and _sizes(shapes[0][row], shapes[1][other]) == max(counts)
+            for row, other, _ in found.rows
+        ):
+            continue
+        found.rows = [
+            pair
+            for pair in found.rows
+            if ops[pair[0]] not in calls or (ops[pair[0]] in forward and roles[pair[0]] == INPUT)
+        ]
+        names = (" + ".join(type(layer).__name__ for layer in side) for side in (group.one, group.other))
+        found.notes.append(
+            f"the group {' and '.join(names)} is one layer here and several there: its outputs are not compared, "
+            "what follows is"
+        )
+
+
+def _sizes(one: str, other: str) -> float:
+    """How many times the larger of two shapes holds the smaller one."""
+    small, large = sorted(prod(json.loads(shape)) for shape in (one, other))
+    return large / small if small else 0
 
 
 def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:

@@ -15,6 +15,7 @@ from twinprobe.align.side import Side
 from twinprobe.errors import BadInput
 from twinprobe.live.comparing import PHASES, Story, add_findings, alone_notes, finish
 from twinprobe.live.findings import find_differences, only_places
+from twinprobe.live.kept_state import KeptState, copying
 from twinprobe.live.layer_map import LayerMap
 from twinprobe.live.layer_trees import Tree, structure
 from twinprobe.live.live_run import Values, read_run
@@ -63,6 +64,7 @@ def compare_with_recording(
     raw: Model | Path,
     layer_map: LayerMap,
     options: Options,
+    kept: KeptState,
     *,
     auto_weights: bool,
     notes: list[str],
@@ -82,10 +84,11 @@ def compare_with_recording(
         story.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
     for step in range(begin, min(begin + options.steps, max(runs) + 1)):
         if step in runs:
-            _compare_step(raw, read_run(open_run(runs[step])), layer_map, options, step, story, auto_weights)
+            _compare_step(raw, read_run(open_run(runs[step])), layer_map, options, step, story, kept, auto_weights)
         else:  # not recorded, but what comes after depends on it
             story.notes += run_model(raw, options, layer_map, None).problems
         if raw.optimizer is not None:
+            kept.steps += 1
             raw.adapter.step(raw.model, raw.optimizer)
         if story.first is not None:
             break
@@ -109,13 +112,17 @@ def _compare_step(
     options: Options,
     step: int,
     story: Story,
+    kept: KeptState,
     auto_weights: bool,
 ) -> None:
     story.notes += reference.notes
     if raw.inputs is None:
         raw.inputs = inputs_of(reference, raw)
-    if story.steps == 0 and auto_weights:
-        load_weights(raw, reference, layer_map, story.notes)
+    if story.steps == 0:
+        if auto_weights:
+            with copying(kept, raw, str(reference.path)):
+                load_weights(raw, reference, layer_map, story.notes)
+        kept.keep_buffers()
     masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
     tested = run_model(raw, options, layer_map, masks)
     story.notes += tested.problems

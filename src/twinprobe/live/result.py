@@ -118,7 +118,9 @@ class Result:
     def __repr__(self) -> str:
         counts = self.counts()
         if self.first is None:
-            return f"<aligned: {self.base} and {self.raw}, {counts['compared']} pairs agree>"
+            inner = f", but {counts['differ']} inner ones do not decide and differ" if counts["differ"] else ""
+            agree = counts["compared"] - counts["differ"]
+            return f"<aligned: {self.base} and {self.raw}, {agree} pairs agree{inner}>"
         return (
             f"<not aligned: {self.base} and {self.raw}, {counts['differ']} of {counts['compared']} pairs: {self.first}>"
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from twinprobe.live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
 from twinprobe.live.frameworks.adapter import OnGradient
+from twinprobe.live.kept_state import KeptState
 from twinprobe.live.layer_map import LayerMap
 from twinprobe.live.live_run import Values
 from twinprobe.live.matching import Matches, match_runs
@@ -26,10 +27,17 @@ INPUT_PLACE, GRADIENT_PLACE = "input as computed", "gradient as computed"
 
 
 def run_fed(
-    raw: Model, reference: Pass, base: Model, options: Options, layer_map: LayerMap, masks: Masks | None
+    raw: Model,
+    reference: Pass,
+    base: Model,
+    options: Options,
+    layer_map: LayerMap,
+    masks: Masks | None,
+    kept: KeptState,
 ) -> tuple[Pass, list[Finding]]:
     """Run the raw model twice: once to see which calls belong together, once with every layer fed."""
     seen = run_model(raw, options, layer_map, masks)
+    kept[raw].put_back_buffers()
     matches = match_runs(seen.run, reference.run, layer_map, raw.paths, base.paths)
     feeder = Feeder(raw, seen.run, reference.run, matches, options)
 

@@ -211,3 +211,16 @@ def test_a_torch_recording_stands_for_the_torch_model(tmp_path: Path) -> None:
     result = auto_diff(cell(scale=1.1, p=0.0), tmp_path / "run", X, **EASY)
     assert not result
     assert result.first.raw == "Cell.last.Dense.forward.0"
+
+
+def test_running_statistics_agree_and_a_reversed_momentum_is_found() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+    x = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
+    for momentum, agrees in ((0.9, True), (0.1, False)):
+        cell = ms.nn.SequentialCell(ms.nn.Dense(6, 4), ms.nn.BatchNorm1d(4, momentum=momentum)).set_train(True)
+        result = auto_diff(module, cell, x, atol=1e-4, rtol=1e-4, quiet=True)
+        assert bool(result) is agrees
+        assert {"moving_mean", "moving_variance"} == {
+            one.tensor for one in result.findings if one.phase == "buffers after"
+        }
+    assert result.first.phase == "buffers after"

@@ -132,3 +132,46 @@ def test_a_changed_gradient_in_a_residual_block_is_found_run_after_run() -> None
         assert {"Module.two.Block.backward.0", "Module.three.Block.backward.0"} <= shares
         result = auto_diff(base, net(paddle.nn.Layer, hooked=True), X, **EASY)
         assert (result.first.phase, result.first.raw) == ("backward", "Module.two.linear.Linear.backward.0")
+
+
+def test_q_k_and_v_of_paddle_are_one_layer_in_torch_and_the_other_way_round() -> None:
+    class Joined(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = torch.nn.Linear(6, 18), torch.nn.Linear(6, 6)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.out(q * k + v)
+
+    class PaddleJoined(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = paddle.nn.Linear(6, 18), paddle.nn.Linear(6, 6)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.out(q * k + v)
+
+    class Apart(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (torch.nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x):
+            return self.out(self.q(x) * self.k(x) + self.v(x))
+
+    class PaddleApart(paddle.nn.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v, self.out = (paddle.nn.Linear(6, 6) for _ in range(4))
+
+        def forward(self, x):
+            return self.out(self.q(x) * self.k(x) + self.v(x))
+
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    for joined, apart in ((Joined(), PaddleApart()), (PaddleJoined(), Apart())):
+        layer_map = LayerMap()
+        layer_map.group([joined.qkv], [apart.q, apart.k, apart.v])
+        for pair in ((joined, apart), (apart, joined)):
+            assert auto_diff(*pair, x, layer_map=layer_map, atol=1e-5, rtol=1e-5, quiet=True)

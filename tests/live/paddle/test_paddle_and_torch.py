@@ -123,6 +123,23 @@ def test_optimizers_and_losses_over_ten_steps() -> None:
     assert result.first.phase == "loss"
 
 
+def test_swapped_optimizers_and_another_mode_are_told() -> None:
+    layer, module = PaddleNet(), TorchNet()
+    swapped = [
+        torch.optim.Adam(module.parameters(), 1e-3), paddle.optimizer.Adam(1e-3, parameters=layer.parameters())
+    ]  # fmt: skip
+    with pytest.raises(
+        BadInput, match=r"base model PaddleNet .* is one of another framework \(Adam\): are they swapped"
+    ):
+        auto_diff(layer, module, X, optimizers=swapped, **EASY)
+    stranger = paddle.optimizer.Adam(1e-3, parameters=PaddleNet().parameters())
+    with pytest.raises(BadInput, match="none of the parameters of this model"):
+        auto_diff(layer, module, X, optimizers=[stranger, swapped[0]], **EASY)
+    layer.eval()
+    notes = auto_diff(layer, module, X, **EASY).notes
+    assert notes == ["the base model is in evaluation mode, the raw model in training mode"]
+
+
 def test_dropout_masks_are_shared_between_the_frameworks() -> None:
     layer = paddle.nn.Sequential(paddle.nn.Linear(12, 40), paddle.nn.Dropout(0.5), paddle.nn.Linear(40, 3))
     module = torch.nn.Sequential(torch.nn.Linear(12, 40), torch.nn.Dropout(0.5), torch.nn.Linear(40, 3))

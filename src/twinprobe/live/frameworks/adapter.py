@@ -57,6 +57,12 @@ class Adapter(Protocol):
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
 
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        """Take their gradients from the parameters, to be given back with ``set_gradients``."""
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        """Give these parameters their gradients back."""
+
     def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
         """Forget the gradients that a model's modules have from earlier passes."""
 

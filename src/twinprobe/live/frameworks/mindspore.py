@@ -69,6 +69,12 @@ class MindSporeAdapter(Modes):
         self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
         return outcome
 
+    def take_gradients(self, _modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        return []
+
+    def set_gradients(self, _gradients: list[tuple[Any, Any]], /) -> None:
+        pass
+
     def clear_gradients(self, model: Any, _modules: Iterable[Any], /) -> None:
         self._gradients.pop(model, None)
 

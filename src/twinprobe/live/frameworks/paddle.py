@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,21 @@ class PaddleAdapter(Modes):
         total = loss(output) if loss is not None else mean_of_means(tensors_in(output, self.is_tensor, []), _float_mean)
         total.backward()
         return Outcome(output, total)
+
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        held = [(one, one.grad) for module in modules for one in module._parameters.values() if one is not None]
+        found = [(one, gradient) for one, gradient in held if gradient is not None and gradient.is_dense()]
+        if found:
+            other = paddle.zeros([1])
+            for parameter, _ in found:
+                # Clearing frees the memory of what a parameter has, whoever else has it too: let that be another one.
+                parameter._copy_gradient_from(_assign(other))
+                parameter.clear_gradient(False)
+        return found
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        for parameter, gradient in gradients:
+            parameter._copy_gradient_from(gradient)  # takes it as it is; assigning to grad copies it
 
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
@@ -130,17 +147,27 @@ class PaddleAdapter(Modes):
         return _assign(_Substitute.apply(tensor, made, on_gradient, self))
 
 
+_signature = cache(signature)
 _dropouts: list[tuple[NewMask, Any]] = []  # the innermost replacement last
 
 
-def _masked_dropout(
-    x: Any, p: Any = 0.5, axis: Any = None, training: bool = True, mode: str = "upscale_in_train", **more: Any
-) -> Any:
+def _masked_dropout(*args: Any, **named: Any) -> Any:
     # One function for all runs: a recorder that finds another one in this place starts from scratch.
     new_mask, original = _dropouts[-1]
-    if not training or not isinstance(p, int | float) or p == 0 or axis is not None or mode[0] != "u":
-        return original(x, p, axis, training, mode, **more)
-    return x * paddle.to_tensor(new_mask(tuple(x.shape), float(p))).astype(x.dtype)
+    if "input" in named:  # the alias that newer versions take
+        named["x"] = named.pop("input")
+    given = _signature(original).bind(*args, **named)
+    given.apply_defaults()
+    asked = given.arguments
+    x, p, axis = asked["x"], asked["p"], asked["axis"]
+    if not asked["training"] or not isinstance(p, int | float) or not 0 < p <= 1:
+        return original(*args, **named)
+    axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    mask = new_mask(tuple(size if at in axes else 1 for at, size in enumerate(x.shape)), float(p))
+    if asked["mode"] != "upscale_in_train":
+        mask = mask != 0
+    factor = paddle.to_tensor(mask).astype(x.dtype)
+    return x.multiply_(factor) if asked.get("inplace") else x * factor
 
 
 class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy

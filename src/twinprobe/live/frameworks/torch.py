@@ -25,6 +25,8 @@ from twinprobe.runs.host_tensor import STORAGE, HostTensor
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {getattr(torch, name): name for name in ("float32", "float64", "int64", "int32")}
 _functional: Any = torch.nn.functional
+# With the number of axes that an input without a batch has; dropout2d takes none.
+_DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 0, "dropout3d": 4}
 _accelerator: Any = getattr(torch, "accelerator", torch.cuda)
 
 
@@ -71,6 +73,17 @@ class TorchAdapter(Modes):
         total = loss(output) if loss is not None else mean_of_means(tensors_in(output, []), _float_mean)
         total.backward()
         return Outcome(output, total)
+
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        held = [one for module in modules for one in module._parameters.values() if one is not None]
+        found = [(one, one.grad) for one in held if one.grad is not None]
+        for parameter, _ in found:
+            parameter.grad = None
+        return found
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
     def clear_gradients(self, _model: Any, modules: Iterable[Any], /) -> None:
         for module in modules:
@@ -131,19 +144,28 @@ class TorchAdapter(Modes):
 
     @contextmanager
     def dropouts(self, new_mask: NewMask) -> Iterator[None]:
-        original = _functional.dropout
+        originals = {name: getattr(_functional, name) for name in _DROPOUTS}
 
-        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-            if not training or p == 0:
-                return original(input, p, training, inplace)
-            mask = torch.as_tensor(new_mask(tuple(input.shape), p), dtype=input.dtype, device=input.device)
-            return input.mul_(mask) if inplace else input * mask
+        def masked(name: str) -> Any:
+            def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+                if not training or not 0 < p <= 1:
+                    return originals[name](input, p, training, inplace)
+                shape = tuple(input.shape)
+                if name != "dropout":  # whole channels; without a batch the first axis has them
+                    leading = 1 if input.dim() == _DROPOUTS[name] else 2
+                    shape = shape[:leading] + (1,) * (input.dim() - leading)
+                mask = torch.as_tensor(new_mask(shape, p), dtype=input.dtype, device=input.device)
+                return input.mul_(mask) if inplace else input * mask
 
-        _functional.dropout = dropout
+            return dropout
+
+        for name in originals:
+            setattr(_functional, name, masked(name))
         try:
             yield
         finally:
-            _functional.dropout = original
+            for name, original in originals.items():
+                setattr(_functional, name, original)
 
     @contextmanager
     def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:

@@ -39,6 +39,7 @@ def copy_weights(
 
     ``known`` are pairs of paths that were found otherwise, by running the models say.
     """
+    from twinprobe.live.findings import shortened
     from twinprobe.live.layer_map import as_layer_map
     from twinprobe.live.pairing import mapped_paths, pair_modules
 
@@ -50,15 +51,22 @@ def copy_weights(
         for pair in (known if known is not None else pair_modules(target, source, chosen))
         if pair in mapped or not (pair[0] in left_out[0] or pair[1] in left_out[1])
     ]
-    return copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups)
+    report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups)
+    ignored = _left_out(target, chosen, ignored_only=True) if report.kept else set()
+    kept = [name for name in report.kept if name.rpartition(".")[0] in ignored]
+    if kept:
+        report.notices.append(f"weights of ignored layers were not copied: {shortened(kept)}")
+    return report
 
 
-def _left_out(model: Any, layer_map: LayerMap) -> set[str]:
+def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) -> set[str]:
     """Paths of the layers whose own weights the user takes care of."""
     if layer_map.is_empty:
         return set()
-    alone = {id(api.layer) for api in layer_map.apis}
-    alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+    alone: set[int] = set()
+    if not ignored_only:
+        alone |= {id(api.layer) for api in layer_map.apis}
+        alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
     found: set[str] = set()
     below: list[str] = []
     for path, layer in _modules(store_of(model), model):

@@ -13,6 +13,7 @@ _NAMES = {
     "v": ("v_proj", "value", "v", "wv", "to_v", "value_proj", "linear_v", "v_linear"),
     "out": ("out_proj", "o_proj", "out", "output", "o", "wo", "to_out", "proj", "dense", "linear_out", "out_linear"),
 }
+PROJECTIONS = frozenset(name for role in "qkv" for name in _NAMES[role])
 
 
 def own_attention(store: Store, module: Any) -> Layout | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twinprobe.live.weights.layers import Slot, slots_below
@@ -32,7 +33,20 @@ def match_group(target: Side, source: Side, group: Group) -> Match | None:
         across and any(_may_be_turned(*pair) for pair in zip(wanted, offered, strict=True))
     ):
         return Match(copies=list(zip(wanted, offered, strict=True)))
+    thirds = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
+    if thirds and not (across and any(_may_be_turned(*pair) for pair in thirds)):
+        return Match(copies=thirds)
     return Match(notices=[_kept(members, wanted, offered)])
+
+
+def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
+    """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
+    found = []
+    for slot in whole:
+        names = [part for part in parts if part.name == slot.name]
+        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
+    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
+    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
 
 
 def _places(side: Side) -> dict[int, tuple[str, Any]]:

@@ -20,30 +20,31 @@ class View:
     """How a stored array is seen in the common form; on a fresh array it is a view that can be written to."""
 
     transposed: bool = False
-    third: int | None = None  # of three equal parts along the first axis
+    third: int | None = None  # of three equal parts along the first axis of the common form
     drop: int | None = None  # an axis of length one
     flat: bool = False
 
     def of(self, array: Array) -> Array:
         """The array in the common form."""
-        if self.third is not None:
-            part = array.shape[0] // 3
-            array = array[self.third * part : (self.third + 1) * part]
         if self.drop is not None:
             array = array[(slice(None),) * self.drop + (0,)]
         if self.flat:
             array = array.reshape(-1)
-        return array.T if self.transposed else array
+        if self.transposed:
+            array = array.T
+        if self.third is not None:
+            part = array.shape[0] // 3
+            array = array[self.third * part : (self.third + 1) * part]
+        return array
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
         """The shape in the common form, without an array."""
-        if self.third is not None:
-            stored = (stored[0] // 3, *stored[1:])
         if self.drop is not None:
             stored = stored[: self.drop] + stored[self.drop + 1 :]
         if self.flat:
             stored = (int(np.prod(stored, dtype=np.int64)),)
-        return stored[::-1] if self.transposed else stored
+        stored = stored[::-1] if self.transposed else stored
+        return stored if self.third is None else (stored[0] // 3, *stored[1:])
 
 
 AS_IS, TRANSPOSED, FLAT = View(), View(transposed=True), View(flat=True)

@@ -10,7 +10,7 @@ from twinprobe.live.weights.layers import Layer, Slot
 from twinprobe.live.weights.layouts import AS_IS, TRANSPOSED
 from twinprobe.live.weights.problems import Problem
 
-_COUNTERS = {"batches", "num_batches_tracked"}
+COUNTERS = {"batches", "num_batches_tracked"}
 
 
 @dataclass
@@ -45,7 +45,7 @@ def _by_family(target: Layer, source: Layer, match: Match) -> None:
         wanted, offered = target.slots.get(name), source.slots.get(name)
         if wanted is not None and offered is not None:
             _if_shapes_agree(target, source, wanted, offered, match)
-        elif name not in _COUNTERS:
+        elif name not in COUNTERS:
             _one_sided(target, source, wanted, offered, match)
 
 

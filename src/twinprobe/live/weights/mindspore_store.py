@@ -11,6 +11,8 @@ from mindspore import mint, nn
 from twinprobe.live.weights import layouts
 from twinprobe.live.weights.layouts import Array, Layout, Rules, always
 
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")  # kept among the parameters
+
 
 def _kind(cell: Any) -> str:
     if isinstance(cell, (nn.LSTM, nn.LSTMCell)):
@@ -81,6 +83,11 @@ class MindSporeStore:
         passing = getattr(module, "_non_persistent_buffers_set", ())
         buffers = getattr(module, "_buffers", None) or {}
         return held | {name: value for name, value in buffers.items() if value is not None and name not in passing}
+
+    def state(self, module: Any) -> dict[str, Any]:
+        found = {name: value for name, value in (getattr(module, "_buffers", None) or {}).items() if value is not None}
+        own = module._params
+        return found | {name: own[name] for name in _STATISTICS if own.get(name) is not None}
 
     def children(self, module: Any) -> dict[str, Any]:
         return {name: child for name, child in module._cells.items() if child is not None}

@@ -16,6 +16,7 @@ from twinprobe.live.weights.layouts import TRANSPOSED, Array, Layout, Rules, alw
 
 _IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
 _float32 = paddle.float32
+_STATISTICS = ("_mean", "_variance", "weight_u", "weight_v")  # kept among the parameters
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
@@ -102,6 +103,15 @@ class PaddleStore:
         passing = module._non_persistable_buffer_names_set
         return held | {
             name: value for name, value in module._buffers.items() if value is not None and name not in passing
+        }
+
+    def state(self, module: Any) -> dict[str, Any]:
+        own = module._parameters
+        if not module._buffers and own.keys().isdisjoint(_STATISTICS):
+            return {}
+        found = {name: value for name, value in module._buffers.items() if value is not None}
+        return found | {
+            name: own[name] for name in _STATISTICS if own.get(name) is not None and own[name].stop_gradient
         }
 
     def children(self, module: Any) -> dict[str, Any]:

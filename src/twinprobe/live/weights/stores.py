@@ -16,6 +16,9 @@ class Store(Protocol):
     def own(self, module: Any) -> dict[str, Any]:
         """Parameters and persistent buffers that belong to the module itself, by attribute."""
 
+    def state(self, module: Any) -> dict[str, Any]:
+        """What a forward pass may change in the module itself: all buffers, and running statistics."""
+
     def children(self, module: Any) -> dict[str, Any]:
         """Modules directly below, by attribute."""
 

@@ -58,6 +58,10 @@ def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _has_array(tensor: Any) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+
+
 class TorchStore:
     """Parameters and buffers of torch.nn.Module."""
 
@@ -68,6 +72,15 @@ class TorchStore:
         passing = module._non_persistent_buffers_set
         return held | {
             name: value for name, value in module._buffers.items() if value is not None and name not in passing
+        }
+
+    def state(self, module: Any) -> dict[str, Any]:
+        if not module._buffers:
+            return {}
+        return {
+            name: value
+            for name, value in module._buffers.items()
+            if value is not None and not isinstance(value, nn.parameter.UninitializedTensorMixin) and _has_array(value)
         }
 
     def children(self, module: Any) -> dict[str, Any]:

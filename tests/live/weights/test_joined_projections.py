@@ -1,0 +1,76 @@
+"""One layer that holds q, k and v against three: grouped they are copied, and without a group they are proposed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from twinprobe import LayerMap, auto_diff
+from twinprobe.errors import BadInput
+
+X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(6, 18), nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(attend(*self.qkv(x).chunk(3, -1)))
+
+
+class Apart(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 6) for _ in range(4))
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(attend(self.q(x) * self.scale, self.k(x), self.v(x)))
+
+
+def grouped(joined: Joined, apart: Apart) -> LayerMap:
+    layer_map = LayerMap()
+    layer_map.group([joined.qkv], [apart.q, apart.k, apart.v])
+    return layer_map
+
+
+@pytest.mark.parametrize("joined_is_base", [True, False])
+def test_a_group_of_three_projections_is_copied_and_the_models_agree(joined_is_base: bool) -> None:
+    joined, apart = Joined(), Apart()
+    pair = (joined, apart) if joined_is_base else (apart, joined)
+    result = auto_diff(*pair, X, layer_map=grouped(joined, apart), quiet=True)
+    assert result, result
+    for part, name in enumerate("qkv"):
+        one = getattr(apart, name)
+        assert torch.equal(one.weight, joined.qkv.weight[6 * part : 6 * part + 6])
+        assert torch.equal(one.bias, joined.qkv.bias[6 * part : 6 * part + 6])
+    (note,) = [note for note in result.notes if "group" in note]
+    assert "outputs are not compared" in note
+    compared = {one.raw for one in result.findings if one.place == "output"}
+    assert "Module.out.Linear.forward.0" in compared, "what follows is"
+
+
+def test_a_fault_behind_the_group_is_found() -> None:
+    joined, apart = Joined(), Apart(scale=1.5)
+    result = auto_diff(joined, apart, X, layer_map=grouped(joined, apart), quiet=True)
+    assert not result
+    assert "shape" not in result.first.why
+
+
+@pytest.mark.parametrize("joined_is_base", [True, False])
+def test_without_a_group_the_joined_layer_is_proposed(joined_is_base: bool) -> None:
+    pair = (Joined(), Apart()) if joined_is_base else (Apart(), Joined())
+    with pytest.raises(BadInput) as raised:
+        auto_diff(*pair, X, quiet=True)
+    lines = str(raised.value).splitlines()
+    missing = next(line for line in lines if (" q.weight" if joined_is_base else " qkv.weight") in line)
+    proposed = "qkv.weight [18, 6]" if joined_is_base else "q.weight [6, 6]"
+    assert f"nearest partner in the source: {proposed}" in missing
+    assert "LayerMap.group" in missing
