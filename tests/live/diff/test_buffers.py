@@ -74,13 +74,13 @@ def test_buffers_that_differ_before_anything_runs_come_first() -> None:
     raw = Normed()
     raw.load_state_dict(base.state_dict())
     raw.norm.running_var.mul_(2)
-    result = auto_diff(base, raw, X, auto_weights=False, reference="first", quiet=True)
+    result = auto_diff(base, raw, X, auto_weights=False, quiet=True)
     assert result.first.phase == "buffers before"
     assert [one.tensor for one in result.first.findings] == ["running_var"]
     assert "before anything runs" in result.first.why
     for model in (base, raw):
         model.eval()
-    result = auto_diff(base, raw, X, auto_weights=False, reference="first", quiet=True)
+    result = auto_diff(base, raw, X, auto_weights=False, quiet=True)
     assert result.first.phase == "buffers before"
     assert "Module.norm.BatchNorm1d.forward.0" in {one.raw for one in result.differences if one.phase == "forward"}
 
