@@ -20,8 +20,8 @@ REFERENCE = PROJECT.parent / "shared" / "reference"
 # The one place that decides what is random. Without TWINPROBE_SEED every test sees the same numbers each time and on
 # every machine; ./test --all sets it to a number of its own and prints it, so that what failed can be run again.
 SEED = os.environ.get("TWINPROBE_SEED")
-# A slow machine is no failure (no deadline, no check of the time that examples take), and no run depends on the one before
-# it (no database of examples).
+# A slow machine is no failure (no deadline, no check of the time that examples take), and no run depends on an
+# earlier one (no database of examples).
 COMMON: Any = {
     "deadline": None,
     "database": None,

@@ -1,8 +1,8 @@
 """One reader on changed files, in a process of its own: fuzz_engine.py READER AMOUNT FOLDER SEED.
 
-The amount is a number of inputs ("100"), the same on every machine, or of seconds ("30s"). With seconds and atheris (where
-it can be had) the inputs that reach new lines are kept and changed further; otherwise changes of the seeds are changed
-again. An input that ends in anything but our own errors, or that takes more memory than 64 MB
+The amount is a number of inputs ("100"), the same on every machine, or of seconds ("30s"). With seconds and atheris
+(where it can be had) the inputs that reach new lines are kept and changed further; otherwise changes of the seeds are
+changed again. An input that ends in anything but our own errors, or that takes more memory than 64 MB
 and three times its size, is written to FOLDER; numbers go to FOLDER/numbers.json. One that kills the process or keeps
 it for too long is what FOLDER/work holds when it has ended.
 """

@@ -39,7 +39,7 @@ def test_the_same_changed_files_are_read_or_refused(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_only_our_own_errors_leave_a_reader(name: str) -> None:
-    """Searches for inputs that nobody thought of: TWINPROBE_FUZZ_SECONDS each, or ./test --fuzz HOURS for all together."""
+    """Searches for new inputs: TWINPROBE_FUZZ_SECONDS for each reader, or ./test --fuzz HOURS for all together."""
     hours = float(os.environ.get("TWINPROBE_FUZZ_HOURS", "0"))
     seconds = hours * 3600 / len(READERS) or float(os.environ.get("TWINPROBE_FUZZ_SECONDS", "30"))
     fuzz(name, f"{seconds}s", seed=int(os.environ.get("TWINPROBE_SEED", "1")))

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe.errors import BadInput
@@ -148,7 +148,7 @@ def test_columns_of_unexpected_kinds_are_read_as_nothing(tmp_path: Path) -> None
         assert graph.graph(0, 0).stack(row) == []
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_file_with_flipped_bytes_is_read_or_refused(
     reference: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
