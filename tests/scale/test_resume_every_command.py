@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from many_ranks import compare, leftovers, ranks_at
 
+from support import slow
 from twinprobe.cli import main
 from twinprobe.scale.engine import EngineOptions
 
@@ -175,6 +176,7 @@ def test_only_what_is_missing_is_done_and_the_result_is_that_of_a_command_in_one
         assert not (folder / ".twinprobe").exists()
 
 
+@pytest.mark.parametrize("case", ["db", *slow("vis", "merge", "llm")], indirect=True)
 def test_a_piece_whose_input_has_changed_is_done_again(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = interrupted(case, out, 3)
@@ -188,6 +190,7 @@ def test_a_piece_whose_input_has_changed_is_done_again(case: Case, tmp_path: Pat
     assert results(out) == results(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("case", ["db", *slow("vis", "merge", "llm")], indirect=True)
 def test_nothing_to_resume_is_no_obstacle(case: Case, tmp_path: Path) -> None:
     case.run(tmp_path / "out", nothing, True)
     case.run(tmp_path / "plain", nothing, False)
@@ -230,6 +233,7 @@ def test_a_result_that_could_not_be_read_is_merged_later(tmp_path: Path, capsys:
     assert results(out) == results(tmp_path / "plain")
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_a_terminal_keeps_what_is_drawn(tmp_path: Path) -> None:
     count = 24
     sides = hierarchical(tmp_path / "t", count, calls=100), hierarchical(tmp_path / "g", count, calls=100)

@@ -108,8 +108,8 @@ def test_without_an_optimizer_everything_is_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
-        ("import sys; sys.exit(7)", 7, ""),
-        ("raise SystemExit('enough')", 1, "enough"),
+        pytest.param("import sys; sys.exit(7)", 7, "", marks=pytest.mark.slow),
+        pytest.param("raise SystemExit('enough')", 1, "enough", marks=pytest.mark.slow),
         ("def f():\n    raise KeyError('lost')\nf()", 1, "KeyError: 'lost'"),
     ],
 )
