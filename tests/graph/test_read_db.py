@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -123,12 +122,10 @@ def test_nothing_can_be_written_through_the_connection(file: Path) -> None:
 def test_an_endless_query_ends(file: Path) -> None:
     connection = connect(file)
     limit_time(connection, 0.2)
-    start = time.monotonic()
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
         connection.execute(
             "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
         ).fetchone()
-    assert time.monotonic() - start < 20
 
 
 def test_columns_of_unexpected_kinds_are_read_as_nothing(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from many_ranks import compare, leftovers, ranks_at
+from many_ranks import begun, compare, leftovers, ranks_at
 
 from support import slow
 from twinprobe.cli import main
@@ -43,9 +41,9 @@ class Case:
         self.input.write_bytes(content.replace(*self.changed, 1))
 
 
-def hierarchical(folder: Path, count: int, *, calls: int = 1) -> Path:
+def hierarchical(folder: Path, count: int) -> Path:
     """Ranks whose calls lie in a hierarchy, as graphs need it; rank 3 is off."""
-    for rank in ranks_at(folder, count, off={3: 1.0}, calls=calls).iterdir():
+    for rank in ranks_at(folder, count, off={3: 1.0}).iterdir():
         names = json.loads((rank / "dump.json").read_text())["data"]
         (rank / "construct.json").write_text(json.dumps(dict.fromkeys(names)))
         (rank / "stack.json").write_text("{}")
@@ -233,17 +231,12 @@ def test_a_result_that_could_not_be_read_is_merged_later(tmp_path: Path, capsys:
     assert results(out) == results(tmp_path / "plain")
 
 
-@pytest.mark.slow
 def test_ctrl_c_on_a_terminal_keeps_what_is_drawn(tmp_path: Path) -> None:
-    count = 24
-    sides = hierarchical(tmp_path / "t", count, calls=100), hierarchical(tmp_path / "g", count, calls=100)
-    start = "import sys; from twinprobe.cli import main; sys.exit(main())"
+    count = 8
+    sides = hierarchical(tmp_path / "t", count), hierarchical(tmp_path / "g", count)
     words = ["graph_visualize", "-tp", str(sides[0]), "-gp", str(sides[1]), "--quiet"]
     out = tmp_path / "out"
-    command = [sys.executable, "-c", start, *words, "-o", str(out), "--workers", "1", "--engine", "process"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while child.poll() is None and len(done(out)) < 2:
-        time.sleep(0.01)
+    child = begun(out, *words, "--engine", "process")
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
