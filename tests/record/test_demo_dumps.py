@@ -63,6 +63,7 @@ def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: 
     assert [tmp_path / file.split()[1]] == list((tmp_path / "demo_output").glob("*.html"))
 
 
+@pytest.mark.slow
 def test_the_runs_can_be_made_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(EXAMPLES / "make_demo.py"), str(tmp_path)]

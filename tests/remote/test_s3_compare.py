@@ -85,7 +85,7 @@ def test_mapping_files_may_be_remote_and_leave_their_own_there(s3: S3Server, com
     assert s3_results(s3, "mapped/o") == expected
 
 
-@pytest.mark.parametrize("kind", ["npy", *slow("statistics")])
+@pytest.mark.parametrize("kind", [*slow("npy"), "statistics"])
 def test_kernel_dumps(s3: S3Server, command, tmp_path: Path, kind: str) -> None:
     sides = [DATA / "kernel_dump_A", DATA / "kernel_dump_B"]
     if kind == "npy":

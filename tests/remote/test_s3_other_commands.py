@@ -113,6 +113,7 @@ def test_inference_dumps(s3: S3Server, command, tmp_path: Path, kind: str) -> No
     assert len(listings) < 60
 
 
+@pytest.mark.slow
 def test_statistics_of_inference_dumps_and_two_tensor_files(s3: S3Server, command, tmp_path: Path) -> None:
     mine, golden = llm_sides(tmp_path, "atb")
     urls = [s3.put(side, f"llm2/{side.parent.name}/{side.name}") for side in (mine, golden)]

@@ -119,7 +119,7 @@ def damage(raw: bytes, flips: list[tuple[int, int]], cut: int, insert: bytes) ->
 
 
 @pytest.mark.parametrize("suffix", REAL)
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(
     which=st.integers(0, 2),
     flips=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),
