@@ -61,9 +61,8 @@ class Trial:
         self.counts: Counter[str] = Counter()
         self.findings: dict[str, str] = {}
         self.slowest = self.largest_growth = 0.0
-        faulthandler.register(
-            signal.SIGPROF, file=sys.__stderr__, chain=True
-        )  # shows where it was, then ends the process
+        # Shows where it was, then ends the process.
+        faulthandler.register(signal.SIGPROF, file=sys.__stderr__, chain=True)
 
     def one(self, data: bytes) -> None:
         """Give the reader one input."""
