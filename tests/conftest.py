@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
+import os
+import random
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 PROJECT = Path(__file__).resolve().parents[1]
 REFERENCE = PROJECT.parent / "shared" / "reference"
+
+# The one place that decides what is random. Without TWINPROBE_SEED every test sees the same numbers each time and on
+# every machine; ./test --all sets it to a number of its own and prints it, so that what failed can be run again.
+SEED = os.environ.get("TWINPROBE_SEED")
+# A slow machine is no failure (no deadline, no check of the time that examples take), and no run depends on an
+# earlier one (no database of examples).
+COMMON: Any = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+}
+settings.register_profile("fixed", derandomize=True, **COMMON)
+settings.register_profile("random", derandomize=False, **COMMON)
+settings.load_profile("random" if SEED else "fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the seed to hypothesis before its own plugin looks for it."""
+    if SEED:
+        config.option.hypothesis_seed = SEED
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Seed the shared generators before fixtures are made: no test depends on which ones ran before it."""
+    seed = int(SEED or 0)
+    random.seed(seed)
+    np.random.seed(seed)
+    for name, seeded in (("torch", "manual_seed"), ("paddle", "seed"), ("mindspore", "set_seed")):
+        if name in sys.modules:
+            getattr(sys.modules[name], seeded)(seed)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+
+
+def slow(*values: Any) -> list[Any]:
+    """Parameters that only ./test --all runs: the rest of a matrix whose representatives ./test has."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def tensor(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairing import DATA, MAPPING, backward, calls, is_identity, match, named, small_run, yaml_file
 
@@ -63,7 +63,7 @@ def models(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, str | None]]:
     return data, parents if draw(st.booleans()) else {}
 
 
-quick = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(deadline=None, max_examples=40)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
@@ -20,7 +20,7 @@ from twinprobe.runs.run import Run, open_run
 WORDS = ("attn", "mlp", "norm", "q_proj", "fc1", "dense", "wrap", "layers.0", "layers.1")
 CLASSES = ("Linear", "LayerNorm", "Block", "Embedding", "ReLU", "Dense")
 APIS = ("Torch.add", "Functional.linear", "Tensor.__add__", "Functional.relu", "Torch.matmul")
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(deadline=None, max_examples=60)
 
 
 @st.composite

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from support import slow
+
 SCRIPTS = Path(sys.executable).parent
 HELPERS = Path(__file__).resolve().parents[1] / "llm"
 
@@ -150,7 +152,7 @@ def ait(printed: str, folder: Path, **more: str) -> str:
     return run([str(SCRIPTS / words[0]), *words[1:]], folder, **more)
 
 
-@pytest.mark.parametrize("fault", [False, True])
+@pytest.mark.parametrize("fault", [*slow(False), True])
 def test_the_four_steps_work_as_printed(seeds: Path, place: Path, fault: bool) -> None:
     document = next(seeds.glob("001*.txt")).read_text()
 

@@ -1,7 +1,8 @@
-"""One reader on changed files for some seconds, in a process of its own: fuzz_engine.py READER SECONDS FOLDER [SEED].
+"""One reader on changed files, in a process of its own: fuzz_engine.py READER AMOUNT FOLDER SEED.
 
-With atheris (where it can be had) the inputs that reach new lines are kept and changed further; without it, changes
-of the seeds are changed again. An input that ends in anything but our own errors, or that takes more memory than 64 MB
+The amount is a number of inputs ("100"), the same on every machine, or of seconds ("30s"). With seconds and atheris
+(where it can be had) the inputs that reach new lines are kept and changed further; otherwise changes of the seeds are
+changed again. An input that ends in anything but our own errors, or that takes more memory than 64 MB
 and three times its size, is written to FOLDER; numbers go to FOLDER/numbers.json. One that kills the process or keeps
 it for too long is what FOLDER/work holds when it has ended.
 """
@@ -14,10 +15,12 @@ import io
 import json
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -25,7 +28,7 @@ from random import Random
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE)]
 MEMORY = 64 << 20
-SLOW = 20.0  # seconds for one input of some kilobytes: whatever the machine, that is a hang
+SLOW = 20.0  # seconds of processor time for one input of some kilobytes: however busy the machine, that is a hang
 _PAGE = resource.getpagesize()
 _INSTRUMENTED = ["twinprobe", "zipfile", "yaml", "csv"]
 
@@ -49,7 +52,7 @@ def current_bytes() -> int:
 class Trial:
     """One input after the other; remembers what went wrong, once for each place in the code."""
 
-    def __init__(self, name: str, folder: Path, work: Path, seconds: float) -> None:
+    def __init__(self, name: str, folder: Path, work: Path) -> None:
         from fuzz_readers import READERS
 
         self.reader = READERS[name]
@@ -58,14 +61,15 @@ class Trial:
         self.counts: Counter[str] = Counter()
         self.findings: dict[str, str] = {}
         self.slowest = self.largest_growth = 0.0
-        self.deadline = time.monotonic() + seconds
+        # Shows where it was, then ends the process.
+        faulthandler.register(signal.SIGPROF, file=sys.__stderr__, chain=True)
 
     def one(self, data: bytes) -> None:
         """Give the reader one input."""
         from twinprobe.errors import TwinProbeError
 
         self.path.write_bytes(data)
-        faulthandler.dump_traceback_later(SLOW, exit=True)  # the input stays in its file
+        signal.setitimer(signal.ITIMER_PROF, SLOW)  # the input stays in its file
         before, highest, start = current_bytes(), peak_bytes(), time.monotonic()
         try:
             self.reader.read(self.path)
@@ -98,10 +102,6 @@ class Trial:
                    "growth_mb": round(self.largest_growth / (1 << 20), 1)}  # fmt: skip
         (self.folder / "numbers.json").write_text(json.dumps(numbers, indent=1))
 
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() > self.deadline
-
 
 def _place(error: Exception) -> str:
     """The kind of an error and the last line of the project that it came through."""
@@ -110,38 +110,44 @@ def _place(error: Exception) -> str:
     return f"{type(error).__name__} {where}"
 
 
-def run(name: str, seconds: float, folder: Path, seed: int) -> None:
-    """Fuzz one reader until its time is over; may end the process."""
+def run(name: str, amount: str, folder: Path, seed: int) -> None:
+    """Give one reader so many inputs, or as many as fit into so many seconds; may end the process."""
     work = folder / "work"
     work.mkdir(parents=True)
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    if not amount.endswith("s"):
+        trial = _warm(name, folder, work)
+        _plain_loop(trial, Random(seed), lambda: sum(trial.counts.values()) >= int(amount))
+        return
+    seconds = float(amount.removesuffix("s"))
     try:
         import atheris
     except ImportError:
-        _plain_loop(_warm(name, folder, work, seconds), Random(seed))
+        trial = _warm(name, folder, work)
+        end = time.monotonic() + seconds
+        _plain_loop(trial, Random(seed), lambda: time.monotonic() > end)
     else:
         with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=_INSTRUMENTED):
-            trial = _warm(name, folder, work, seconds)
-        _guided_loop(trial, seed)
+            trial = _warm(name, folder, work)
+        _guided_loop(trial, seed, time.monotonic() + seconds)
 
 
-def _warm(name: str, folder: Path, work: Path, seconds: float) -> Trial:
+def _warm(name: str, folder: Path, work: Path) -> Trial:
     """Read the seeds twice, so that what is loaded once does not count as the cost of an input."""
     from twinprobe.errors import TwinProbeError
 
-    trial = Trial(name, folder, work, seconds)
+    trial = Trial(name, folder, work)
     for data in trial.reader.seeds() * 2:
         trial.path.write_bytes(data)
         with contextlib.suppress(TwinProbeError):  # some real files hold nothing that can be used
             trial.reader.read(trial.path)
-    trial.deadline = time.monotonic() + seconds
     return trial
 
 
-def _plain_loop(trial: Trial, chance: Random) -> None:
+def _plain_loop(trial: Trial, chance: Random, is_over: Callable[[], bool]) -> None:
     pool = trial.reader.seeds()
     originals = len(pool)
-    while not trial.is_over:
+    while not is_over():
         data = trial.reader.mutation(chance.choice(pool), chance)
         if len(data) < 1 << 20:
             trial.one(data)
@@ -152,13 +158,13 @@ def _plain_loop(trial: Trial, chance: Random) -> None:
     trial.save()
 
 
-def _guided_loop(trial: Trial, seed: int) -> None:
+def _guided_loop(trial: Trial, seed: int, end: float) -> None:
     import atheris
 
     chance, originals = Random(seed), trial.reader.seeds()
 
     def one(data: bytes) -> None:
-        if trial.is_over:
+        if time.monotonic() > end:
             trial.save()
             os._exit(0)
         trial.one(data)
@@ -181,4 +187,4 @@ def _guided_loop(trial: Trial, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else time.time_ns())
+    run(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))

@@ -7,7 +7,6 @@ Weights are cut from the same full matrices in every layout, so all layouts comp
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
+
+from twinprobe.torch import record
 
 WIDTH, INNER, LAYERS, WORDS, BATCH, LENGTH = 16, 32, 4, 24, 3, 5
 
@@ -160,13 +161,10 @@ def train_step(model: Model, stage: int, pp: int, tp: int, at: int) -> None:
         dist.send(x.grad, dst=(stage - 1) * tp + at)
 
 
-def run_rank(rank: int, output: str, tp: int, pp: int, port: str, faulty: int) -> None:
-    from twinprobe.torch import record
-
+def run_rank(rank: int, output: Path, tp: int, pp: int, faulty: int) -> None:
     torch.set_num_threads(1)
     world = tp * pp
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(world))
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{output}.meet", rank=rank, world_size=world)
     at, stage = rank % tp, rank // tp
     groups = [dist.new_group(list(range(first * tp, first * tp + tp))) for first in range(pp)]
     share = LAYERS // pp
@@ -184,12 +182,9 @@ def run_rank(rank: int, output: str, tp: int, pp: int, port: str, faulty: int) -
 
 def main(output: Path, tp: int, pp: int, faulty: int) -> None:
     """Record the model in this layout, one process per rank; the last shard of a faulty layer has a wrong weight."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    torch.multiprocessing.spawn(run_rank, (str(output), tp, pp, port, faulty), nprocs=tp * pp)
+    words = (output.absolute(), tp, pp, faulty)
+    # Forked: no rank has to import torch again.
+    torch.multiprocessing.start_processes(run_rank, words, nprocs=tp * pp, start_method="fork")
 
 
 if __name__ == "__main__":

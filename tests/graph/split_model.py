@@ -9,8 +9,8 @@ both are plain models, and all layouts compute the same function.
 
 from __future__ import annotations
 
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +18,8 @@ import torch.distributed as dist
 from parallel_model import WIDTH, WORDS, full
 from torch import nn
 from torch.nn import functional
+
+from twinprobe.torch import record
 
 LAYERS, EXPERTS, BATCH, LENGTH = 2, 4, 4, 6
 
@@ -137,12 +139,9 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def run_rank(rank: int, output: str, kind: str, ranks: int, level: str, faulty: int, port: str) -> None:
-    from twinprobe.torch import record
-
+def run_rank(rank: int, output: Path, kind: str, ranks: int, level: str, faulty: int) -> None:
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE=str(ranks))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{output}.meet", rank=rank, world_size=ranks)
     model = Model(Attention if kind == "context" else Moe)
     for name, module in model.named_modules():
         if isinstance(module, Expert) and module.number == faulty and name.startswith("layers.1"):
@@ -156,15 +155,11 @@ def run_rank(rank: int, output: str, kind: str, ranks: int, level: str, faulty: 
     dist.destroy_process_group()
 
 
-def main(output: str, kind: str, ranks: int, level: str, faulty: int) -> None:
-    """Record the model on so many ranks."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    torch.multiprocessing.spawn(run_rank, (output, kind, ranks, level, faulty, port), nprocs=ranks)
+def main(output: Path, kind: str, ranks: int, level: str, faulty: int) -> None:
+    """Record the model on so many ranks; forked, so that none of them has to import torch again."""
+    words = (output.absolute(), kind, ranks, level, faulty)
+    torch.multiprocessing.start_processes(run_rank, words, nprocs=ranks, start_method="fork")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]) if len(sys.argv) > 5 else -1)
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]) if len(sys.argv) > 5 else -1)

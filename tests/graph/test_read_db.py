@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe.errors import BadInput
@@ -123,12 +122,10 @@ def test_nothing_can_be_written_through_the_connection(file: Path) -> None:
 def test_an_endless_query_ends(file: Path) -> None:
     connection = connect(file)
     limit_time(connection, 0.2)
-    start = time.monotonic()
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):
         connection.execute(
             "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT max(x) FROM n"
         ).fetchone()
-    assert time.monotonic() - start < 20
 
 
 def test_columns_of_unexpected_kinds_are_read_as_nothing(tmp_path: Path) -> None:
@@ -148,7 +145,7 @@ def test_columns_of_unexpected_kinds_are_read_as_nothing(tmp_path: Path) -> None
         assert graph.graph(0, 0).stack(row) == []
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_a_file_with_flipped_bytes_is_read_or_refused(
     reference: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

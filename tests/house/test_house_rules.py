@@ -50,3 +50,14 @@ def test_no_file_holds_a_path_of_a_machine_or_the_host_of_a_registry() -> None:
             if forbidden.search(line):
                 found.append(f"{name}:{number}")
     assert found == []
+
+
+def test_what_contributing_names_is_there() -> None:
+    text = (PROJECT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"(?<![.\w/-])(?:src|tests|docs|bench)/[\w./]*\w", text)
+    assert len(named) > 10
+    assert [name for name in named if not (PROJECT / name).exists()] == []
+    for room in re.findall(r"`([a-z]+)/`", text):
+        assert any((PROJECT / place / room).is_dir() for place in ("src/twinprobe", ".")), room
+    for table, file in re.findall(r"`(\w+)` (?:in |\()`((?:src|tests)/[\w./]+)`", text):
+        assert re.search(rf"^(class )?{table}\b", (PROJECT / file).read_text(encoding="utf-8"), re.M), (table, file)

@@ -27,16 +27,11 @@ def test_reading_measuring_judging_and_reporting_import_no_framework(tmp_path: o
     assert loaded_after(code) <= {"numpy"}
 
 
-def test_help_needs_little_processor_time() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import time, sys, contextlib, io\n"
+        "import contextlib, io\n"
         "from twinprobe.cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
-        "    main(['--help'])\n"
-        "print(time.process_time())"
+        "    main(['--help'])"
     )
-    times = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
-        for _ in range(3)
-    ]
-    assert min(times) < 0.3
+    assert loaded_after(code) == set()

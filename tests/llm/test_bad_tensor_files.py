@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,9 +58,7 @@ def test_one_bad_file_is_one_row_with_a_reason(
 ) -> None:
     golden, mine = dumps
     spoil(mine / "2_CommonLayer" / "1_Attention" / "after" / "outtensor0.bin")
-    began = time.monotonic()
     said = llm("compare", "-gp", golden, "-mp", mine, "-o", tmp_path / "o")
-    assert time.monotonic() - began < 30
     assert said.code == 0, said.err
     bad = [row for row in report(tmp_path / "o") if row["Result"] != "pass"]
     assert all("2_CommonLayer/1_Attention" in row["my_data_path"] or not row["my_data_path"] for row in bad)
@@ -78,9 +75,7 @@ def test_links_that_stay_inside_the_dump_are_tensors_like_any_other(
     target = mine / "1_CommonLayer" / "after" / "outtensor0.bin"
     linked.unlink()
     linked.symlink_to(os.path.relpath(target, linked.parent))
-    began = time.monotonic()
     assert llm("compare", "-gp", golden, "-mp", mine, "-o", tmp_path / "o", "--workers", 2).code == 0
-    assert time.monotonic() - began < 60
     assert {row["Result"] for row in report(tmp_path / "o")} == {"pass"}
 
 

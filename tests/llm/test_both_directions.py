@@ -23,6 +23,7 @@ from llm_dumps import (
     write_torch,
 )
 
+from support import slow
 from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 Run = Callable[..., Said]
@@ -163,7 +164,7 @@ def pipe(path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [cut_off, no_tensor, link_to_the_outside, link_to_nothing, pipe])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, *slow(2)])
 def test_one_bad_golden_file_is_one_row_with_a_reason(
     llm: Run, tmp_path: Path, spoil: Callable[[Path], None], workers: int
 ) -> None:

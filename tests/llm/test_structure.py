@@ -20,6 +20,7 @@ from llm_dumps import (
     write_torch,
 )
 
+from support import slow
 from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 
@@ -42,7 +43,7 @@ def check_all_right(result: LlmComparison) -> None:
     assert failed.height == 0, failed.select("golden_data_path", "my_data_path", "Reason").rows()[:5]
 
 
-@pytest.mark.parametrize("layers", [1, 2, 12, 100])
+@pytest.mark.parametrize("layers", [1, 2, 12, *slow(100)])
 def test_layers_are_found_be_there_one_or_many(tmp_path: Path, layers: int) -> None:
     torch_dump, atb = made(tmp_path, Sizes(layers=layers, hidden=4, kv=4, wide=6, vocab=5, rows=2), atb_layer())
     result = compare_dumps(LlmRequest(atb, torch_dump, level="layer"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -231,7 +230,5 @@ def test_a_worker_that_dies_or_fails_ends_the_command_with_a_message(tmp_path: P
     values = many(3)
     golden = write_torch(tmp_path / "t" / "7_npu0", values, 2)
     mine = write_atb_model(tmp_path / "ait_dump", "0_8", values, atb_model(2, atb_layer()))
-    began = time.monotonic()
     with pytest.raises(TwinProbeError, match=words):
         compare_dumps(LlmRequest(mine, golden, level=level, workers=2))  # type: ignore[arg-type]
-    assert time.monotonic() - began < 60

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from measure_definitions import host, pair_by_definition
 from measure_strategies import tensor_pairs
 
@@ -35,7 +35,7 @@ def check(found: PairMetrics, target: HostTensor, golden: HostTensor) -> None:
     assert found.cosine == pytest.approx(wanted["cosine"], rel=0, abs=tolerance, nan_ok=True)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=300)
 @given(pair=tensor_pairs())
 def test_metrics_equal_their_definition(engine: Engine, pair: tuple[HostTensor, HostTensor]) -> None:
     check(measure_pair(*pair, engine=engine), *pair)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from measure_definitions import host, values
 from measure_strategies import tensor_pairs
 
@@ -46,7 +46,7 @@ def check(found: Statistics, tensor: HostTensor) -> None:
     assert found.norm == pytest.approx(wanted.norm, rel=1e-12, nan_ok=True)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=200)
 @given(pair=tensor_pairs())
 def test_statistics_equal_their_definition(engine: Engine, pair: tuple[HostTensor, HostTensor]) -> None:
     check(statistics(pair[0], engine=engine), pair[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,22 @@ def test_the_files_are_small_and_name_no_machine() -> None:
                 assert all(frame.startswith(("File examples/", "File site-packages/torch/")) for frame in frames)
 
 
+def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "demo", tmp_path / "examples" / "demo")
+    shutil.copy(EXAMPLES.parent / "demo", tmp_path)
+    tools = tmp_path / ".demo-env" / "bin"  # installed already: this Python's own environment
+    tools.mkdir(parents=True)
+    (tmp_path / ".demo-env" / "ready").touch()
+    for name, program in (("python", ""), ("twinprobe", "-c 'import twinprobe.cli as c; exit(c.main())'")):
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {program} "$@"\n')
+        (tools / name).chmod(0o755)
+    done = subprocess.run([tmp_path / "demo"], capture_output=True, text=True, timeout=120, check=True)
+    *_, divergence, file = done.stdout.splitlines()
+    assert divergence == f"The two runs part at {FAULT}, examples/tiny_transformer.py, line 98."
+    assert [tmp_path / file.split()[1]] == list((tmp_path / "demo_output").glob("*.html"))
+
+
+@pytest.mark.slow
 def test_the_runs_can_be_made_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(EXAMPLES / "make_demo.py"), str(tmp_path)]

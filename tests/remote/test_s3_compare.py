@@ -11,7 +11,7 @@ import pytest
 from remote_dumps import local_results, pair_of, rank_folders, s3_results
 from s3_server import S3Server
 
-from support import tensor_dump
+from support import slow, tensor_dump
 from twinprobe.errors import BadInput
 from twinprobe.report.atomic import Staging
 from twinprobe.runs.places import place
@@ -20,7 +20,7 @@ TABLES = "csv,parquet,xlsx"
 DATA = Path(__file__).resolve().parents[1] / "data"
 
 
-@pytest.mark.parametrize("kind", ["statistics", "tensor", "md5"])
+@pytest.mark.parametrize("kind", ["tensor", *slow("statistics", "md5")])
 def test_tables_of_remote_runs_are_those_of_local_ones(s3: S3Server, command, tmp_path: Path, kind: str) -> None:
     target, golden = pair_of(kind, tmp_path)
     urls = s3.put(target, f"{kind}/target"), s3.put(golden, f"{kind}/golden")
@@ -85,7 +85,7 @@ def test_mapping_files_may_be_remote_and_leave_their_own_there(s3: S3Server, com
     assert s3_results(s3, "mapped/o") == expected
 
 
-@pytest.mark.parametrize("kind", ["npy", "statistics"])
+@pytest.mark.parametrize("kind", [*slow("npy"), "statistics"])
 def test_kernel_dumps(s3: S3Server, command, tmp_path: Path, kind: str) -> None:
     sides = [DATA / "kernel_dump_A", DATA / "kernel_dump_B"]
     if kind == "npy":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from remote_dumps import local_results, rank_folders, s3_results
 from s3_server import S3Server
 
@@ -73,6 +74,7 @@ def test_the_first_difference_is_searched_in_a_dataset_there(s3: S3Server, comma
     assert there == {name: content for name, content in local_results(tmp_path / "here").items() if name in there} != {}
 
 
+@pytest.mark.slow
 def test_a_large_rank_is_cut_into_slices_there(s3: S3Server, command, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for side, factor in (("t", 1.1), ("g", 1.0)):

@@ -11,6 +11,8 @@ import pytest
 from remote_dumps import local_results, rank_folders, s3_results
 from s3_server import S3Server
 
+from support import slow
+
 pytest.importorskip("ray", reason="Ray is not installed")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scale"))
 from two_nodes import two_nodes
@@ -24,7 +26,7 @@ def cluster(s3_session: S3Server) -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.parametrize("form", ["db", "vis"])
+@pytest.mark.parametrize("form", ["db", *slow("vis")])
 def test_graphs_of_ranks_are_drawn_by_nodes_and_put_together_there(
     s3: S3Server, cluster: Any, command, tmp_path: Path, form: str
 ) -> None:
@@ -45,6 +47,7 @@ def test_graphs_of_ranks_are_drawn_by_nodes_and_put_together_there(
         assert found == expected
 
 
+@pytest.mark.slow
 def test_ranks_are_merged_by_nodes(s3: S3Server, cluster: Any, command, tmp_path: Path) -> None:
     target, golden = rank_folders(tmp_path / "t", steps=1, shift=0.1), rank_folders(tmp_path / "g", steps=1)
     options = ("--format", "dataset", "--engine", "inline", "--quiet")

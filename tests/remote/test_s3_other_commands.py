@@ -11,6 +11,8 @@ import pytest
 from remote_dumps import local_results, pair_of, rank_folders, s3_results
 from s3_server import S3Server
 
+from support import slow
+
 
 def rows(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """All tables of a graph file."""
@@ -19,7 +21,7 @@ def rows(path: Path) -> dict[str, list[tuple[object, ...]]]:
         return {name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in names}
 
 
-@pytest.mark.parametrize("form", ["db", "vis"])
+@pytest.mark.parametrize("form", ["db", *slow("vis")])
 def test_graphs_of_all_ranks(s3: S3Server, command, tmp_path: Path, form: str) -> None:
     target, golden = (
         rank_folders(tmp_path / "t", ranks=2, steps=1, shift=0.1),
@@ -64,7 +66,7 @@ def test_a_remote_graph_is_shown_and_exported(s3: S3Server, command, tmp_path: P
     assert s3.traffic.of("other.json") == []
 
 
-@pytest.mark.parametrize("form", ["csv", "parquet", "xlsx"])
+@pytest.mark.parametrize("form", [*slow("csv"), "parquet", *slow("xlsx")])
 def test_results_of_ranks_are_merged(s3: S3Server, command, tmp_path: Path, form: str) -> None:
     target, golden = rank_folders(tmp_path / "t", steps=1, shift=0.1), rank_folders(tmp_path / "g", steps=1)
     results = tmp_path / "results"
@@ -93,7 +95,7 @@ def llm_sides(folder: Path, kind: str) -> tuple[Path, Path]:
     return llm_dumps.write_atb_model(folder / "mine" / "ait_dump", "0_77", changed, operators), golden
 
 
-@pytest.mark.parametrize("kind", ["torch", "atb"])
+@pytest.mark.parametrize("kind", [*slow("torch"), "atb"])
 def test_inference_dumps(s3: S3Server, command, tmp_path: Path, kind: str) -> None:
     mine, golden = llm_sides(tmp_path, kind)
     urls = [s3.put(side, f"llm/{kind}/{side.parent.name}/{side.name}") for side in (mine, golden)]
@@ -111,6 +113,7 @@ def test_inference_dumps(s3: S3Server, command, tmp_path: Path, kind: str) -> No
     assert len(listings) < 60
 
 
+@pytest.mark.slow
 def test_statistics_of_inference_dumps_and_two_tensor_files(s3: S3Server, command, tmp_path: Path) -> None:
     mine, golden = llm_sides(tmp_path, "atb")
     urls = [s3.put(side, f"llm2/{side.parent.name}/{side.name}") for side in (mine, golden)]

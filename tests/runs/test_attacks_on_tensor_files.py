@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hostile_tensor_files import ELEMENTS, HEADERS, PICKLES, TENSORS, ZIPS, calls, container, described, npy
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from twinprobe.errors import DamagedTensor
@@ -119,7 +119,7 @@ def damage(raw: bytes, flips: list[tuple[int, int]], cut: int, insert: bytes) ->
 
 
 @pytest.mark.parametrize("suffix", REAL)
-@settings(deadline=None, max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=500)
 @given(
     which=st.integers(0, 2),
     flips=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=4),

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe.errors import DamagedTensor
@@ -96,7 +96,7 @@ def test_a_circle_of_links_is_no_way_out(folder: Path) -> None:
         (folder / "x.pt").read_bytes()
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=300)
 @given(
     name=st.lists(st.sampled_from(["..", ".", "/", "\\", "sub", "a.pt", "", "\0", "b.pt", "é"]), max_size=8).map(
         "".join

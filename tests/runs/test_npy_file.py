@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
@@ -28,7 +28,7 @@ def assert_same(path: Path) -> None:
     assert read.data.tobytes() == expected.astype(expected.dtype.newbyteorder("=")).tobytes()
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=150)
 @given(
     kind=st.sampled_from(DTYPES),
     order=st.sampled_from("<>="),

@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe.errors import DamagedTensor
@@ -91,7 +91,7 @@ def test_every_dtype_survives_a_view_with_offset_and_strides(name: str, tmp_path
     assert_same(open_tensor(saved(tensor, tmp_path / "t.pt")), tensor)
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=120)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=5),
     strides=st.lists(st.integers(0, 7), min_size=5, max_size=5),

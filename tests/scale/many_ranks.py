@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,30 @@ def tensors_at(folder: Path, files: int, *, seed: int, scale: float = 1e-3) -> P
 
 def compare(target: Path, golden: Path, out: Path, *more: str) -> int:
     return main(["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--quiet", *more])
+
+
+_PAUSING = """
+import os, sys, time
+from twinprobe.cli import main
+from twinprobe.scale.ledger import Session
+go, keep, kept = sys.argv.pop(1), Session.keep, []
+def pausing(*words):
+    keep(*words)
+    kept.append(words)
+    while len(kept) == 2 and not os.path.exists(go):
+        time.sleep(0.01)
+Session.keep = pausing
+sys.exit(main())
+"""
+
+
+def begun(out: Path, *words: object) -> subprocess.Popen[str]:
+    """A command in a process of its own that has finished two pieces; it goes on when a file ``out.go`` is there."""
+    command = [sys.executable, "-c", _PAUSING, f"{out}.go", *map(str, words), "-o", str(out), "--workers", "1"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while child.poll() is None and len(list(out.glob(".twinprobe/*/done/*.json"))) < 2:
+        time.sleep(0.01)
+    return child
 
 
 def tables(out: Path) -> dict[str, str]:

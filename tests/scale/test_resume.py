@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from many_ranks import compare, leftovers, ranks_at, tables, tensors_at
+from many_ranks import begun, compare, leftovers, ranks_at, tables, tensors_at
 
 from twinprobe.compare.job import Request, run_request
 from twinprobe.report.dataset import find_dataset
@@ -19,7 +17,7 @@ from twinprobe.runs.fingerprint import run_fingerprint
 from twinprobe.scale.engine import EngineOptions
 
 MANY = 18
-LONG_RANKS, LONG_CALLS = 24, 200
+LONG_RANKS = 24
 
 
 def parts(out: Path) -> dict[str, int]:
@@ -39,20 +37,13 @@ def dumps(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def long_dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("long")
-    ranks_at(root / "t", LONG_RANKS, off={3: 1.0}, calls=LONG_CALLS)
-    ranks_at(root / "g", LONG_RANKS, calls=LONG_CALLS)
+    ranks_at(root / "t", LONG_RANKS, off={3: 1.0})
+    ranks_at(root / "g", LONG_RANKS)
     return root
 
 
-def begun(dumps: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    """A compare command in a process of its own that has finished a rank or two and is at work on the others."""
-    start = "import sys; from twinprobe.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", start, "compare", "-tp", str(dumps / "t"), "-gp", str(dumps / "g")]
-    command += ["-o", str(out), "--workers", "1", *more]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while child.poll() is None and len(list(out.glob(".twinprobe/*/done/*.json"))) < 2:
-        time.sleep(0.01)
-    return child
+def compare_begun(dumps: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    return begun(out, "compare", "-tp", dumps / "t", "-gp", dumps / "g", *more)
 
 
 @pytest.mark.parametrize("engine", ["inline", "process", pytest.param("ray", marks=pytest.mark.slow)])
@@ -60,7 +51,7 @@ def test_an_interrupted_command_keeps_what_is_done_and_goes_on_from_there(
     long_dumps: Path, tmp_path: Path, engine: str
 ) -> None:
     out = tmp_path / "out"
-    child = begun(long_dumps, out, "--engine", engine)
+    child = compare_begun(long_dumps, out, "--engine", engine)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
@@ -81,7 +72,7 @@ def test_an_interrupted_command_keeps_what_is_done_and_goes_on_from_there(
 
 def test_a_command_that_was_killed_is_resumed_as_well(long_dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    child = begun(long_dumps, out, "--engine", "inline")
+    child = compare_begun(long_dumps, out, "--engine", "inline")
     child.kill()
     child.communicate()
     first = parts(out)
@@ -165,8 +156,9 @@ def test_a_changed_tensor_file_changes_the_fingerprint(tmp_path: Path) -> None:
 
 def test_two_commands_in_one_folder_do_not_harm_each_other(long_dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    child = begun(long_dumps, out, "--engine", "inline", "--rank", "0-17")
+    child = compare_begun(long_dumps, out, "--engine", "inline", "--rank", "0-17")
     assert compare(long_dumps / "t", long_dumps / "g", out, "--rank", "6-23", "--engine", "process") == 0
+    (tmp_path / "out.go").touch()
     child.communicate(timeout=120)
     assert child.returncode == 0
     datasets = sorted(out.glob("compare_dataset_*"))
@@ -178,12 +170,13 @@ def test_two_commands_in_one_folder_do_not_harm_each_other(long_dumps: Path, tmp
 
 def test_a_running_command_is_not_resumed_by_another(long_dumps: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    child = begun(long_dumps, out, "--engine", "inline")
+    child = compare_begun(long_dumps, out, "--engine", "inline")
     os.kill(child.pid, signal.SIGSTOP)
     try:
         assert compare(long_dumps / "t", long_dumps / "g", out, "--resume") == 0
     finally:
         os.kill(child.pid, signal.SIGCONT)
+    (tmp_path / "out.go").touch()
     child.communicate(timeout=120)
     assert child.returncode == 0
     assert len(list(out.glob("compare_dataset_*"))) == 2

@@ -7,16 +7,15 @@ import os
 import re
 import signal
 import sqlite3
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from many_ranks import compare, leftovers, ranks_at
+from many_ranks import begun, compare, leftovers, ranks_at
 
+from support import slow
 from twinprobe.cli import main
 from twinprobe.scale.engine import EngineOptions
 
@@ -42,9 +41,9 @@ class Case:
         self.input.write_bytes(content.replace(*self.changed, 1))
 
 
-def hierarchical(folder: Path, count: int, *, calls: int = 1) -> Path:
+def hierarchical(folder: Path, count: int) -> Path:
     """Ranks whose calls lie in a hierarchy, as graphs need it; rank 3 is off."""
-    for rank in ranks_at(folder, count, off={3: 1.0}, calls=calls).iterdir():
+    for rank in ranks_at(folder, count, off={3: 1.0}).iterdir():
         names = json.loads((rank / "dump.json").read_text())["data"]
         (rank / "construct.json").write_text(json.dumps(dict.fromkeys(names)))
         (rank / "stack.json").write_text("{}")
@@ -175,6 +174,7 @@ def test_only_what_is_missing_is_done_and_the_result_is_that_of_a_command_in_one
         assert not (folder / ".twinprobe").exists()
 
 
+@pytest.mark.parametrize("case", ["db", *slow("vis", "merge", "llm")], indirect=True)
 def test_a_piece_whose_input_has_changed_is_done_again(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = interrupted(case, out, 3)
@@ -188,6 +188,7 @@ def test_a_piece_whose_input_has_changed_is_done_again(case: Case, tmp_path: Pat
     assert results(out) == results(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("case", ["db", *slow("vis", "merge", "llm")], indirect=True)
 def test_nothing_to_resume_is_no_obstacle(case: Case, tmp_path: Path) -> None:
     case.run(tmp_path / "out", nothing, True)
     case.run(tmp_path / "plain", nothing, False)
@@ -231,15 +232,11 @@ def test_a_result_that_could_not_be_read_is_merged_later(tmp_path: Path, capsys:
 
 
 def test_ctrl_c_on_a_terminal_keeps_what_is_drawn(tmp_path: Path) -> None:
-    count = 24
-    sides = hierarchical(tmp_path / "t", count, calls=100), hierarchical(tmp_path / "g", count, calls=100)
-    start = "import sys; from twinprobe.cli import main; sys.exit(main())"
+    count = 8
+    sides = hierarchical(tmp_path / "t", count), hierarchical(tmp_path / "g", count)
     words = ["graph_visualize", "-tp", str(sides[0]), "-gp", str(sides[1]), "--quiet"]
     out = tmp_path / "out"
-    command = [sys.executable, "-c", start, *words, "-o", str(out), "--workers", "1", "--engine", "process"]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while child.poll() is None and len(done(out)) < 2:
-        time.sleep(0.01)
+    child = begun(out, *words, "--engine", "process")
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said

@@ -58,10 +58,9 @@ def test_types_hold(tsc: list[str]) -> None:
 
 
 def test_the_check_above_can_fail(tsc: list[str], tmp_path: Path) -> None:
-    shutil.copytree(STATIC, tmp_path / "static")
-    module = tmp_path / "static" / "labels.js"
-    module.write_text(module.read_text().replace("text.length <= most", "text.size <= most"))
-    assert "error TS2551" in check(tsc, tmp_path / "static") or "error TS2339" in check(tsc, tmp_path / "static")
+    text = (STATIC / "labels.js").read_text()
+    (tmp_path / "labels.js").write_text(text.replace("text.length <= most", "text.size <= most"))
+    assert re.search("error TS(2551|2339)", check(tsc, tmp_path))
 
 
 def test_files_of_the_front_end_are_small_and_say_what_they_are() -> None:

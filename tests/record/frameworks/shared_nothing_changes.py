@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from framework_kit import Kit, assert_same_bits
 
+from support import slow
+
 
 def assert_nothing_changes(kit: Kit, path: Path, make: Any, trained: dict[str, Any], **options: Any) -> None:
     plain = kit.trained(make, lambda _: nullcontext(), **trained)
@@ -18,7 +20,7 @@ def assert_nothing_changes(kit: Kit, path: Path, make: Any, trained: dict[str, A
     assert not list(path.rglob("dump_error_info.log"))
 
 
-@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("level", [*slow("L0", "L1"), "mix"])
 def test_training_is_bit_identical_when_recorded(kit: Kit, tmp_path: Path, level: str) -> None:
     for at, make in enumerate(kit.models.values()):
         assert_nothing_changes(kit, tmp_path / str(at), make, {}, level=level)
@@ -40,7 +42,7 @@ def test_every_way_of_recording_leaves_training_alone(kit: Kit, tmp_path: Path, 
     assert_nothing_changes(kit, tmp_path, kit.networks.Residual, {}, **{"level": "mix", **options})
 
 
-@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("level", [*slow("L0"), "mix"])
 def test_a_transformer_is_bit_identical(kit: Kit, tmp_path: Path, level: str) -> None:
     plain, recorded = kit.transformer.model(), kit.transformer.model()
     expected = kit.gradients(plain)

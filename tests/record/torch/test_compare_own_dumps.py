@@ -170,7 +170,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("task", [pytest.param("statistics", marks=pytest.mark.slow), "tensor"])
 def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent), path=str(tmp_path / "killed"), task=task)
     killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)

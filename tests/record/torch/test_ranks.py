@@ -13,6 +13,8 @@ import pytest
 import torch
 from rank_programs import start_ranks
 
+from support import slow
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch.distributed is not built in")
 
 
@@ -107,7 +109,7 @@ def plain_training(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [one.stdout for one in start_ranks("ddp", tmp_path_factory.mktemp("plain"))]
 
 
-@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("level", [*slow("L0"), "mix"])
 def test_data_parallel_training_is_bit_identical(tmp_path: Path, plain_training: list[str], level: str) -> None:
     recorded = [one.stdout for one in start_ranks("ddp", tmp_path / "recorded", "record", level)]
     assert plain_training == recorded

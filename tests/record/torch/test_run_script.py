@@ -71,10 +71,16 @@ def names(folder: Path, step: int) -> list[str]:
     return list(json.loads(index.read_text(encoding="utf-8"))["data"])
 
 
-def test_a_script_is_recorded_step_by_step(tmp_path: Path) -> None:
-    write_files(tmp_path)
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("recorded")
+    write_files(folder)
+    return folder, start(folder, "train.py", "--lr", "0.1", "-x")
+
+
+def test_a_script_is_recorded_step_by_step(recorded: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    tmp_path, done = recorded
     plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    done = start(tmp_path, "train.py", "--lr", "0.1", "-x")
     assert done.returncode == 0, done.stderr
     assert "arguments ['--lr', '0.1', '-x'] __main__" in done.stdout
     assert done.stdout.splitlines()[-1] == plain.stdout.splitlines()[-1]
@@ -108,8 +114,8 @@ def test_without_an_optimizer_everything_is_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
-        ("import sys; sys.exit(7)", 7, ""),
-        ("raise SystemExit('enough')", 1, "enough"),
+        pytest.param("import sys; sys.exit(7)", 7, "", marks=pytest.mark.slow),
+        pytest.param("raise SystemExit('enough')", 1, "enough", marks=pytest.mark.slow),
         ("def f():\n    raise KeyError('lost')\nf()", 1, "KeyError: 'lost'"),
     ],
 )
@@ -143,10 +149,10 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
     assert "key 'level' is 'L7' (allowed: L0, L1, mix, debug)" in start(tmp_path, "train.py").stderr
 
 
-def test_an_earlier_dump_is_refused_before_the_script_starts(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    assert start(tmp_path, "train.py").returncode == 0
-    done = start(tmp_path, "train.py")
+def test_an_earlier_dump_is_refused_before_the_script_starts(
+    recorded: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
+    done = start(recorded[0], "train.py")
     assert done.returncode == 2
     assert "holds an earlier dump" in done.stderr
     assert done.stdout == ""

@@ -17,6 +17,7 @@ import torch
 from networks import Residual, batch
 
 import survival
+from support import slow
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger, record
 
@@ -47,7 +48,7 @@ def run(
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("task", [*slow("statistics"), "tensor"])
 def test_a_killed_process_leaves_a_readable_dump(tmp_path: Path, task: str) -> None:
     kill = "if step == 2: debugger.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     done = run(tmp_path / "dump", task=task, inside=kill)
