@@ -25,8 +25,8 @@ from models.framework_truth import FRAMEWORK_PAIRS
 from models.held_out_truth import HELD_OUT_RECORDED
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import Score, score
-from twinprobe.align.auto import align_runs
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._runs.run import Run, open_run
 
 GOALS = {"clean": (0.995, 0.98), "disturbed": (0.99, 0.95)}
 

@@ -89,7 +89,7 @@ def compare_theirs(command: Path, files: list[Path], folder: Path) -> list[dict[
 
 def compare_ours(files: list[Path], folder: Path) -> list[dict[str, Any]]:
     """Our rows for the same dumps."""
-    from twinprobe.cli import main as twinprobe
+    from twinprobe._cli import main as twinprobe
 
     out = folder / "ours"
     words = ["compare", "-tp", str(files[0]), "-gp", str(files[1]), "-o", str(out), "--csv", "--quiet"]

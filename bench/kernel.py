@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinprobe.measure.batch import Loader, measure_pairs
-from twinprobe.measure.engine import announce
-from twinprobe.measure.pair import PairMetrics, measure_pair
-from twinprobe.measure.statistics import statistics
-from twinprobe.measure.threads import core_count
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._measure.engine import announce, core_count
+from twinprobe._measure.pair import Loader, PairMetrics, measure_pair, measure_pairs
+from twinprobe._measure.statistics import statistics
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 GOAL = 0.5
 SMALL = 2 << 20

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from twinprobe.runs.names import DIRECTIONS, parse_op
+from twinprobe._runs.names import DIRECTIONS, parse_op
 
 
 def repeat_dump(source: Path, target: Path, entries: int) -> None:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from make_runs import repeat_dump
-from twinprobe.align.exact import join_names, match_names
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.align.pairs import Pairs
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.links import Pairs, join_names, match_names
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._runs.run import Run, open_run
 
 ROUNDS = 5
 LAYERS = """

@@ -17,9 +17,9 @@ import numpy as np
 import polars as pl
 import psutil
 
-from twinprobe.compare.merge.job import merge_results
-from twinprobe.report.tables import write_csv, write_parquet
-from twinprobe.report.xlsx import write_xlsx
+from twinprobe._compare.merge.job import merge_results
+from twinprobe._report.tables import write_csv, write_parquet
+from twinprobe._report.xlsx import write_xlsx
 
 STACK = "['File /home/user/train.py, line 10, in step, \\n loss = model(batch)']" * 4
 OPS = ("all_reduce", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe.live.weights import WeightReport, copy_aligned
-from twinprobe.live.weights.layers import Held, held_below
-from twinprobe.live.weights.stores import store_of
+from twinprobe._live.weights.copying import WeightReport, copy_aligned
+from twinprobe._live.weights.layers import Held, held_below
+from twinprobe._live.weights.stores import store_of
 
 _STAND_INS = ("bias_ih", "bias_hh", "gamma", "beta")
 

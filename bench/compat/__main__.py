@@ -19,7 +19,7 @@ from viewer_environment import install_viewer
 from viewer_page import open_in_browser
 from viewer_server import ViewerServer
 
-from twinprobe.cli import main as twinprobe
+from twinprobe._cli import main as twinprobe
 
 TOP = "Module.language_model.LM.forward.0"
 INNER = "Module.language_model.embedding.Embedding.forward.0"

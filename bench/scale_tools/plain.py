@@ -14,7 +14,7 @@ _RANKS = """
 import sys, time
 from dataclasses import replace
 from pathlib import Path
-from twinprobe.compare.job import Request, plan, run_rank
+from twinprobe._compare.request import Request; from twinprobe._compare.job import plan, run_rank
 folder, own, ranks = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 request = Request(folder / "t", folder / "g", own, ("dataset",), "20260102030405",
                   ranks=frozenset(int(rank) for rank in ranks.split(",")))
@@ -31,10 +31,10 @@ print((time.perf_counter() - began) / len(jobs), (time.process_time() - cpu) / l
 _PAIRS = """
 import sys, time
 from pathlib import Path
-from twinprobe.compare.tensors import AT_ONCE
-from twinprobe.measure.engine import announce
-from twinprobe.measure.pair import measure_pair
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._compare.one import AT_ONCE
+from twinprobe._measure.engine import announce
+from twinprobe._measure.pair import measure_pair
+from twinprobe._runs.tensors.tensor_files import open_tensor
 target, golden = (Path(word) for word in sys.argv[1:])
 pairs = [(path, golden / path.name) for path in sorted(target.iterdir())[:40]]
 announce(1 << 40)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinprobe.record.mindspore.tools import (
+from twinprobe._record.mindspore.adapter import (
     PrecisionDebugger,
     module_dump,
     module_dump_end,

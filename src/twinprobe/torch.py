@@ -5,9 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from twinprobe.record.torch.context import record
-from twinprobe.record.torch.debugger import PrecisionDebugger
-from twinprobe.record.torch.tools import module_dump, module_dump_end, register_custom_api, save, seed_all
+from twinprobe._record.torch.tools import (
+    PrecisionDebugger,
+    module_dump,
+    module_dump_end,
+    record,
+    register_custom_api,
+    save,
+    seed_all,
+)
 
 __all__ = [
     "PrecisionDebugger",
@@ -20,10 +26,10 @@ __all__ = [
 ]
 
 # Each needs a package of its own, so it is imported when it is asked for.
-_CALLBACKS = {"HuggingFaceCallback": "hf_callback", "LightningCallback": "lightning_callback"}
+_CALLBACKS = {"HuggingFaceCallback": "huggingface", "LightningCallback": "lightning"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"twinprobe.record.torch.{_CALLBACKS[name]}"), name)
+    return getattr(import_module(f"twinprobe._record.torch.callbacks.{_CALLBACKS[name]}"), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pairing import DATA
 
-from twinprobe.runs.run import Run, open_run
+from twinprobe._runs.run import Run, open_run
 
 
 @pytest.fixture(scope="session")

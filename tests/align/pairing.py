@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from support import forward, tensor, write_dump
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.align.pairs import Pairs
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.links import Pairs
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._runs.run import Run, open_run
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "align"
 MAPPING = DATA / "mapping"

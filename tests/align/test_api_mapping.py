@@ -9,7 +9,7 @@ import pytest
 from pairing import MAPPING, backward, match, matched, named, rules, small_run, yaml_file
 
 from support import forward, tensor, value
-from twinprobe.runs.run import Run
+from twinprobe._runs.run import Run
 
 ABS = """
 ms_api: Functional.abs

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from twinprobe.align.mapping import torch_signatures
-from twinprobe.align.mapping.api_names import built_in_apis, family, signature, torch_name
-from twinprobe.align.mapping.arguments import SignatureMap
-from twinprobe.align.side import Head
+from twinprobe._align.calls import Head
+from twinprobe._align.mapping import torch_signatures
+from twinprobe._align.mapping.api_names import SignatureMap, built_in_apis, family, signature, torch_name
 
 # Overloads whose documentation does not spell out the arguments.
 UNDOCUMENTED = {"Torch.index_fill", "Torch.masked_fill"}

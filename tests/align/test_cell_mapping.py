@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
-from twinprobe.align.mapping.cell_names import CellNames
-from twinprobe.align.mapping.yaml_files import Line
-from twinprobe.runs.run import Run
+from twinprobe._align.mapping.cell_mapping import CellNames
+from twinprobe._align.mapping.yaml_files import Line
+from twinprobe._runs.run import Run
 
 
 def test_all_cells_of_the_real_pair_are_linked_in_either_direction(ms: Run, pt: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
 from support import forward, tensor
-from twinprobe.runs.run import Run
+from twinprobe._runs.run import Run
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["as written", "swapped"])

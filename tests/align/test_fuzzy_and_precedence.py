@@ -8,9 +8,9 @@ import pytest
 from pairing import MAPPING, calls, match, matched, named, rules, small_run, yaml_file
 
 from support import tensor, write_dump
-from twinprobe.align.exact import match_names
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.links import match_names
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._runs.run import Run, open_run
 
 
 def test_fuzzy_ignores_call_numbers_and_keeps_the_order(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from pairing import MAPPING, calls, is_identity, match, matched, named, small_run, yaml_file
 
 from support import forward, tensor
-from twinprobe.align.mapping.stack_scope import framework_function
-from twinprobe.runs.run import Run
+from twinprobe._align.mapping.layer_mapping import framework_function
+from twinprobe._runs.run import Run
 
 TORCH = "File env/site-packages/torch/nn/functional.py, line 1, in multi_head_attention_forward"
 BODY = "File env/site-packages/torch/nn/modules/activation.py, line 2, in forward"
@@ -249,7 +249,7 @@ def test_a_path_of_absurd_depth_does_no_harm(tmp_path: Path) -> None:
 
 
 def test_the_graph_of_another_code_base_is_linked_in_both_directions(reference: Path) -> None:
-    from twinprobe.runs.run import open_run
+    from twinprobe._runs.run import open_run
 
     folder = reference / "graph"
     struct, base = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pairing import MAPPING, match, matched, named, rules
 
-from twinprobe.runs.run import Run, open_run
+from twinprobe._runs.run import Run, open_run
 
 # Written by hand from the two models' source: every Cell that has a Module.
 CELLS = {

@@ -15,9 +15,9 @@ import pytest
 from pairing import MAPPING
 
 from support import forward, tensor, write_dump
-from twinprobe.align.shapes import dims
-from twinprobe.align.turns import fits_shape
-from twinprobe.cli import main
+from twinprobe._align.calls import dims
+from twinprobe._align.turns import fits_shape
+from twinprobe._cli import main
 
 Runs = tuple[Path, Path]
 API_FILE = "- ms_api: Functional.mul\n  pt_api: Torch.mul\n"

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pairing import DATA, MAPPING, backward, calls, is_identity, match, named, small_run, yaml_file
 
 from support import forward, tensor
-from twinprobe.align.exact import match_names
-from twinprobe.align.mapping.suggest import Names
-from twinprobe.align.side import split
-from twinprobe.runs.names import parse_op
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.calls import split
+from twinprobe._align.links import match_names
+from twinprobe._align.mapping.yaml_files import Names
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.run import Run, open_run
 
 MODES: dict[str, dict[str, Any]] = {
     "none": {},

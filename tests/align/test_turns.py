@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe.align.turns import VIEW, Candidate, find_turns, fits_shape
+from twinprobe._align.turns import VIEW, Candidate, find_turns, fits_shape
 
 
 def _one(target: tuple[int, ...], golden: tuple[int, ...], place: int = 0, **more: object) -> Candidate:

@@ -11,7 +11,7 @@ import pytest
 from models.catalogue import CLEAN, PAIRS, Recorded, record_pair
 from models.held_out import HELD_OUT
 from models.held_out_second import HELD_OUT_SECOND
-from twinprobe.runs.run import Run, open_run
+from twinprobe._runs.run import Run, open_run
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from support import forward, tensor, write_dump
-from twinprobe.align.auto import align_runs, read_alignment
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.cli import align
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.alignment import read_alignment
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._cli import align
+from twinprobe._runs.run import Run, open_run
 from twinprobe.errors import NothingToCompare
-from twinprobe.runs.run import Run, open_run
 
 
 def _command(*words: object) -> int:

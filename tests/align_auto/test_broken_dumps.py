@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from support import forward, tensor, write_dump
-from twinprobe.align.auto import align_runs
-from twinprobe.align.auto.tree import ROOT, call_tree
-from twinprobe.align.side import Side
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.tree import ROOT, call_tree
+from twinprobe._align.calls import Side
+from twinprobe._runs.run import Run, open_run
 
 
 def _run(folder: Path, names: list[str], parents: dict[str, object] | None, **leaf: object) -> Run:

@@ -11,14 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from twinprobe.align.auto import call_scores, cells, rule_calls, rule_results, sequence
-from twinprobe.align.auto.aligner import align_runs
-from twinprobe.align.auto.cells import SortCells, ValueCells
-from twinprobe.align.auto.guess import guess_by_keys
-from twinprobe.align.auto.one_to_one import pair_by_cells, pair_by_table
-from twinprobe.align.auto.prints import Prints, same_values
-from twinprobe.align.side import Side
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto import (
+    layer_scores as cells,
+)
+from twinprobe._align.auto import (
+    rule_calls,
+    sequence,
+)
+from twinprobe._align.auto import (
+    rule_calls as call_scores,
+)
+from twinprobe._align.auto import (
+    rule_calls as rule_results,
+)
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.fingerprints import Prints, same_values
+from twinprobe._align.auto.layer_scores import SortCells, ValueCells
+from twinprobe._align.auto.sequence import guess_by_keys, pair_by_cells, pair_by_table
+from twinprobe._align.calls import Side
+from twinprobe._runs.run import Run, open_run
 
 FUNCTIONS = ("reshape", "transpose", "add", "mul", "softmax", "matmul", "gelu", "cat", "exp", "sqrt")
 Call = tuple[str, list[int], float]

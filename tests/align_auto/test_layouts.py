@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from models.catalogue import CLEAN
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.compare.one import Options, compare_runs
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._compare.one import Options, compare_runs
 
 
 def _rows(made: Any) -> pl.DataFrame:

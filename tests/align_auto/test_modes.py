@@ -8,11 +8,11 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from twinprobe.align.auto import align_runs
-from twinprobe.align.matcher import MappingOptions, build_matcher
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._report.alignment import write_alignment
+from twinprobe._runs.run import Run
 from twinprobe.errors import BadInput
-from twinprobe.report.alignment_files import write_alignment
-from twinprobe.runs.run import Run
 
 LAYER = "Cell.module.module.language_model.encoder.layers.{}.mlp.ParallelMLP.forward.0.output.0"
 PARTNER = "Module.model.module.decoder.layers.{}.mlp.MLP.forward.0.output.0"

@@ -17,8 +17,8 @@ from models.held_out_second import HELD_OUT_SECOND
 from models.held_out_truth import ERNIE
 from models.published import PUBLISHED, PublishedPair
 from models.score import score
-from twinprobe.align.auto import align_runs
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._runs.run import Run, open_run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 FRAMEWORKS = DATA / "frameworks"

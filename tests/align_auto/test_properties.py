@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
-from twinprobe.align.auto import Alignment, align_runs
-from twinprobe.align.auto.layers import Facts
-from twinprobe.align.auto.tree import CallTree, call_tree
-from twinprobe.align.side import Side
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.alignment import Alignment
+from twinprobe._align.auto.tree import CallTree, Facts, call_tree
+from twinprobe._align.calls import Side
+from twinprobe._runs.run import Run, open_run
 
 WORDS = ("attn", "mlp", "norm", "q_proj", "fc1", "dense", "wrap", "layers.0", "layers.1")
 CLASSES = ("Linear", "LayerNorm", "Block", "Embedding", "ReLU", "Dense")

@@ -9,11 +9,12 @@ import pytest
 
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import score
-from twinprobe.align.auto import align_runs, read_alignment
-from twinprobe.align.mapping.layer_file import read_layer_file
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.report.alignment_files import write_alignment
-from twinprobe.runs.run import Run, open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.alignment import read_alignment
+from twinprobe._align.mapping.layer_tree import read_layer_file
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._report.alignment import write_alignment
+from twinprobe._runs.run import Run, open_run
 
 # Golden rows that nothing in the other run corresponds to: MindSpore skips dropout's function, and PyTorch records for
 # the backward of composite functions what its last autograd node saw.

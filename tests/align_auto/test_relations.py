@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe.align.auto import Relation, align_runs
-from twinprobe.align.auto.alignment import COMPOSITE, FUSED, MODULE_CALL, RESIDUAL
-from twinprobe.align.matcher import MappingOptions, build_matcher
-from twinprobe.compare.one import Options, compare_runs
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.auto.alignment import COMPOSITE, FUSED, MODULE_CALL, RESIDUAL, Relation
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._compare.one import Options, compare_runs
 
 
 def _kind(made: Any, kind: str) -> list[Relation]:

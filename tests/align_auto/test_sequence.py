@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe.align.auto import sequence
-from twinprobe.align.auto.sequence import Group, Problem, no_groups, pair_in_order
+from twinprobe._align.auto import sequence
+from twinprobe._align.auto.sequence import Group, Problem, no_groups, pair_in_order
 
 
 def _problem(scores: np.ndarray, edge: float = 0.5, groups=no_groups) -> Problem:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from support import forward, tensor, tensor_dump, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 from twinprobe.errors import TwinProbeError
 
 GOOD = "Torch.good.0.forward"

@@ -11,9 +11,9 @@ import pytest
 from attack_tools import ALLOWED_MEMORY, GOOD, compared, cost, statistics
 
 from support import forward, tensor
-from twinprobe.cli import main
+from twinprobe._cli import main
+from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
-from twinprobe.runs.run import open_run
 
 
 def document(entries: str) -> str:

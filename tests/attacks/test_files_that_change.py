@@ -12,13 +12,14 @@ import pytest
 from attack_tools import BAD, GOOD, compared, row_of
 
 from support import tensor_dump
+from twinprobe._measure.pair import measure_pair
+from twinprobe._runs.tensors import elements as file_contents
+from twinprobe._runs.tensors import elements as local_contents
+from twinprobe._runs.tensors import elements as strided
+from twinprobe._runs.tensors.elements import FileElements
+from twinprobe._runs.tensors.npy_file import read_npy
+from twinprobe._runs.tensors.tensor_files import contents, open_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.measure.pair import measure_pair
-from twinprobe.runs import contents as file_contents
-from twinprobe.runs import local_contents, strided
-from twinprobe.runs.file_elements import FileElements
-from twinprobe.runs.npy_file import read_npy
-from twinprobe.runs.tensor_files import contents, open_tensor
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ SHRINKING = """
 import os, sys, threading
 from pathlib import Path
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
 ended = threading.Event()
 def disturb():
@@ -214,8 +215,8 @@ import os, sys, threading
 from pathlib import Path
 import numpy as np
 from twinprobe.errors import DamagedTensor
-from twinprobe.measure.pair import measure_pair
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._measure.pair import measure_pair
+from twinprobe._runs.tensors.tensor_files import open_tensor
 path, sound = Path(sys.argv[1]), Path(sys.argv[2])
 size = path.stat().st_size
 began, ended, outcomes = threading.Event(), threading.Event(), []

@@ -13,11 +13,10 @@ import pytest
 from attack_tools import files_under
 from werkzeug.test import Client
 
+from twinprobe._graph.read import db as safe_sqlite
+from twinprobe._graph.read.db import GraphFile, connect
+from twinprobe._view.app import ViewApp
 from twinprobe.errors import TwinProbeError
-from twinprobe.graph import safe_sqlite
-from twinprobe.graph.read_db import GraphFile
-from twinprobe.graph.safe_sqlite import connect
-from twinprobe.view.app import ViewApp
 
 NODES = (
     "node_order, node_name, node_type, up_node, sub_nodes, precision_index, matched_node_link, micro_step_id, "

@@ -16,8 +16,8 @@ import os, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from twinprobe.errors import BadInput
-from twinprobe.graph import read_json
-from twinprobe.graph.read_db import SOURCES, GraphFile
+from twinprobe._graph.read import json as read_json
+from twinprobe._graph.read.db import SOURCES, GraphFile
 from worst_files import _vis
 path, when = Path(sys.argv[3]), int(sys.argv[4])
 path.write_bytes(_vis())

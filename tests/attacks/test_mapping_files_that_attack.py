@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from attack_tools import ALLOWED_MEMORY, cost
 
-from twinprobe.align.auto.file import read_alignment
-from twinprobe.align.mapping.api_file import read_api_file
-from twinprobe.align.mapping.cell_mapping import read_cell_file
-from twinprobe.align.mapping.data_mapping import read_data_file
-from twinprobe.align.mapping.layer_file import read_layer_file
-from twinprobe.align.ops.table import read_table
-from twinprobe.compare.merge.config import read_merge_config
+from twinprobe._align.auto.alignment import read_alignment
+from twinprobe._align.mapping.api_mapping import read_api_file
+from twinprobe._align.mapping.cell_mapping import read_cell_file
+from twinprobe._align.mapping.data_mapping import read_data_file
+from twinprobe._align.mapping.layer_tree import read_layer_file
+from twinprobe._align.ops.table import read_table
+from twinprobe._compare.merge.config import read_merge_config
+from twinprobe._graph.compare_json import read_compare_json
+from twinprobe._graph.layouts.layout import layouts_of
 from twinprobe.errors import BadInput
-from twinprobe.graph.compare_json import read_compare_json
-from twinprobe.graph.layout import layouts_of
 
 YAML_READERS: dict[str, Callable[[Path], Any]] = {
     "-am": read_api_file, "-cm": read_cell_file, "-dm": read_data_file, "-lm": read_layer_file,

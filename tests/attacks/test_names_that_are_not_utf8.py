@@ -14,9 +14,9 @@ import polars as pl
 import pytest
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
-from twinprobe.report.dataset import find_dataset, scan_dataset
-from twinprobe.view.serve import make
+from twinprobe._cli import main
+from twinprobe._report.dataset import find_dataset, scan_dataset
+from twinprobe._view.serve import make
 
 ODD = os.fsdecode(b"caf\xe9 \xff")
 SHOWN = r"caf\udce9 \udcff"  # how it is spelled wherever it has to be text

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from attack_tools import BAD, GOOD, compared, files_under, name_file, row_of, with_bad_tensor
 
-from twinprobe.cli import main
+from twinprobe._cli import main
+from twinprobe._runs.llm.tensor import open_llm_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.llm.tensor import open_llm_tensor
 
 SECRET = b"the secret of another user"
 NAMES = {

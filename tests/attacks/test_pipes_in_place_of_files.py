@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from support import forward, tensor, tensor_dump, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
+from twinprobe._record.config import load_config
 from twinprobe.errors import BadInput
-from twinprobe.record.config import load_config
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / folder) for folder in ("llm", "compare")]
 
 from kernel_dumps import line, save_statistics  # noqa: E402
 from llm_dumps import SMALL, decoder_values, write_torch  # noqa: E402
 
-COMMAND = "import sys; from twinprobe.cli import main; sys.exit(main())"
+COMMAND = "import sys; from twinprobe._cli import main; sys.exit(main())"
 PATIENCE = 60.0  # seconds, far more than any of these commands takes
 CALL = "Torch.a.0.forward"
 PAIR = "compare -tp t/dump.json -gp g/dump.json -o out --format csv"

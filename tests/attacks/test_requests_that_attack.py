@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from twinprobe.view.serve import make
+from twinprobe._view.serve import make
 
-COMMAND = [sys.executable, "-c", "import sys; from twinprobe.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
 GIGABYTE = 1 << 30
 HEADERS = {"X-TwinProbe": "1", "Content-Type": "application/json"}
 HALVES = {

@@ -16,7 +16,7 @@ import pytest
 from attack_tools import compared, statistics
 
 from support import forward, tensor, tensor_dump, value
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 TEXTS = {
     "a zero": "a\x00b",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from support import forward, tensor, tensor_dump, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 GOOD = {"Torch.f.0.forward": forward([tensor()], [tensor()])}
 
@@ -178,7 +178,7 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path) -> None
         command = ["compare", "-tp", str(left), "-gp", str(right), "-o", str(out), "--format", kind]
         program = (
             "import signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            f"from twinprobe.cli import main\nsys.exit(main({command!r}))"
+            f"from twinprobe._cli import main\nsys.exit(main({command!r}))"
         )
         done = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, preexec_fn=limit, check=False

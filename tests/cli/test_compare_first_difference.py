@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import forward, tensor, value, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 
 def analyze(target: Path, golden: Path, out: Path, *more: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 
 def run_at(folder: Path, norm: float = 2.0, **options: Any) -> None:

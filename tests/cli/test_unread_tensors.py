@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 
 def run_at(folder: Path, factor: float = 1.0, *, calls: int = 4) -> Path:

@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from twinprobe.compare.kernel.pairs import (
-    compare_kernels,
-)
+from twinprobe._compare.kernel import compare_kernels
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 BASE = [

@@ -7,10 +7,10 @@ from pathlib import Path
 import openpyxl
 import polars as pl
 
-from twinprobe.compare.merge.config import METRICS, STATISTICS
-from twinprobe.compare.merge.job import MergeOutcome, merge_results
-from twinprobe.report.tables import write_csv, write_parquet
-from twinprobe.report.xlsx import write_xlsx
+from twinprobe._compare.merge.config import METRICS, STATISTICS
+from twinprobe._compare.merge.job import MergeOutcome, merge_results
+from twinprobe._report.tables import write_csv, write_parquet
+from twinprobe._report.xlsx import write_xlsx
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "rank_results"
 RED = "FFFFC7CE"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.compare.one import compare_paths
+from twinprobe._compare.one import compare_paths
 
 # Verdicts are ours: the documented rules, applied to what the older tool leaves out or gets wrong.
 OURS = {"Result", "Err_message"}

@@ -13,7 +13,7 @@ import pytest
 _READ = """
 import sys
 from pathlib import Path
-from twinprobe.compare import both
+from twinprobe._compare import one as both
 from twinprobe.errors import BadInput
 both.can_fork = (lambda: True) if sys.argv[1] == "beside" else (lambda: False)
 both._LARGE = 0

@@ -11,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_dumps import BASE, DATA, NPY, OURS, only, save
 
-from twinprobe.compare.kernel.pairs import (
-    compare_kernel_pair,
-    compare_kernels,
-    is_kernel_folder,
-    pair_kernels,
-)
+from twinprobe._compare.kernel import compare_kernel_pair, compare_kernels, pair_kernels
+from twinprobe._runs.kernel_dump import is_kernel_folder, parse_kernel_name
 from twinprobe.errors import BadInput
-from twinprobe.runs.kernel.names import parse_kernel_name
 
 
 def test_the_real_pair_has_the_known_columns_and_true_numbers() -> None:

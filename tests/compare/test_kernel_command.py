@@ -9,16 +9,11 @@ import polars as pl
 import pytest
 from kernel_dumps import DATA, line, only, save, save_statistics
 
-from twinprobe.cli import main
-from twinprobe.compare.job import Request
-from twinprobe.compare.kernel.job import run_kernel_request
-from twinprobe.compare.kernel.pairs import (
-    compare_kernel_pair,
-    kernel_stem,
-    pair_kernels,
-)
+from twinprobe._cli import main
+from twinprobe._compare.kernel import compare_kernel_pair, kernel_stem, pair_kernels, run_kernel_request
+from twinprobe._compare.request import Request
+from twinprobe._report.tables import write_reports
 from twinprobe.errors import BadInput, NothingToCompare
-from twinprobe.report.write import write_reports
 
 
 def test_inputs_that_cannot_be_compared_are_refused_with_their_place(tmp_path: Path) -> None:

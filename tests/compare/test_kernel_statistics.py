@@ -6,9 +6,7 @@ from pathlib import Path
 
 from kernel_dumps import BASE, HEADER, OURS, STATISTICS, line, only, save_statistics
 
-from twinprobe.compare.kernel.pairs import (
-    compare_kernels,
-)
+from twinprobe._compare.kernel import compare_kernels
 
 
 def test_statistics_have_the_known_columns_and_unsigned_accuracy(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_tools import DATA, WRITERS, call, config, merge, row, sheet, write, write_all
 
-from twinprobe.compare.job import Request, run_request
-from twinprobe.compare.merge.config import METRICS, TENSORS
-from twinprobe.compare.merge.read import natural_order
-from twinprobe.report.tables import write_csv
+from twinprobe._compare.job import run_request
+from twinprobe._compare.merge.config import METRICS, TENSORS
+from twinprobe._compare.merge.read import natural_order
+from twinprobe._compare.request import Request
+from twinprobe._report.tables import write_csv
 
 
 def test_real_results_merge_as_before_but_groups_show_their_ranks(tmp_path: Path, reference: Path) -> None:
@@ -185,7 +186,7 @@ def test_foreign_texts_reach_the_sheet_as_text(tmp_path: Path) -> None:
 PEAK = """
 import resource, sys
 from pathlib import Path
-from twinprobe.compare.merge.job import merge_results
+from twinprobe._compare.merge.job import merge_results
 merge_results(*map(Path, sys.argv[1:]), workers=1)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """

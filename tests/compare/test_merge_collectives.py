@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_tools import DATA, call, marked, merge, row, sheet, write_all
 
-from twinprobe.compare.merge.config import METRICS, STATISTICS
-from twinprobe.compare.merge.groups import group_ranks
+from twinprobe._compare.merge.config import METRICS, STATISTICS
+from twinprobe._compare.merge.read import group_ranks
 
 
 def test_real_collectives_agree_and_the_gathered_input_is_not_held_against_them(tmp_path: Path) -> None:

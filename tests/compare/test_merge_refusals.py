@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from merge_tools import DATA, call, merge, write, write_all
 
-from twinprobe.compare.merge.config import METRICS, STATISTICS
+from twinprobe._compare.merge.config import METRICS, STATISTICS
 from twinprobe.errors import BadInput, NothingToCompare
 
 

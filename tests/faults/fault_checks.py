@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from twinprobe.runs.run import open_run
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._runs.run import open_run
+from twinprobe._runs.tensors.tensor_files import open_tensor
 
 FORMATS = ("xlsx", "csv", "parquet", "json", "html")
 

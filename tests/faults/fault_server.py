@@ -57,7 +57,7 @@ def record(job: Job, say: Callable[[int], None]) -> None:
 
 def command(job: Job, say: Callable[[int], None]) -> None:
     """Run a command of TwinProbe."""
-    from twinprobe.cli import main
+    from twinprobe._cli import main
 
     code = main(job["words"])
     say(code)
@@ -273,9 +273,9 @@ def serve() -> None:
         torch.set_num_threads(1)
     import polars  # noqa: F401
 
-    import twinprobe.compare.job
-    import twinprobe.measure.batch
-    import twinprobe.report.html  # noqa: F401
+    import twinprobe._compare.job
+    import twinprobe._measure.pair
+    import twinprobe._report.html  # noqa: F401
 
     for line in sys.stdin:
         sys.stdout.write(json.dumps(run(json.loads(line))) + "\n")

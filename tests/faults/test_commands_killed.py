@@ -15,9 +15,8 @@ from fault_checks import FORMATS, check_results, hidden, visible
 from fault_tools import Victims
 
 from support import forward, tensor, write_dump
-from twinprobe.report.atomic import prepare_folder
-from twinprobe.report.leftovers import sweep
-from twinprobe.runs.temporary_names import temporary_name
+from twinprobe._report.files import prepare_folder, sweep
+from twinprobe._runs.whole_files import temporary_name
 
 ROWS = 600
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from support import tensor_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 fsspec = pytest.importorskip("fsspec")
 

@@ -11,8 +11,8 @@ import pytest
 from fault_checks import check_recording
 from fault_tools import Victims
 
+from twinprobe._record.engine import refuse_earlier_dump
 from twinprobe.errors import BadInput
-from twinprobe.record.folders import refuse_earlier_dump
 
 
 def _kill_points(victims: Victims, path: Path, points: int) -> None:

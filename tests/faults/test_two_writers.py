@@ -11,8 +11,8 @@ from fault_checks import FORMATS, check_recording, check_results, hidden, visibl
 from fault_tools import Victims, command_job
 
 from support import forward, tensor, write_dump
-from twinprobe.record.writer import DumpFolder, is_disk_error
-from twinprobe.report.claims import own_timestamp
+from twinprobe._record.writer import DumpFolder, is_disk_error
+from twinprobe._report.files import own_timestamp
 
 HEADER = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
 

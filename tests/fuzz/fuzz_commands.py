@@ -22,7 +22,7 @@ def ask_page(path: Path) -> None:
     """Ask all that the page can ask; 200, 202 and 422 are answers, an exception is not."""
     from werkzeug.test import Client
 
-    from twinprobe.view.app import ViewApp
+    from twinprobe._view.app import ViewApp
 
     client = Client(ViewApp(path.parent))
     for question in QUESTIONS:
@@ -32,7 +32,7 @@ def ask_page(path: Path) -> None:
 
 
 def _forget_index(path: Path) -> None:
-    from twinprobe.graph.read_json import index_of
+    from twinprobe._graph.read.json import index_of
 
     if path.suffix == ".vis":
         index_of(path).unlink(missing_ok=True)
@@ -40,9 +40,8 @@ def _forget_index(path: Path) -> None:
 
 def read_result(path: Path) -> None:
     """Read a result as merge_result does."""
-    from twinprobe.compare.merge.config import METRICS
-    from twinprobe.compare.merge.files import RankFiles
-    from twinprobe.compare.merge.read import ReadJob, kind_of, read_rank
+    from twinprobe._compare.merge.config import METRICS, RankFiles
+    from twinprobe._compare.merge.read import ReadJob, kind_of, read_rank
 
     spill = path.parent / "spill"
     spill.mkdir(exist_ok=True)
@@ -86,7 +85,7 @@ def _whole_run(folder: Path) -> Path:
 
 def _command(*words: Any) -> None:
     """Run a command; it ends with 0 or 2, and nothing that it prints steers a terminal."""
-    from twinprobe.cli import main
+    from twinprobe._cli import main
 
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -24,8 +24,8 @@ class Reader:
 
 
 def _run(path: Path) -> None:
-    from twinprobe.runs.names import parse_op
-    from twinprobe.runs.run import open_run
+    from twinprobe._runs.names import parse_op
+    from twinprobe._runs.run import open_run
 
     run = open_run(path)
     assert run.mode
@@ -34,7 +34,7 @@ def _run(path: Path) -> None:
 
 
 def _stacks(path: Path) -> None:
-    from twinprobe.runs.stacks import read_stacks
+    from twinprobe._runs.structure import read_stacks
 
     found, _ = read_stacks(path)
     for op in found.of_op:
@@ -42,7 +42,7 @@ def _stacks(path: Path) -> None:
 
 
 def _parents(path: Path) -> None:
-    from twinprobe.runs.construct import read_parents
+    from twinprobe._runs.structure import read_parents
 
     for name, parent in read_parents(path)[0].items():
         assert isinstance(name, str)
@@ -50,19 +50,19 @@ def _parents(path: Path) -> None:
 
 
 def _tensor(path: Path) -> None:
-    from twinprobe.runs.tensor_files import open_tensor
+    from twinprobe._runs.tensors.tensor_files import open_tensor
 
     open_tensor(path).data.tobytes()  # every byte that it points to is there
 
 
 def _atb(path: Path) -> None:
-    from twinprobe.runs.llm.tensor import open_llm_tensor
+    from twinprobe._runs.llm.tensor import open_llm_tensor
 
     open_llm_tensor(path.parent, path.name).data.tobytes()
 
 
 def _vis(path: Path) -> None:
-    from twinprobe.graph.read_json import index_of, write_index
+    from twinprobe._graph.read.json import index_of, write_index
 
     try:
         _graph(write_index(path))
@@ -71,7 +71,7 @@ def _vis(path: Path) -> None:
 
 
 def _graph(path: Path) -> None:
-    from twinprobe.graph.read_db import SOURCES, GraphFile
+    from twinprobe._graph.read.db import SOURCES, GraphFile
 
     with GraphFile(path) as file:
         config = file.config()
@@ -94,28 +94,28 @@ def _yaml(module: str, function: str, path: Path) -> None:
 
 
 def _compare_json(path: Path) -> None:
-    from twinprobe.graph.compare_json import read_compare_json
-    from twinprobe.graph.layout import layouts_of
+    from twinprobe._graph.compare_json import read_compare_json
+    from twinprobe._graph.layouts.layout import layouts_of
 
     found = read_compare_json(path)
     layouts_of(found.parallel_merge, golden=found.bench_path is not None)
 
 
 def _topology(path: Path) -> None:
-    from twinprobe.runs.llm.tree import read_topology
+    from twinprobe._runs.llm.tree import read_topology
 
     assert [node.folder for node in read_topology(path).tree.walk()]
 
 
 def _model_tree(path: Path) -> None:
-    from twinprobe.runs.llm.tree import read_model_tree
+    from twinprobe._runs.llm.tree import read_model_tree
 
     assert list(read_model_tree(path).finished())
 
 
 def _llm_statistics(path: Path) -> None:
-    from twinprobe.runs.llm.layout import TORCH
-    from twinprobe.runs.llm.statistics import recorded_statistics
+    from twinprobe._runs.llm.dump import TORCH
+    from twinprobe._runs.llm.statistics import recorded_statistics
 
     folder = path.parent / "run" / "0" / "root.head"
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _llm_statistics(path: Path) -> None:
 
 
 def _kernel_statistics(path: Path) -> None:
-    from twinprobe.runs.kernel.statistics import read_statistics
+    from twinprobe._runs.kernel_dump import read_statistics
 
     for name, leaf in read_statistics(path.parent, []):
         assert name.shown is not None
@@ -134,7 +134,7 @@ def _kernel_statistics(path: Path) -> None:
 
 
 def _name_list(path: Path) -> None:
-    from twinprobe.runs.kernel.names import parse_kernel_name, read_name_list
+    from twinprobe._runs.kernel_dump import parse_kernel_name, read_name_list
 
     for name in read_name_list(path.parent)[0].values():
         parse_kernel_name(name)
@@ -144,8 +144,11 @@ def _in_pieces(read: Callable[[Path], object], path: Path) -> None:
     """Read a small file as a large one is read: piece by piece."""
     import pytest
 
-    from twinprobe.align.auto import file, relation_pieces
-    from twinprobe.runs import dump_json, dump_pieces, member_pieces
+    from twinprobe._align.auto import alignment as file
+    from twinprobe._align.auto import alignment as relation_pieces
+    from twinprobe._runs import dump_json
+    from twinprobe._runs import dump_json as dump_pieces
+    from twinprobe._runs import json_pieces as member_pieces
 
     with pytest.MonkeyPatch.context() as limits:
         for module in (dump_json, member_pieces, file):
@@ -169,7 +172,7 @@ READERS: dict[str, Reader] = {
     "construct_in_pieces": Reader("construct.json", seeds.constructs, change.change_json,
                                   partial(_in_pieces, _parents)),
     "alignment_in_pieces": Reader("alignment.json", seeds.alignments, change.change_json,
-                                  partial(_in_pieces, _mapping("twinprobe.align.auto.file", "read_alignment"))),
+                                  partial(_in_pieces, _mapping("twinprobe._align.auto.alignment", "read_alignment"))),
     "pt": Reader("t.pt", seeds.tensors, change.change_zip, _tensor),
     "npy": Reader("t.npy", seeds.arrays, change.change_bytes, _tensor),
     "bin": Reader("outtensor0.bin", seeds.atb_files, change.change_text, _atb),
@@ -178,20 +181,20 @@ READERS: dict[str, Reader] = {
     "page_of_vis": Reader("compare_1.vis", seeds.vis_files, change.change_json, commands.ask_page),
     "page_of_vis_db": Reader("compare_1.vis.db", seeds.vis_databases, change.change_sqlite, commands.ask_page),
     "api_mapping": Reader("am.yaml", partial(seeds.mappings, "am"), change.change_text,
-                          _mapping("twinprobe.align.mapping.api_file", "read_api_file")),
+                          _mapping("twinprobe._align.mapping.api_mapping", "read_api_file")),
     "cell_mapping": Reader("cm.yaml", partial(seeds.mappings, "cm"), change.change_text,
-                           _mapping("twinprobe.align.mapping.cell_mapping", "read_cell_file")),
+                           _mapping("twinprobe._align.mapping.cell_mapping", "read_cell_file")),
     "data_mapping": Reader("dm.yaml", partial(seeds.mappings, "dm"), change.change_text,
-                           _mapping("twinprobe.align.mapping.data_mapping", "read_data_file")),
+                           _mapping("twinprobe._align.mapping.data_mapping", "read_data_file")),
     "layer_mapping": Reader("lm.yaml", partial(seeds.mappings, "lm"), change.change_text,
-                            _mapping("twinprobe.align.mapping.layer_file", "read_layer_file")),
+                            _mapping("twinprobe._align.mapping.layer_tree", "read_layer_file")),
     "merge_config": Reader("config.yaml", seeds.merge_configs, change.change_text,
-                           _mapping("twinprobe.compare.merge.config", "read_merge_config")),
+                           _mapping("twinprobe._compare.merge.config", "read_merge_config")),
     "compare_json": Reader("compare.json", seeds.compare_files, change.change_json, _compare_json),
     "op_mapping": Reader("op_mapping_file.json", seeds.operator_tables, change.change_json,
-                         _mapping("twinprobe.align.ops.table", "read_table")),
+                         _mapping("twinprobe._align.ops.table", "read_table")),
     "alignment": Reader("alignment.json", seeds.alignments, change.change_json,
-                        _mapping("twinprobe.align.auto.file", "read_alignment")),
+                        _mapping("twinprobe._align.auto.alignment", "read_alignment")),
     "model_tree": Reader("model_tree.json", seeds.model_trees, change.change_json, _model_tree),
     "topology": Reader("model.json", seeds.topologies, change.change_json, _topology),
     "llm_statistics": Reader("statistics.csv", seeds.llm_statistics, change.change_text, _llm_statistics),

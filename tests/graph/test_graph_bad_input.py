@@ -11,7 +11,7 @@ import pytest
 from graph_drawing import draw, nodes
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 from twinprobe.errors import BadInput
 
 NAME = "Module.a.A.forward.0"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from graph_drawing import nodes, table
 
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 STAMP = r"\d{14}"
 

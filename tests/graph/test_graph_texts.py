@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from twinprobe.graph.texts import escaped, escaped_columns, full_numbers, json_list, percents, quoted, six_digits
+from twinprobe._graph.values import escaped, escaped_columns, full_numbers, json_list, percents, quoted, six_digits
 
 FLOATS = st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=20)
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=10)

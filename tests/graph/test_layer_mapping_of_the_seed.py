@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 LEFT = {
     "module": "Float16Module",

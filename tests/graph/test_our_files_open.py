@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from graph_drawing import draw, dump
 
-from twinprobe.graph.open_graph import find_graphs, open_graph
+from twinprobe._graph.read.open import find_graphs, open_graph
 
 FIRST = "Module.language_model.encoder.layers.1.mlp.dense_h_to_4h.Linear.forward.0"
 

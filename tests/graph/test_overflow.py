@@ -9,8 +9,8 @@ import pytest
 from graph_drawing import draw, nodes
 
 from support import forward, tensor, value, write_dump
-from twinprobe.graph.overflow import overflow_levels
-from twinprobe.runs.run import open_run
+from twinprobe._graph.node_values import overflow_levels
+from twinprobe._runs.run import open_run
 
 BAD = {"high": float("inf"), "norm": float("nan")}
 

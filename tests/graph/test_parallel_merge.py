@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
+from twinprobe._graph.layouts.layout import Layout, layouts_of, layouts_of_flags
+from twinprobe._graph.layouts.merge import merge_ranks
+from twinprobe._graph.layouts.shards import whole_shapes
+from twinprobe._graph.layouts.stages import StageNames
+from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
-from twinprobe.graph.layout import Layout, layouts_of, layouts_of_flags
-from twinprobe.graph.parallel_merge import merge_ranks
-from twinprobe.graph.shards import whole_shapes
-from twinprobe.graph.stage_names import StageNames
-from twinprobe.runs.run import open_run
 
 PROGRAM = Path(__file__).with_name("parallel_model.py")
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from support import forward, tensor, value, write_dump
-from twinprobe.graph.communication import read_communication
-from twinprobe.graph.rank_links import Call, link_ranks
-from twinprobe.runs.run import open_run
+from twinprobe._graph.communication import Call, link_ranks, read_communication
+from twinprobe._runs.run import open_run
 
 WORLD = {"type": "torch.ProcessGroup", "group_ranks": [0, 1, 2], "group_id": "abc"}
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._graph.read.db import GraphFile, connect, last_link, limit_time, parsed
 from twinprobe.errors import BadInput
-from twinprobe.graph.read_db import GraphFile, last_link, parsed
-from twinprobe.graph.safe_sqlite import connect, limit_time
 
 CONFIG = (
     "CREATE TABLE tb_config (id, graph_type, task, tool_tip, micro_steps, overflow_check, node_colors, rank_list,"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._graph.read.db import GraphFile
+from twinprobe._graph.read.json import _Links, _post_order, index_of, write_index
 from twinprobe.errors import BadInput
-from twinprobe.graph.read_db import GraphFile
-from twinprobe.graph.read_json import _Links, _post_order, index_of, write_index
 
 
 @pytest.fixture(autouse=True)

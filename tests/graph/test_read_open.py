@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from twinprobe._graph.read.json import index_of
+from twinprobe._graph.read.open import IndexingError, find_graph, find_graphs, has_graphs, open_graph
 from twinprobe.errors import BadInput
-from twinprobe.graph.open_graph import IndexingError, find_graph, find_graphs, has_graphs, open_graph
-from twinprobe.graph.read_json import index_of
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from gloo_recorder import Recorder, gloo_recorder
 from graph_drawing import draw, nodes
 
 from support import forward, tensor, write_dump
-from twinprobe.graph.layout import Layout, layouts_of_flags
-from twinprobe.graph.parallel_merge import merge_ranks
-from twinprobe.runs.run import open_run
+from twinprobe._graph.layouts.layout import Layout, layouts_of_flags
+from twinprobe._graph.layouts.merge import merge_ranks
+from twinprobe._runs.run import open_run
 
 PROGRAM = Path(__file__).with_name("split_model.py")
 SINGLE = Layout(1, 1, 1)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
-from twinprobe.graph.micro_steps import assign_micro_steps
-from twinprobe.graph.tree import API, COLLECTION, MODULE, ROOT, Tree, build_tree, node_kind
-from twinprobe.runs.run import open_run
+from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT, Tree, assign_micro_steps, build_tree, node_kind
+from twinprobe._runs.run import open_run
 
 CALL = forward([tensor()], [tensor()])
 

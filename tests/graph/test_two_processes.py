@@ -37,7 +37,7 @@ def large_dump(folder: Path, seed: int) -> Path:
 def command(target: Path, golden: Path, out: Path) -> subprocess.CompletedProcess[str]:
     """Draw in a process of its own, which may fork since nothing heavy is loaded there yet."""
     words = ["graph_visualize", "-tp", str(target), "-gp", str(golden), "-o", str(out), "-oc"]
-    program = "import sys; from twinprobe.cli import main; sys.exit(main())"
+    program = "import sys; from twinprobe._cli import main; sys.exit(main())"
     return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
 
 

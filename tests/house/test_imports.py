@@ -23,14 +23,14 @@ def test_the_proof_above_can_fail() -> None:
 
 
 def test_reading_measuring_judging_and_reporting_import_no_framework(tmp_path: object) -> None:
-    code = "import twinprobe.compare.job, twinprobe.report.columns, twinprobe.judge.verdicts, twinprobe.cli"
+    code = "import twinprobe._compare.job, twinprobe._report.columns, twinprobe._judge.verdicts, twinprobe._cli"
     assert loaded_after(code) <= {"numpy"}
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import contextlib, io\n"
-        "from twinprobe.cli import main\n"
+        "from twinprobe._cli import main\n"
         "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
         "    main(['--help'])"
     )

@@ -70,7 +70,7 @@ def measure(work: Callable[[Path], object]) -> dict[str, int]:
 
 def compare(folder: Path) -> None:
     """The demo's comparison, from the command to a csv and an html file."""
-    from twinprobe.cli import main
+    from twinprobe._cli import main
 
     sides = [str(DEMO / side / "step0" / "rank0" / "dump.json") for side in ("target", "golden")]
     assert main(["compare", "-tp", sides[0], "-gp", sides[1], "-o", str(folder), "--format", "csv,html"]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support import forward, tensor, value, write_dump
-from twinprobe.compare.one import compare_paths
+from twinprobe._compare.one import compare_paths
 
 NAN, INF = float("nan"), float("inf")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from support import forward, tensor, tensor_dump, value, write_dump
-from twinprobe.compare.one import Comparison, Options, compare_paths
-from twinprobe.judge.thresholds import Thresholds
+from twinprobe._compare.one import Comparison, Options, compare_paths
+from twinprobe._judge.verdicts import Thresholds
 
 NAN, INF = float("nan"), float("inf")
 EPS32 = 2.0**-23

@@ -13,7 +13,7 @@ from llm_dumps import SMALL, atb_layer, atb_model, decoder_values, write_atb_mod
 @pytest.fixture
 def llm(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run ``twinprobe llm ...`` and return what it said."""
-    main = importlib.import_module("twinprobe.cli.main")
+    main = importlib.import_module("twinprobe._cli.main")
     main.COMMANDS.setdefault("llm", "record and compare the inference of large models")
 
     def run(*words: object) -> Said:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from llm_command import report
 
-from twinprobe.cli import main
-from twinprobe.compare.llm.job import LlmRequest, compare_dumps
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._cli import main
+from twinprobe._compare.llm.job import LlmRequest, compare_dumps
+from twinprobe._runs.tensors.tensor_files import open_tensor
 
 EXACT = (
     "golden_op_type", "golden_dtype", "golden_shape", "golden_max_value", "golden_min_value", "my_op_type", "my_dtype",

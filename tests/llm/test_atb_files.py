@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from llm_dumps import CODES, atb_bytes, write_atb
 
+from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._runs.llm.atb_file import read_atb, read_header
+from twinprobe._runs.llm.tensor import open_llm_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.measure.decode import FLOAT64, numbers
-from twinprobe.runs.llm.atb_file import read_atb, read_header
-from twinprobe.runs.llm.tensor import open_llm_tensor
 
 
 def values_of(data: bytes) -> list[float]:
@@ -189,7 +189,7 @@ def test_a_fifo_does_not_make_the_reader_wait(tmp_path: Path) -> None:
 
 
 def test_large_elements_off_their_boundaries_are_measured_right(tmp_path: Path) -> None:
-    from twinprobe.measure.llm_metrics import measure_llm_pair
+    from twinprobe._measure.llm_metrics import measure_llm_pair
 
     array = np.random.default_rng(0).standard_normal(50_000)
     for name, pad in (("a.bin", ""), ("b.bin", "x")):

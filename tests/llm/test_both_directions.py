@@ -11,20 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llm_command import Said
-from llm_dumps import (
-    Op,
-    Sizes,
-    Values,
-    atb_layer,
-    atb_model,
-    decoder_values,
-    write_atb,
-    write_atb_model,
-    write_torch,
-)
+from llm_dumps import Op, Sizes, Values, atb_layer, atb_model, decoder_values, write_atb, write_atb_model, write_torch
 
 from support import slow
-from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 Run = Callable[..., Said]
 SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=12)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe.runs.llm.described import Known, described_torch
-from twinprobe.runs.pt_file import read_pt
+from twinprobe._runs.llm.tensor import Known, described_torch
+from twinprobe._runs.tensors.pt_file import read_pt
 
 torch = pytest.importorskip("torch")
 

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from llm_dumps import write_atb, write_pth
 
-from twinprobe.compare.llm.results import MeasuredRows
-from twinprobe.compare.llm.small_pairs import SmallPairs
-from twinprobe.measure.engine import engine_of
-from twinprobe.measure.llm_metrics import LlmMetrics, measure_llm_pair
-from twinprobe.measure.llm_rows import PIECE
-from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.llm.described import Known
-from twinprobe.runs.llm.large_file import LargeFile, NotLarge
-from twinprobe.runs.llm.small_files import CHUNK, LARGEST, SmallFiles
+from twinprobe._compare.llm.measured import MeasuredRows, SmallPairs
+from twinprobe._measure.engine import engine_of
+from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
+from twinprobe._measure.loops.inference_sums import PIECE
+from twinprobe._runs.llm.files import CHUNK, LARGEST, LargeFile, NotLarge, SmallFiles
+from twinprobe._runs.llm.tensor import Known
+from twinprobe._runs.tensors.elements import HostTensor
 
 KERNELS = engine_of(1 << 40)
 

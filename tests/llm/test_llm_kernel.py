@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from twinprobe.measure import llm_rows
-from twinprobe.measure.blocks import ONE_THOUSANDTH, PAIR_COLUMNS, WITHIN_ONE
-from twinprobe.measure.llm_kernel import kernel_row
-from twinprobe.measure.llm_rows import PIECE
-from twinprobe.measure.loops.exponential import (
+from twinprobe._measure.kernels import kernel_row
+from twinprobe._measure.loops import inference_sums as llm_rows
+from twinprobe._measure.loops.inference import (
     NEAR,
     exponential,
     growth_and_excess,
@@ -20,8 +18,10 @@ from twinprobe.measure.loops.exponential import (
     near_weight,
     powers_in,
     weight_of,
+    within_a_thousandth,
 )
-from twinprobe.measure.loops.inference_passes import within_a_thousandth
+from twinprobe._measure.loops.inference_sums import PIECE
+from twinprobe._measure.loops.sums import ONE_THOUSANDTH, PAIR_COLUMNS, WITHIN_ONE
 
 numbers = st.floats(-50, 50, width=32)
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from twinprobe.measure.blocks import BLOCK
-from twinprobe.measure.engine import PLAIN
-from twinprobe.measure.kernels import KernelEngine
-from twinprobe.measure.llm_metrics import EMPTY, GOLDEN_NONFINITE, MY_NONFINITE, SHAPE, LlmMetrics, measure_llm_pair
-from twinprobe.measure.llm_rows import PIECE
-from twinprobe.runs.host_tensor import HostTensor
+from twinprobe._measure.engine import PLAIN
+from twinprobe._measure.kernels import KernelEngine
+from twinprobe._measure.llm_metrics import EMPTY, GOLDEN_NONFINITE, MY_NONFINITE, SHAPE, LlmMetrics, measure_llm_pair
+from twinprobe._measure.loops.inference_sums import PIECE
+from twinprobe._measure.loops.sums import BLOCK
+from twinprobe._runs.tensors.elements import HostTensor
 
 EPS = np.finfo(np.float32).eps
 KERNELS = KernelEngine()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from llm_dumps import Op, Sizes, atb_layer, atb_model, decoder_values, write_atb_model, write_torch
 
-from twinprobe.align.ops.table import BUILT_IN, FILE, built_in_table, kind_of, read_table
-from twinprobe.compare.llm.job import LlmRequest, compare_dumps
+from twinprobe._align.ops.table import BUILT_IN, FILE, built_in_table, kind_of, read_table
+from twinprobe._compare.llm.job import LlmRequest, compare_dumps
 from twinprobe.errors import BadInput
 
 SEED = {

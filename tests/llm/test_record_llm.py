@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 
 from llm_models import IDS, Model, files, new_model  # noqa: E402
 
-from twinprobe.compare.llm.job import LlmRequest, compare_dumps  # noqa: E402
+from twinprobe._compare.llm.job import LlmRequest, compare_dumps  # noqa: E402
+from twinprobe._record.llm.folders import device_folder  # noqa: E402
+from twinprobe._runs.llm.dump import open_llm_dump  # noqa: E402
+from twinprobe._runs.tensors.tensor_files import open_tensor  # noqa: E402
 from twinprobe.llm import DumpConfig, register_hook  # noqa: E402
-from twinprobe.record.llm.folders import device_folder  # noqa: E402
-from twinprobe.runs.llm.dump import open_llm_dump  # noqa: E402
-from twinprobe.runs.tensor_files import open_tensor  # noqa: E402
 
 nn = torch.nn
 
@@ -177,8 +177,8 @@ def test_importing_the_facade_or_comparing_imports_no_framework() -> None:
     import sys
 
     code = (
-        "import sys, twinprobe.llm, twinprobe.compare.llm.job\n"
-        "import twinprobe.compare.llm.stats, twinprobe.compare.llm.modes, twinprobe.cli.llm\n"
+        "import sys, twinprobe.llm, twinprobe._compare.llm.job\n"
+        "import twinprobe._compare.llm.modes, twinprobe._compare.llm.modes, twinprobe._cli.llm\n"
         "print(*[name for name in ('torch', 'polars', 'numba', 'mindspore') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,19 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from llm_dumps import CODES, Sizes, atb_bytes, atb_layer, atb_model, decoder_values, write_atb, write_atb_model
 
-from twinprobe.align.ops.table import read_table
-from twinprobe.compare.llm.measured import Measuring, measure_rows
-from twinprobe.compare.llm.plan import Plan, make_plan
-from twinprobe.compare.llm.results import MeasuredRows
-from twinprobe.compare.llm.rows import rows_of
-from twinprobe.compare.llm.token import Where
-from twinprobe.measure.engine import PLAIN, engine_of
-from twinprobe.measure.llm_batch import metrics_of, numbers_of_rows, rows_of_pairs
-from twinprobe.measure.llm_metrics import LlmMetrics, measure_llm_pair
-from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.llm.described import Known
-from twinprobe.runs.llm.dump import open_llm_dump
-from twinprobe.runs.llm.small_files import LARGEST, SmallFiles
+from twinprobe._align.ops.table import read_table
+from twinprobe._compare.llm.measured import MeasuredRows, Measuring, measure_rows
+from twinprobe._compare.llm.rows import Plan, make_plan, rows_of
+from twinprobe._compare.llm.token import Where
+from twinprobe._measure.engine import PLAIN, engine_of
+from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows, rows_of_pairs
+from twinprobe._runs.llm.dump import open_llm_dump
+from twinprobe._runs.llm.files import LARGEST, SmallFiles
+from twinprobe._runs.llm.tensor import Known
+from twinprobe._runs.tensors.elements import HostTensor
 
 KERNELS = engine_of(1 << 40)
 

@@ -12,8 +12,7 @@ import pytest
 from llm_command import Said
 from llm_dumps import Sizes, Values, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
 
-from twinprobe.runs.llm.atb_dtypes import dtype_text
-from twinprobe.runs.llm.atb_file import read_atb
+from twinprobe._runs.llm.atb_file import dtype_text, read_atb
 
 Run = Callable[..., Said]
 COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
@@ -34,7 +33,7 @@ def as_statistics(root: Path) -> None:
 
 def as_torch_statistics(device: Path) -> None:
     """Replace every .pth by its row in statistics.csv."""
-    from twinprobe.runs.tensor_files import open_tensor
+    from twinprobe._runs.tensors.tensor_files import open_tensor
 
     for folder in device.glob("0/*"):
         rows = []

@@ -21,7 +21,7 @@ from llm_dumps import (
 )
 
 from support import slow
-from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, compare_dumps
 
 
 def made(tmp_path: Path, sizes: Sizes, layer: Op, values: Values | None = None) -> tuple[Path, Path]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from llm_dumps import Op, Sizes, Values, atb_layer, atb_model, decoder_values, write_atb, write_atb_model, write_torch
 
-from twinprobe.compare.llm.job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, compare_dumps
+from twinprobe._runs.llm.dump import open_llm_dump
 from twinprobe.errors import NothingToCompare, TwinProbeError
-from twinprobe.runs.llm.dump import open_llm_dump
 
 SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=10)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twinprobe.measure.blocks import Engine
-from twinprobe.measure.plain import PlainEngine
+from twinprobe._measure.engine import PlainEngine
+from twinprobe._measure.loops.sums import Engine
 
 
 @pytest.fixture(scope="session", params=["numpy", "kernels"])
@@ -13,6 +13,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "numpy":
         return PlainEngine()
     pytest.importorskip("numba")
-    from twinprobe.measure.kernels import KernelEngine
+    from twinprobe._measure.kernels import KernelEngine
 
     return KernelEngine()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 NARROW = {name for name in STORAGE if name.startswith(("float8", "bfloat16"))} | {"float16", "float32"}
 FLOAT8 = {  # mantissa bits, bias

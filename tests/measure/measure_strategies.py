@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from measure_definitions import host
 from numpy.typing import NDArray
 
-from twinprobe.measure.blocks import BLOCK
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._measure.loops.sums import BLOCK
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 DTYPES = sorted(STORAGE)
 SIZES = st.one_of(st.integers(2, 300), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from twinprobe.measure.blocks import Engine
-from twinprobe.measure.pair import measure_pair
-from twinprobe.measure.statistics import crc32, xor64
-from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.tensor_files import open_tensor
+from twinprobe._measure.loops.sums import Engine
+from twinprobe._measure.pair import measure_pair
+from twinprobe._measure.statistics import crc32, xor64
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 
 COLUMNS = {
     "Cosine": "cosine",

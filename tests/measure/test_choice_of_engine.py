@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.measure.engine import KERNEL_BYTES
+from twinprobe._measure.engine import KERNEL_BYTES
 
 SETUP = """
 import sys
 import numpy as np
-from twinprobe.measure.batch import measure_pairs
-from twinprobe.measure.engine import announce, engine_for
-from twinprobe.measure.pair import measure_pair
-from twinprobe.measure.statistics import statistics
-from twinprobe.runs.host_tensor import HostTensor
+from twinprobe._measure.pair import measure_pairs
+from twinprobe._measure.engine import announce, engine_for
+from twinprobe._measure.pair import measure_pair
+from twinprobe._measure.statistics import statistics
+from twinprobe._runs.tensors.elements import HostTensor
 one = HostTensor("float32", (1000,), np.arange(1000, dtype=np.float32))
 two = HostTensor("float32", (1000,), np.arange(1000, dtype=np.float32) * np.float32(1.01))
 """
@@ -98,7 +98,7 @@ def test_where_nothing_can_be_kept_the_kernels_still_work(tmp_path: Path) -> Non
 import tempfile
 tempfile.tempdir = {str(blocked)!r}
 announce(1 << 40)
-from twinprobe.measure.machine_code import cache_folder
+from twinprobe._measure.machine_code import cache_folder
 print(cache_folder(), type(engine_for(0)).__name__)
 {MEASURE}
 """
@@ -112,7 +112,7 @@ def test_a_cache_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) 
     pytest.importorskip("numba")
     (tmp_path / "twinprobe").mkdir()
     (tmp_path / "twinprobe").chmod(0o777)
-    code = "from twinprobe.measure.machine_code import cache_folder; print(cache_folder())"
+    code = "from twinprobe._measure.machine_code import cache_folder; print(cache_folder())"
     found = fresh(code, XDG_CACHE_HOME=str(tmp_path), NUMBA_CACHE_DIR="")
     assert str(tmp_path / "twinprobe") not in found
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from measure_definitions import float8_value, host, values
 
-from twinprobe.measure.decode import FLOAT32, FLOAT64, calculation_dtype, numbers
-from twinprobe.runs.host_tensor import STORAGE
+from twinprobe._measure.elements import FLOAT32, FLOAT64, calculation_dtype, numbers
+from twinprobe._runs.tensors.elements import STORAGE
 
 FLOAT8 = [name for name in STORAGE if name.startswith("float8")]
 

@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe.measure.gaps import Job, compare_all, spot_of
-from twinprobe.measure.tolerance import Gap, Tolerance, compare, transposed
-from twinprobe.runs.host_tensor import HostTensor
+from twinprobe._measure.tolerance import Gap, Job, Tolerance, compare, compare_all, spot_of, transposed
+from twinprobe._runs.tensors.elements import HostTensor
 
 Pair = tuple[HostTensor, HostTensor, bool]
 LARGE = 100_000  # so many pairs that compiled code is used
@@ -93,9 +92,9 @@ def test_a_difference_at_any_place_is_seen() -> None:
 def test_few_pairs_never_load_compiled_code() -> None:
     code = (
         "import sys, numpy as np\n"
-        "from twinprobe.measure.gaps import compare_all, spot_of\n"
-        "from twinprobe.measure.tolerance import Tolerance\n"
-        "from twinprobe.runs.host_tensor import HostTensor\n"
+        "from twinprobe._measure.tolerance import compare_all, spot_of\n"
+        "from twinprobe._measure.tolerance import Tolerance\n"
+        "from twinprobe._runs.tensors.elements import HostTensor\n"
         "one = HostTensor('float32', (4,), np.ones(4, np.float32))\n"
         "two = HostTensor('float32', (4,), np.ones(4, np.float32) * 2)\n"
         "found = compare_all([(spot_of(one), spot_of(two), False)] * 50, lambda at: (one, two), Tolerance())\n"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe.measure.joined import joined, turned
-from twinprobe.runs.host_tensor import HostTensor
+from twinprobe._measure.elements import joined, turned
+from twinprobe._runs.tensors.elements import HostTensor
 
 
 def _tensor(array: np.ndarray) -> HostTensor:

@@ -9,7 +9,7 @@ numba = pytest.importorskip("numba")
 
 
 def test_float16_is_read_right_without_help_from_the_processor() -> None:
-    from twinprobe.measure.loops.elements import half_by_arithmetic
+    from twinprobe._measure.loops.elements import half_by_arithmetic
 
     @numba.njit
     def read(bits: np.ndarray, out: np.ndarray) -> None:
@@ -24,9 +24,9 @@ def test_float16_is_read_right_without_help_from_the_processor() -> None:
 
 
 def test_the_sums_of_a_block_are_those_of_numpy_to_the_last_digits() -> None:
-    from twinprobe.measure.blocks import BLOCK
-    from twinprobe.measure.kernels import KernelEngine
-    from twinprobe.measure.plain import PlainEngine
+    from twinprobe._measure.engine import PlainEngine
+    from twinprobe._measure.kernels import KernelEngine
+    from twinprobe._measure.loops.sums import BLOCK
 
     rng = np.random.default_rng(5)
     golden = rng.standard_normal(2 * BLOCK + 77).astype(np.float32)

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("numba")
 
-from twinprobe.measure.addresses import address_of
-from twinprobe.measure.kernels import KernelEngine
+from twinprobe._measure.elements import address_of
+from twinprobe._measure.kernels import KernelEngine
 
 MEASURE = """
 import sys
 import numpy as np
-from twinprobe.measure.kernels import KernelEngine
+from twinprobe._measure.kernels import KernelEngine
 one = np.arange(100_000, dtype=np.float32)
 print(KernelEngine().pair_rows("float32", one, one * np.float32(1.5)).tobytes().hex())
 print("numba" in sys.modules)
@@ -50,7 +50,7 @@ def test_code_that_was_changed_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_loop_that_would_need_the_compiler_at_run_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from twinprobe.measure.loops import compile as compiler
+    from twinprobe._measure.loops import compile as compiler
 
     def allocates(size: int) -> None:
         np.empty(size)[0] = size

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from measure_definitions import host
 
+from twinprobe._measure.pair import Loader, PairMetrics, measure_pair, measure_pairs
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, DamagedTensor
-from twinprobe.measure.batch import Loader, measure_pairs
-from twinprobe.measure.pair import PairMetrics, measure_pair
-from twinprobe.runs.host_tensor import HostTensor
 
 WORKERS = [None, 1, 2, 5]
 

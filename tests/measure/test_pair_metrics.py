@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from measure_definitions import host, pair_by_definition
 from measure_strategies import tensor_pairs
 
-from twinprobe.measure.blocks import BLOCK, Engine
-from twinprobe.measure.pair import PairMetrics, measure_pair
-from twinprobe.measure.threads import STRIP
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._measure.engine import STRIP
+from twinprobe._measure.loops.sums import BLOCK, Engine
+from twinprobe._measure.pair import PairMetrics, measure_pair
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 OLD = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths")
 INF, NAN = math.inf, math.nan

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from twinprobe.measure.engine import KERNEL_BYTES, engine_for
-from twinprobe.measure.statistics import FLOATS, statistics, statistics_at
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._measure.engine import KERNEL_BYTES, engine_for
+from twinprobe._measure.loops.sums import FLOATS
+from twinprobe._measure.statistics import statistics, statistics_at
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 _BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 

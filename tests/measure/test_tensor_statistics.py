@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from measure_definitions import host, values
 from measure_strategies import tensor_pairs
 
-from twinprobe.measure.blocks import BLOCK, Engine
-from twinprobe.measure.statistics import Statistics, crc32, statistics, xor64
-from twinprobe.measure.threads import STRIP
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
+from twinprobe._measure.engine import STRIP
+from twinprobe._measure.loops.sums import BLOCK, Engine
+from twinprobe._measure.statistics import Statistics, crc32, statistics, xor64
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
 
 INF, NAN = math.inf, math.nan
 

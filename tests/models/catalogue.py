@@ -25,8 +25,8 @@ from models import (
     resnet_classic,
     t5_joint,
     vit_patches,
-)  # fmt: skip
-from twinprobe.runs.run import Run, open_run
+)
+from twinprobe._runs.run import Run, open_run
 
 LAYERS = 4
 MISSING = 1  # the layer that a shortened model lacks

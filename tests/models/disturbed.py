@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from twinprobe.runs.run import Run
-from twinprobe.runs.table import ABSENT, STATS
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import ABSENT, STATS
 
 
 def without_statistics(run: Run) -> Run:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from twinprobe.align.auto.alignment import Alignment
-from twinprobe.align.auto.tree import CallTree, call_tree
-from twinprobe.align.side import Side
-from twinprobe.runs.run import Run
+from twinprobe._align.auto.alignment import Alignment
+from twinprobe._align.auto.tree import CallTree, call_tree
+from twinprobe._align.calls import Side
+from twinprobe._runs.run import Run
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from twinprobe._record.config import load_config
 from twinprobe.errors import BadInput
-from twinprobe.record.config import load_config
 
 
 def write(path: Path, document: Any) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.compare.one import Comparison, compare_paths
+from twinprobe._compare.one import Comparison, compare_paths
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FAULT = "Module.layers.1.post_norm.Norm.forward.0"
@@ -54,7 +54,7 @@ def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: 
     tools = tmp_path / ".demo-env" / "bin"  # installed already: this Python's own environment
     tools.mkdir(parents=True)
     (tmp_path / ".demo-env" / "ready").touch()
-    for name, program in (("python", ""), ("twinprobe", "-c 'import twinprobe.cli as c; exit(c.main())'")):
+    for name, program in (("python", ""), ("twinprobe", "-c 'import twinprobe._cli as c; exit(c.main())'")):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {program} "$@"\n')
         (tools / name).chmod(0o755)
     done = subprocess.run([tmp_path / "demo"], capture_output=True, text=True, timeout=120, check=True)

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from twinprobe.measure.statistics import Statistics
-from twinprobe.record.legacy import round_to
-from twinprobe.record.render import Renderer
-from twinprobe.record.rows import Entry, Note, Row
+from twinprobe._measure.statistics import Statistics
+from twinprobe._record.render import Renderer, round_to
+from twinprobe._record.rows import Entry, Note, Row
 
 NUMBERS = st.floats() | st.sampled_from([65519.9, 65520.0, 3.4028235677973366e38, 1e-45, 5e-324, -0.0])
 

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import pytest
 
-from twinprobe.record.writer import DumpFolder
+from twinprobe._record.writer import DumpFolder
 
 HEADER = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
 

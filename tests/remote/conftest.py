@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from s3_server import BUCKET, S3Server
 
-from twinprobe.cli import main
-from twinprobe.runs.remote.store import store_of
+from twinprobe._cli import main
+from twinprobe._runs.remote.store import store_of
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "llm"))  # its small inference dumps serve here as well
 

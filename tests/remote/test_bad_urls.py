@@ -12,10 +12,10 @@ import pytest
 from remote_dumps import statistics_dump
 from s3_server import S3Server
 
-from twinprobe.runs.remote import asking
-from twinprobe.runs.remote.store import store_of
+from twinprobe._runs.remote import store as asking
+from twinprobe._runs.remote.store import store_of
 
-BLOCKED = "import sys; sys.modules['fsspec'] = None; from twinprobe.cli import main; sys.exit(main(sys.argv[1:]))"
+BLOCKED = "import sys; sys.modules['fsspec'] = None; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def refused(said, *words: str) -> None:
@@ -164,8 +164,8 @@ def test_an_endpoint_that_refuses_and_a_host_that_is_unknown(
 
 def test_a_silent_endpoint_ends_a_command_of_its_own_process_in_time(golden: Path, silent_port: int) -> None:
     code = (
-        "import sys; from twinprobe.runs.remote import asking; asking.PATIENCE = 1.5\n"
-        "from twinprobe.cli import main; sys.exit(main(sys.argv[1:]))"
+        "import sys; from twinprobe._runs.remote import store as asking; asking.PATIENCE = 1.5\n"
+        "from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
     )
     words = ["compare", "-tp", "s3://dumps/x", "-gp", str(golden), "-o", str(golden.parent / "out")]
     settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent_port}", "AWS_ACCESS_KEY_ID": "x",

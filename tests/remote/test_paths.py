@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote_dumps import local_results, pair_of
 
+from twinprobe._report.files import Staging, prepare_folder
+from twinprobe._runs.places import expect_all, inside, place, remote, scan
 from twinprobe.errors import BadInput, DamagedTensor
-from twinprobe.report.atomic import Staging, prepare_folder
-from twinprobe.runs.inside import inside
-from twinprobe.runs.places import place, remote
-from twinprobe.runs.scan import expect_all, scan
 
 NAMES = st.text("abc.1_", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))
 FILES = st.dictionaries(st.lists(NAMES, min_size=1, max_size=4).map("/".join), st.binary(max_size=40), max_size=8)
@@ -174,7 +172,7 @@ def test_compare_in_memory(command, tmp_path: Path, kind: str) -> None:
 
 
 def test_a_tensor_may_be_opened_for_its_shape_alone() -> None:
-    from twinprobe.runs.tensor_files import open_tensor
+    from twinprobe._runs.tensors.tensor_files import open_tensor
 
     array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
     path = place("memory://shapes/x.npy")

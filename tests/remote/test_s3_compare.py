@@ -12,9 +12,9 @@ from remote_dumps import local_results, pair_of, rank_folders, s3_results
 from s3_server import S3Server
 
 from support import slow, tensor_dump
+from twinprobe._report.files import Staging
+from twinprobe._runs.places import place
 from twinprobe.errors import BadInput
-from twinprobe.report.atomic import Staging
-from twinprobe.runs.places import place
 
 TABLES = "csv,parquet,xlsx"
 DATA = Path(__file__).resolve().parents[1] / "data"

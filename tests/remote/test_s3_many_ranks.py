@@ -37,8 +37,8 @@ def test_a_dataset_is_written_searched_and_merged_there(s3: S3Server, command, t
 def test_a_dataset_there_is_scanned_as_one_here(s3: S3Server, command, tmp_path: Path) -> None:
     import polars as pl
 
-    from twinprobe.report.dataset import MEETINGS, find_dataset, scan_dataset
-    from twinprobe.runs.places import place
+    from twinprobe._report.dataset import MEETINGS, find_dataset, scan_dataset
+    from twinprobe._runs.places import place
 
     target, golden = rank_folders(tmp_path / "t", shift=0.1), rank_folders(tmp_path / "g")
     options = ("--format", "dataset", "--engine", "inline", "--quiet")

@@ -16,8 +16,8 @@ from remote_dumps import local_results, pair_of, statistics_dump
 from s3_server import S3Server
 
 from support import forward, tensor, tensor_dump, write_dump
-from twinprobe.runs import read_ahead
-from twinprobe.runs.places import place
+from twinprobe._runs.places import place
+from twinprobe._runs.tensors import tensor_files as read_ahead
 
 FRAME = 64 << 10  # bytes of headers and directories that a file may cost
 
@@ -175,7 +175,7 @@ def test_a_storage_that_falls_silent_ends_the_command(
 def test_any_range_of_a_remote_file_is_that_of_the_bytes(
     length: int, cuts: list[tuple[float, float]], seed: int
 ) -> None:
-    from twinprobe.runs.remote.contents import RemoteContents
+    from twinprobe._runs.remote.contents import RemoteContents
 
     content = np.random.default_rng(seed).bytes(length)
     path = place("memory://ranges/file.bin")

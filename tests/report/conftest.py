@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page
 from report_tables import summary_of
 
-from twinprobe.judge.summary import Summary
-from twinprobe.report.html import fill_html
+from twinprobe._judge.origin import Summary
+from twinprobe._report.html import fill_html
 
 Open = Callable[..., Page]
 

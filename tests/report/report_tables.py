@@ -6,8 +6,8 @@ from pathlib import Path
 
 import polars as pl
 
-from twinprobe.judge.summary import Divergence, Side, Summary
-from twinprobe.report.tables import read_csv
+from twinprobe._judge.origin import Divergence, Side, Summary
+from twinprobe._report.tables import read_csv
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "report"
 MODES = ("statistics", "tensor", "md5")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from twinprobe.align.auto import align_runs
-from twinprobe.report.alignment_files import PAGE, write_alignment
-from twinprobe.runs.run import open_run
+from twinprobe._align.auto.aligner import align_runs
+from twinprobe._report.alignment import PAGE, write_alignment
+from twinprobe._runs.run import open_run
 
 FRAMEWORKS = Path(__file__).resolve().parents[1] / "data" / "frameworks"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from report_tables import names_in
 
+from twinprobe._report.files import Staging, prepare_folder, replacing
 from twinprobe.errors import BadInput
-from twinprobe.report.atomic import Staging, prepare_folder, replacing
 
 
 def _write_half(path: Path, error: BaseException) -> None:
@@ -125,7 +125,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from report_tables import long_table, summary_of
 from twinprobe.errors import BadInput
-from twinprobe.report.write import write_reports
+from twinprobe._report.tables import write_reports
 table = long_table(20_000)
 try:
     write_reports(table, summary_of(table), Path(sys.argv[1]), "r", [sys.argv[3]])

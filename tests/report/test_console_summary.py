@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from report_tables import small_table, summary_of
 from rich.console import Console
 
-from twinprobe.judge.summary import Summary
-from twinprobe.report.console import print_summary, to_json
-from twinprobe.report.text import visible
+from twinprobe._judge.origin import Summary
+from twinprobe._report.console import print_summary, to_json, visible
 
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

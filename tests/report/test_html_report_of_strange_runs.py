@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Page
 from report_page import shown_names, shown_rows
 from report_tables import completed, long_table, small_table, summary_of, with_texts
 
-from twinprobe.judge.summary import Side, Summary
-from twinprobe.report.html import write_html
+from twinprobe._judge.origin import Side, Summary
+from twinprobe._report.html import write_html
 
 Open = Callable[..., Page]
 EVIL = [

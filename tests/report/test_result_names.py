@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from twinprobe.report.names import part_name, result_name, result_stem, timestamp_now
+from twinprobe._report.files import part_name, result_name, result_stem, timestamp_now
 
 
 @pytest.mark.parametrize(

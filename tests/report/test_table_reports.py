@@ -13,10 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_tables import DATA, MODES, long_table, small_table, summary_of, with_texts
 
-from twinprobe.report.formulas import guarded, unguarded
-from twinprobe.report.kinds import as_texts
-from twinprobe.report.tables import csv_parts, fill_csv, read_csv, write_csv, write_json, write_parquet
-from twinprobe.report.text import visible_cells
+from twinprobe._report.columns import as_texts
+from twinprobe._report.console import visible_cells
+from twinprobe._report.tables import (
+    csv_parts,
+    fill_csv,
+    guarded,
+    read_csv,
+    unguarded,
+    write_csv,
+    write_json,
+    write_parquet,
+)
 
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "'=quoted", "a;=b", "1.0;-2.0", "－1", "x\n=y"]
 NUMBERS = ["-0.5", "-1e-05", "+3", "-inf", "inf", "nan", "-3.5%", "0"]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._report.xlsx import write_xlsx
+from twinprobe._report.xlsx_read import read_rows, read_titles
 from twinprobe.errors import BadInput
-from twinprobe.report.xlsx import write_xlsx
-from twinprobe.report.xlsx_read import read_rows, read_titles
 
 MAIN = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
 PLAIN_SHEET = (

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from openpyxl.worksheet.worksheet import Worksheet
 from report_tables import MODES, long_table, small_table, with_texts
 
-from twinprobe.report.kinds import METRICS, STATISTICS, number_columns
-from twinprobe.report.xlsx import write_xlsx
-from twinprobe.report.xlsx_cells import cut_text
+from twinprobe._report.columns import METRICS, STATISTICS, number_columns
+from twinprobe._report.xlsx import cut_text, write_xlsx
 
 FILLS = {"pass": None, "warning": "FFFFEB9C", "error": "FFFFC7CE"}
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "=1", "-x", "－1", "-", "="]

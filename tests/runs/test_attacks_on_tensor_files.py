@@ -14,9 +14,9 @@ from hostile_tensor_files import ELEMENTS, HEADERS, PICKLES, TENSORS, ZIPS, call
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.host_tensor import HostTensor
-from twinprobe.runs.tensor_files import open_tensor
 
 ATTACKS = [
     pytest.param(build, message, suffix, id=f"{group}: {what}")

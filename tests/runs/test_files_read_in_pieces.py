@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from twinprobe.align.auto import file as alignment_file
-from twinprobe.align.auto import relation_pieces
-from twinprobe.align.mapping import yaml_files
+from twinprobe._align.auto import alignment as alignment_file
+from twinprobe._align.auto import alignment as relation_pieces
+from twinprobe._align.mapping import yaml_files
+from twinprobe._runs import dump_json
+from twinprobe._runs import dump_json as dump_pieces
+from twinprobe._runs import json_pieces as member_pieces
+from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.structure import read_micro_steps, read_parents, read_stacks
 from twinprobe.errors import BadInput
-from twinprobe.runs import dump_json, dump_pieces, member_pieces
-from twinprobe.runs.construct import read_micro_steps, read_parents
-from twinprobe.runs.run import Run, open_run
-from twinprobe.runs.stacks import read_stacks
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 

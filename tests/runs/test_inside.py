@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._runs.places import inside
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs.inside import inside
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinprobe.runs.names import has_direction, parse_op
-from twinprobe.runs.run import open_run
+from twinprobe._runs.names import has_direction, parse_op
+from twinprobe._runs.run import open_run
 
 
 @pytest.mark.parametrize(

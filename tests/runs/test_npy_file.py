@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
+from twinprobe._runs.tensors import elements as file_contents
+from twinprobe._runs.tensors.elements import STORAGE
+from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs import contents as file_contents
-from twinprobe.runs.host_tensor import STORAGE
-from twinprobe.runs.tensor_files import open_tensor
 
 DTYPES = ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8", "c16"]
 

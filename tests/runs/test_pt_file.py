@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._runs.tensors import elements as file_contents
+from twinprobe._runs.tensors.elements import STORAGE, FileElements, HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
-from twinprobe.runs import contents as file_contents
-from twinprobe.runs.file_elements import FileElements
-from twinprobe.runs.host_tensor import STORAGE, HostTensor
-from twinprobe.runs.tensor_files import open_tensor
 
 torch = pytest.importorskip("torch")
 
@@ -277,7 +276,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
     tensor = torch.randn(3, 4).bfloat16().t()
     path = saved(tensor, tmp_path / "t.pt")
     program = (
-        "import sys; from pathlib import Path; from twinprobe.runs.tensor_files import open_tensor;"
+        "import sys; from pathlib import Path; from twinprobe._runs.tensors.tensor_files import open_tensor;"
         "t = open_tensor(Path(sys.argv[1]));"
         "heavy = {'torch', 'numba', 'polars', 'pickle'} & set(sys.modules) - set(sys.argv[2].split());"
         "print(t.dtype, t.shape, t.data.tobytes().hex(), sorted(heavy))"

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, value, write_dump
+from twinprobe._runs.dump_json import read_entries
+from twinprobe._runs.run import open_run
+from twinprobe._runs.table import FLOAT, INPUT, NULL, OUTPUT, PARAMETER, TENSOR, VALUE
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
-from twinprobe.runs.dump_json import read_entries
-from twinprobe.runs.leaf import NULL, TENSOR, VALUE
-from twinprobe.runs.run import open_run
-from twinprobe.runs.table import FLOAT, INPUT, OUTPUT, PARAMETER
 
 
 def rows(path: Path) -> dict[str, dict]:

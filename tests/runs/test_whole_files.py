@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.runs.whole_files import write_whole
+from twinprobe._runs.whole_files import write_whole
 
 
 @pytest.mark.parametrize(

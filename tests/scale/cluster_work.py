@@ -6,7 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from twinprobe.compare.job import Job, run_rank
+from twinprobe._compare.job import run_rank
+from twinprobe._compare.request import Job
 from twinprobe.errors import BadInput
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
+from twinprobe._cli import main
 
 
 def ranks_at(folder: Path, count: int, *, off: dict[int, float] | None = None, calls: int = 1) -> Path:
@@ -57,8 +57,8 @@ def compare(target: Path, golden: Path, out: Path, *more: str) -> int:
 
 _PAUSING = """
 import os, sys, time
-from twinprobe.cli import main
-from twinprobe.scale.ledger import Session
+from twinprobe._cli import main
+from twinprobe._scale.ledger import Session
 go, keep, kept = sys.argv.pop(1), Session.keep, []
 def pausing(*words):
     keep(*words)

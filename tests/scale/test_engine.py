@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from twinprobe._scale.engine import spread
 from twinprobe.errors import BadInput
-from twinprobe.scale.engine import spread
 
 
 def square(number: int) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from twinprobe._scale.engine import EngineOptions, open_stream, spread
 from twinprobe.errors import BadInput, TwinProbeError
-from twinprobe.scale.engine import EngineOptions, open_stream, spread
 
 PROCESSES = EngineOptions("process", workers=2)
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.scale.ledger import earlier_session
+from twinprobe._scale.ledger import earlier_session
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
 COMMAND = """
 import os, sys, time
 from pathlib import Path
-from twinprobe.scale.engine import EngineOptions, open_stream
-from twinprobe.scale.ledger import new_session
+from twinprobe._scale.engine import EngineOptions, open_stream
+from twinprobe._scale.ledger import new_session
 
 place = Path(sys.argv[1])
 told = "nothing"

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from twinprobe.scale import interrupts
-from twinprobe.scale.engine import EngineOptions, spread
+from twinprobe._scale import engine as interrupts
+from twinprobe._scale.engine import EngineOptions, spread
 
 
 def dropped(item: int) -> int:

@@ -18,10 +18,10 @@ from cluster_work import dies_at_first, node_and_square, rank_or_death, wrong
 from many_ranks import compare, leftovers, ranks_at, tables, tensors_at
 from two_nodes import HERE, two_nodes
 
-from twinprobe.cli import main
+from twinprobe._cli import main
+from twinprobe._scale.engine import EngineOptions, spread
+from twinprobe._scale.ray import Versions, check_versions
 from twinprobe.errors import BadInput
-from twinprobe.scale.cluster import Versions, check_versions
-from twinprobe.scale.engine import EngineOptions, spread
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 MANY = 18
@@ -94,7 +94,8 @@ def test_tokens_of_an_inference_run_are_compared_on_the_cluster(
 
 
 def test_slices_of_one_rank_are_measured_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
-    from twinprobe.compare.job import Request, run_request
+    from twinprobe._compare.job import run_request
+    from twinprobe._compare.request import Request
 
     for side, seed in (("t", 2), ("g", 3)):
         tensors_at(tmp_path / side, 12, seed=seed)
@@ -119,7 +120,7 @@ def test_a_rank_that_the_cluster_lost_is_exit_code_2(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ranks_at(tmp_path / "t", MANY)
-    monkeypatch.setattr("twinprobe.compare.job.run_rank", rank_or_death)
+    monkeypatch.setattr("twinprobe._compare.job.run_rank", rank_or_death)
     sides = tmp_path / "t", tmp_path / "t"
     assert compare(*sides, tmp_path / "out", "--ray-address", cluster.address) == 2
     assert "the result is incomplete: rank5: a Ray worker or node was lost" in capsys.readouterr().err
@@ -189,7 +190,7 @@ def test_something_else_than_ray_at_the_address_is_given_up_in_time(tmp_path: Pa
     ranks_at(tmp_path / "t", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        start = "import sys; from twinprobe.cli import main; sys.exit(main())"
+        start = "import sys; from twinprobe._cli import main; sys.exit(main())"
         command = [sys.executable, "-c", start, "compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "t")]
         command += ["-o", str(tmp_path / "out"), "--ray-address", address]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -199,7 +200,7 @@ def test_something_else_than_ray_at_the_address_is_given_up_in_time(tmp_path: Pa
 
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
     ranks_at(tmp_path / "t", 2)
-    hidden = "import sys; sys.modules['ray'] = None; from twinprobe.cli import main; sys.exit(main())"
+    hidden = "import sys; sys.modules['ray'] = None; from twinprobe._cli import main; sys.exit(main())"
     command = [sys.executable, "-c", hidden, "compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "t")]
     command += ["-o", str(tmp_path / "out"), "--engine", "ray"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -211,7 +212,7 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
 def test_a_cluster_is_started_where_none_is_named(tmp_path: Path) -> None:
     for side, off in (("t", {1: 3.0}), ("g", {})):
         ranks_at(tmp_path / side, 3, off=off)
-    start = "import sys; from twinprobe.cli import main; sys.exit(main())"
+    start = "import sys; from twinprobe._cli import main; sys.exit(main())"
     command = [sys.executable, "-c", start, "compare", "-tp", "t", "-gp", "g", "-o", "ray", "--csv", "--engine", "ray"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = subprocess.run([*command, "--workers", "2"], cwd=tmp_path, env=environment, capture_output=True, text=True,

@@ -11,9 +11,9 @@ import pytest
 from many_ranks import compare, ranks_at, tables, tensors_at
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
-from twinprobe.compare.merge.job import merge_results
-from twinprobe.report.dataset import find_dataset, places, scan_dataset
+from twinprobe._cli import main
+from twinprobe._compare.merge.job import merge_results
+from twinprobe._report.dataset import find_dataset, places, scan_dataset
 
 MANY = 18
 
@@ -166,8 +166,9 @@ def tensors(tmp_path: Path) -> Path:
 
 def sliced(root: Path, out: Path, engine: str, kilobytes: int) -> dict[str, str]:
     """The tables of a comparison whose slices hold so many KiB."""
-    from twinprobe.compare.job import Request, run_request
-    from twinprobe.scale.engine import EngineOptions
+    from twinprobe._compare.job import run_request
+    from twinprobe._compare.request import Request
+    from twinprobe._scale.engine import EngineOptions
 
     options = EngineOptions(engine, 2, slice_bytes=kilobytes << 10)
     request = Request(root / "t", root / "g", out, ("csv", "dataset"), "20260102030405", engine=options)
@@ -184,8 +185,9 @@ def test_a_rank_in_slices_gives_the_same_tables(tensors: Path, tmp_path: Path) -
 
 
 def test_an_interrupted_rank_may_be_resumed_in_other_slices(tensors: Path, tmp_path: Path) -> None:
-    from twinprobe.compare.job import Request, run_request
-    from twinprobe.scale.engine import EngineOptions
+    from twinprobe._compare.job import run_request
+    from twinprobe._compare.request import Request
+    from twinprobe._scale.engine import EngineOptions
 
     def after_two(what: str, done: int, _total: int) -> None:
         if (what, done) == ("slices", 2):
@@ -206,8 +208,9 @@ def test_an_interrupted_rank_may_be_resumed_in_other_slices(tensors: Path, tmp_p
 
 def test_one_large_rank_is_spread_over_workers_when_asked(tensors: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    from twinprobe.compare.job import Request, run_request
-    from twinprobe.scale.engine import EngineOptions
+    from twinprobe._compare.job import run_request
+    from twinprobe._compare.request import Request
+    from twinprobe._scale.engine import EngineOptions
 
     options = EngineOptions("process", 2, slice_bytes=8 << 10)
     sides = (tensors / "t/rank0", tensors / "g/rank0")

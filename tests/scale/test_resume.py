@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from many_ranks import begun, compare, leftovers, ranks_at, tables, tensors_at
 
-from twinprobe.compare.job import Request, run_request
-from twinprobe.report.dataset import find_dataset
-from twinprobe.runs.fingerprint import run_fingerprint
-from twinprobe.scale.engine import EngineOptions
+from twinprobe._compare.job import run_request
+from twinprobe._compare.request import Request
+from twinprobe._report.dataset import find_dataset
+from twinprobe._runs.run import run_fingerprint
+from twinprobe._scale.engine import EngineOptions
 
 MANY = 18
 LONG_RANKS = 24
@@ -134,7 +135,7 @@ def test_other_options_are_another_command(dumps: Path, capsys: pytest.CaptureFi
     out = dumps / "out"
     assert compare(dumps / "t", dumps / "g", out) == 0
     more = ["--resume", "--rounding", "5", "--json"]
-    from twinprobe.cli import main
+    from twinprobe._cli import main
 
     assert main(["compare", "-tp", str(dumps / "t"), "-gp", str(dumps / "g"), "-o", str(out), *more]) == 0
     assert "nothing to resume" in capsys.readouterr().out

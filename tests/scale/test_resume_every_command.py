@@ -16,8 +16,8 @@ import pytest
 from many_ranks import begun, compare, leftovers, ranks_at
 
 from support import slow
-from twinprobe.cli import main
-from twinprobe.scale.engine import EngineOptions
+from twinprobe._cli import main
+from twinprobe._scale.engine import EngineOptions
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "llm"))  # its small inference dumps serve here as well
 
@@ -51,7 +51,8 @@ def hierarchical(folder: Path, count: int) -> Path:
 
 
 def graph_case(folder: Path, form: str) -> Case:
-    from twinprobe.graph.job import GraphRequest, run_request
+    from twinprobe._graph.draw_place import GraphRequest
+    from twinprobe._graph.job import run_request
 
     sides = hierarchical(folder / "t", PIECES), hierarchical(folder / "g", PIECES)
 
@@ -63,7 +64,7 @@ def graph_case(folder: Path, form: str) -> Case:
 
 
 def merge_case(folder: Path) -> Case:
-    from twinprobe.compare.merge.job import merge_results
+    from twinprobe._compare.merge.job import merge_results
 
     ranks_at(folder / "t", PIECES, off={3: 1.0})
     ranks_at(folder / "g", PIECES)
@@ -84,9 +85,8 @@ def merge_case(folder: Path) -> Case:
 def llm_case(folder: Path) -> Case:
     import llm_dumps
 
-    from twinprobe.compare.llm.job import LlmRequest, compare_dumps
-    from twinprobe.compare.llm.kept import Notes
-    from twinprobe.compare.llm.report import utc_timestamp, write_llm_reports
+    from twinprobe._compare.llm.job import LlmRequest, compare_dumps, utc_timestamp, write_llm_reports
+    from twinprobe._compare.llm.token import Notes
 
     sizes = llm_dumps.Sizes(layers=1)
     values = {token: llm_dumps.decoder_values(sizes, token) for token in range(PIECES)}

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from many_ranks import compare, ranks_at
 
-from twinprobe.cli import main
-from twinprobe.compare.ranks.arrange import unchanged
+from twinprobe._cli import main
+from twinprobe._compare.ranks import unchanged
 from twinprobe.errors import BadInput
 
 _WRITER = """

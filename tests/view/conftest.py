@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from twinprobe.view.serve import make
+from twinprobe._view.serve import make
 
 
 @pytest.fixture(autouse=True)

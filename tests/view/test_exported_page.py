@@ -12,9 +12,8 @@ from graph_files import flat, node, write_pair
 from page_tools import stands_on
 from reference_files import FILES
 
-from twinprobe.view.app import STATIC
-from twinprobe.view.bundle import bundle
-from twinprobe.view.export import export_page
+from twinprobe._view.app import STATIC
+from twinprobe._view.export import bundle, export_page
 
 
 def open_page(page: Any, path: Path) -> list[str]:

@@ -165,7 +165,7 @@ def test_labels_follow_the_convention(run: Callable[..., Any], name: str, parent
 def test_names_are_taken_apart_as_the_rest_of_the_project_does(run: Callable[..., Any], reference: Path) -> None:
     import sqlite3
 
-    from twinprobe.runs.names import parse_op
+    from twinprobe._runs.names import parse_op
 
     file = next((reference / "graph" / "results" / "ranks_cmp").glob("*.vis.db"))
     names = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.view.app import STATIC
+from twinprobe._view.app import STATIC
 
 VERSION = "5.9.3"
 OPTIONS = (

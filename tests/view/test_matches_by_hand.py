@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from werkzeug.test import Client
 
-from twinprobe.view.app import ViewApp
-from twinprobe.view.matches import Matches
+from twinprobe._view.app import ViewApp
+from twinprobe._view.nodes import Matches
 
 T, G = "Module.language_model.LM.forward.0", "Module.decoder.Enc.forward.0"
 LAYER = "Module.language_model.encoder.layers.0"

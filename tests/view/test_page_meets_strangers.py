@@ -20,8 +20,8 @@ from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
 from support import forward, tensor, write_dump
-from twinprobe.cli import main
-from twinprobe.view.app import QUESTIONS, STATIC, ViewApp
+from twinprobe._cli import main
+from twinprobe._view.app import QUESTIONS, STATIC, ViewApp
 
 PLACES = ["http://stranger.example/x.png", "//stranger.example/y.js", "url(http://stranger.example/z.css)"]
 

@@ -14,9 +14,9 @@ from evil_files import EVIL, evil_file
 from graph_files import flat, node, write_pair
 from page_tools import becomes, show
 
-from twinprobe.cli.view import _check
+from twinprobe._cli.view import _check
+from twinprobe._view.serve import is_loopback
 from twinprobe.errors import BadInput
-from twinprobe.view.serve import is_loopback
 
 
 def get(url: str, **headers: str) -> tuple[int, dict[str, str], bytes]:

@@ -11,7 +11,7 @@ from graph_files import flat, node, write_pair
 from reference_files import FILES
 from werkzeug.test import Client
 
-from twinprobe.view.app import ViewApp
+from twinprobe._view.app import ViewApp
 
 STAT = "results/cmp_stat/compare_20261115024710.vis.db"
 

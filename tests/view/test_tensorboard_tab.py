@@ -63,7 +63,7 @@ def get(board: Board, path: str, host: str = "localhost") -> tuple[dict[str, str
 
 def test_the_plugin_is_found_through_its_entry_point() -> None:
     found = {point.name: point.value for point in entry_points(group="tensorboard_plugins")}
-    assert found["twinprobe"] == "twinprobe.view.tensorboard_plugin:TwinProbePlugin"
+    assert found["twinprobe"] == "twinprobe._view.tensorboard_plugin:TwinProbePlugin"
 
 
 def test_the_tab_is_called_twinprobe_and_is_active_where_there_are_graphs(board: Board) -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from twinprobe.cli import main, view
+from twinprobe._cli import main, view
+from twinprobe._view.serve import Server, make
 from twinprobe.errors import BadInput
-from twinprobe.view.serve import Server, make
 
 PROGRAM = """
 import argparse, sys
-from twinprobe.cli import view
+from twinprobe._cli import view
 parser = argparse.ArgumentParser()
 view.add_arguments(parser)
 sys.exit(view.run(parser.parse_args()))

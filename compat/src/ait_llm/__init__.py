@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from msprobe import warn_of_the_real_tool
-from twinprobe.cli.main import main as _main
+from twinprobe._cli.main import main as _main
 
 __all__ = ["DumpConfig", "dump_data", "main", "register_hook"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from twinprobe.cli.main import main as _main
+from twinprobe._cli.main import main as _main
 
 
 def warn_of_the_real_tool(distribution: str, command: str) -> None:

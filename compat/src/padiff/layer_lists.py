@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from twinprobe._live.frameworks import adapter_of
+from twinprobe._record.filters import NameFilter
+from twinprobe._runs.names import parse_op
 from twinprobe.errors import BadInput
-from twinprobe.live.frameworks import adapter_of
-from twinprobe.record.filters import NameFilter
-from twinprobe.runs.names import parse_op
 
 _MODES = ("self", "sublayers", "all")
 

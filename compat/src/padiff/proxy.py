@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 
 from padiff.layer_lists import LayerLists
+from twinprobe._live.console import say
+from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.running import prepare_call
+from twinprobe._live.weights.special import special_layers
+from twinprobe._measure.statistics import statistics
+from twinprobe._record.writer import TENSOR_FOLDER, DumpFolder
 from twinprobe.errors import BadInput
-from twinprobe.live import LayerMap
-from twinprobe.live.console import say
-from twinprobe.live.frameworks import adapter_of, framework_of
-from twinprobe.live.inputs import prepare_call
-from twinprobe.live.special_layers import special_layers
-from twinprobe.measure.statistics import statistics
-from twinprobe.record.writer import TENSOR_FOLDER, DumpFolder
 
 _WORK = ".recording"  # what a report has gathered so far, below a model's dump path
 _root = [str(Path(sys.path[0], "padiff_dump"))]  # beside the script, as PaDiff has it
 
 # The recorder would name the working folder; what a user asked for is in step_N/rank_N.
-logging.getLogger("twinprobe.record").addFilter(
+logging.getLogger("twinprobe._record").addFilter(
     lambda record: record.levelno > logging.INFO or f"{os.sep}{_WORK}" not in record.getMessage()
 )
 

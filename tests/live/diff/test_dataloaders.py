@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._live.differ import check_dataloader
 from twinprobe.errors import NothingToCompare
-from twinprobe.live import check_dataloader
 
 
 @dataclass

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch_pairs import (
-    Activated,
-    ByFunction,
-    CalledInOtherOrder,
-    ManyOutputs,
-    Residual,
-    Shared,
-    Wrapped,
-    numbers,
-)
+from torch_pairs import Activated, ByFunction, CalledInOtherOrder, ManyOutputs, Residual, Shared, Wrapped, numbers
 
 from twinprobe import LayerMap, auto_diff
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch_pairs import Chain, Residual, numbers
 
-from twinprobe.live import check_report
-from twinprobe.runs.run import open_run
+from twinprobe._live.differ import check_report
+from twinprobe._runs.run import open_run
 from twinprobe.torch import record
 
 X = numbers(4, 8)

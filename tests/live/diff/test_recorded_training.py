@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch_pairs import Chain, numbers
 
 from twinprobe import auto_diff
+from twinprobe._live.differ import check_grads, check_report, check_weights
 from twinprobe.errors import BadInput
-from twinprobe.live import check_grads, check_report, check_weights
 from twinprobe.torch import record
 
 X = numbers(4, 8)

@@ -11,8 +11,10 @@ import torch
 from paddle import nn as pnn
 from torch import nn
 
+from twinprobe._live.weights import special
+from twinprobe._live.weights.copying import copy_aligned
+from twinprobe._live.weights.special import add_special_init
 from twinprobe.errors import BadInput
-from twinprobe.live.weights import add_special_init, copy_aligned, special
 from weights_bench import Case, arrays, copy_whole, scramble, weights
 
 CASES = [

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.weights import special
+from twinprobe._live.weights.assigning import copy_weights
+from twinprobe._live.weights.copying import copy_aligned
+from twinprobe._live.weights.special import add_special_init
 from twinprobe.errors import BadInput
-from twinprobe.live.layer_map import LayerMap
-from twinprobe.live.weights import add_special_init, copy_aligned, copy_weights, special
 
 
 @pytest.fixture(autouse=True)

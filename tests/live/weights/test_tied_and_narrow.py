@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from twinprobe._live.weights.copying import copy_aligned
 from twinprobe.errors import BadInput
-from twinprobe.live.weights import copy_aligned
 from weights_bench import scramble, weights
 
 PAIRS = [("table", "table"), ("head", "head")]

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from twinprobe._live.weights.assigning import assign_weight, copy_weights
+from twinprobe._live.weights.copying import copy_aligned
+from twinprobe._live.weights.matching import nearest
 from twinprobe.errors import BadInput
-from twinprobe.live.weights import assign_weight, copy_aligned, copy_weights
-from twinprobe.live.weights.problems import nearest
 from weights_bench import scramble, weights
 
 
@@ -130,8 +131,8 @@ def test_assign_weight_prints_the_reason_and_is_false(capsys: pytest.CaptureFixt
 
 
 def test_nothing_to_offer_has_no_nearest() -> None:
-    from twinprobe.live.weights.layers import raw_layer
-    from twinprobe.live.weights.stores import store_of
+    from twinprobe._live.weights.layers import raw_layer
+    from twinprobe._live.weights.stores import store_of
 
     layer = nn.Linear(2, 2)
     slot = raw_layer(store_of(layer), layer, "").others["weight"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dump_reading import Dump
-from twinprobe.record.config import load_config
+from twinprobe._record.config import load_config
 
 Observe = Callable[[Any], Any]
 

@@ -17,8 +17,8 @@ from mindspore_networks import Convolutional, PostNorm, Residual, WithJitted, ba
 
 import twinprobe.mindspore
 from models import small_transformer_mindspore
-from twinprobe.record.mindspore.adapter import make_recorder
-from twinprobe.record.mindspore.versions import JitExecutor
+from twinprobe._record.mindspore.adapter import make_recorder
+from twinprobe._record.mindspore.tensors import JitExecutor
 
 _ASSIGN_ADD = ops.AssignAdd()
 

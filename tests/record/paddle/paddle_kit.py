@@ -15,7 +15,7 @@ from paddle_networks import Convolutional, PostNorm, Recomputed, Residual, batch
 
 import twinprobe.paddle
 from models import small_transformer_paddle
-from twinprobe.record.paddle.adapter import make_recorder
+from twinprobe._record.paddle.adapter import make_recorder
 
 
 def _ones(x: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinprobe.compare.one import Comparison, compare_paths
+from twinprobe._compare.one import Comparison, compare_paths
 from twinprobe.torch import PrecisionDebugger, record
 
 
@@ -182,7 +182,7 @@ def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -
     assert summary.verdicts["error"] == 0
     assert any("did not finish" in note for note in summary.notes)
     assert compare_paths(part, part).summary.first is None
-    code = "import sys; from twinprobe.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
     words = [
         "compare",
         "-tp",

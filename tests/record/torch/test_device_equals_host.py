@@ -14,7 +14,7 @@ SCRIPT = """
 import json, math, sys
 from pathlib import Path
 import torch
-import twinprobe.record.torch.tensors as tensors
+import twinprobe._record.torch.tensors as tensors
 from twinprobe.torch import record
 
 def run(folder, level, mode, device):

@@ -62,7 +62,7 @@ def test_the_difference_is_in_the_last_digits(tmp_path: Path) -> None:
 
 
 def test_a_marked_dump_can_be_compared(tmp_path: Path) -> None:
-    from twinprobe.compare.one import compare_paths
+    from twinprobe._compare.one import compare_paths
 
     for side in "ab":
         run(tmp_path / side, train=False)

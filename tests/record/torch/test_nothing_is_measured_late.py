@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-import twinprobe.record.torch.tensors as tensors
+import twinprobe._record.torch.tensors as tensors
 from twinprobe.torch import record
 
 class WritesUnseen(torch.autograd.Function):

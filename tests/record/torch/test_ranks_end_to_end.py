@@ -23,7 +23,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def compare(target: Path, golden: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; from twinprobe.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
     paths = ["-tp", str(target), "-gp", str(golden), "-o", str(out)]
     command = [sys.executable, "-c", code, "compare", *paths, "--csv", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

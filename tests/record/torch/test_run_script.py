@@ -14,7 +14,7 @@ import pytest
 # What `twinprobe run` does, without the choice of a command before it.
 COMMAND = """
 import argparse, sys
-from twinprobe.cli import run
+from twinprobe._cli import run
 from twinprobe.errors import TwinProbeError
 parser = argparse.ArgumentParser()
 run.add_arguments(parser)

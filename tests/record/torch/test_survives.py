@@ -240,20 +240,20 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
 
 DEFECTS = [
     "engine.Engine.emit", "engine.Engine.link", "engine.Engine.stack", "engine.Engine.count",
-    "engine.Engine._open_step", "engine.Engine._hand_over", "filters.NameFilter.entering", "leaves.Capturer.mapping",
-    "parameter_groups.ParameterGroups._take", "render.Renderer.entry", "stacks.StackTable.place",
-    "torch.backward.Graph.edges", "torch.backward.Graph.install", "torch.backward.Graph.note_pass",
-    "torch.backward.Graph.end", "torch.crossing.Crossing.arrive",
-    "torch.crossing.Crossing.finish", "torch.function_mode.arguments_as_written", "torch.function_mode.caller_of",
+    "engine.Engine._open_step", "engine.Engine._hand_over", "filters.NameFilter.entering", "render.Capturer.mapping",
+    "rows.ParameterGroups._take", "render.Renderer.entry", "stacks.StackTable.place",
+    "torch.autograd.Graph.edges", "torch.autograd.Graph.install", "torch.autograd.Graph.note_pass",
+    "torch.autograd.Graph.end", "torch.autograd.Crossing.arrive",
+    "torch.autograd.Crossing.finish", "torch.function_mode.arguments_as_written", "torch.function_mode.caller_of",
     "torch.function_mode.ApiCall.before", "torch.function_mode.ApiCall.after", "torch.function_mode.ApiCall.failed",
     "torch.graph_index.GraphIndex.walk", "torch.graph_index.LeafEdges.edge", "torch.hooks.ModuleHooks.attach",
     "torch.hooks.ModuleHooks._enter", "torch.hooks.ModuleHooks._leave", "torch.hooks.ModuleHooks.detach",
-    "torch.names.ApiTable._find", "torch.operators.Spelling.__call__", "torch.optimizer.OptimizerScope.attach",
-    "torch.optimizer.OptimizerScope.loose_parent", "torch.parameters.ParameterGradients.attach",
-    "torch.parameters.ParameterGradients.flush", "torch.storages.StorageNumbers.__call__",
+    "torch.names.ApiTable._find", "torch.function_mode.Spelling.__call__", "torch.recorder.OptimizerScope.attach",
+    "torch.recorder.OptimizerScope.loose_parent", "torch.recorder.ParameterGradients.attach",
+    "torch.recorder.ParameterGradients.flush", "torch.tensors.StorageNumbers.__call__",
     "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
     "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_statistics",
-    "torch.watch_mode.effect_of", "torch.watch_mode.writes_by_keyword", "writer.DumpFolder.add",
+    "torch.tensors.effect_of", "torch.tensors.writes_by_keyword", "writer.DumpFolder.add",
     "writer.DumpFolder.close", "writer.DumpFolder.open",
 ]  # fmt: skip
 
@@ -281,7 +281,7 @@ def break_recorder(monkeypatch: pytest.MonkeyPatch, defect: str) -> list[str]:
         called.append(defect)
         raise KeyError("a defect of the recorder")
 
-    monkeypatch.setattr(f"twinprobe.record.{defect}", broken)
+    monkeypatch.setattr(f"twinprobe._record.{defect}", broken)
     return called
 
 
@@ -307,7 +307,7 @@ def test_a_defect_anywhere_in_the_recorder_is_a_warning_and_not_an_error(
     [
         ("torch.function_mode.ApiCall.before", "Tensor.__mul__.0.forward", ["remark", "value"]),
         ("torch.hooks.ModuleHooks._enter", "Module.0.Linear.forward.0", ["remark", "value"]),
-        ("torch.backward.Graph.install", "Module.0.Linear.backward.0", ["remark", "value"]),
+        ("torch.autograd.Graph.install", "Module.0.Linear.backward.0", ["remark", "value"]),
         ("torch.tensors.TensorBook._measure", "Module.0.Linear.forward.0", ["output", 0, "remark"]),
     ],
 )

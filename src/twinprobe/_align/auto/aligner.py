@@ -1,0 +1,169 @@
+"""Automatic alignment: the rules in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twinprobe._align.auto.alignment import Alignment, Alone, Relation, mirrored
+from twinprobe._align.auto.rule_calls import link_calls, link_results
+from twinprobe._align.auto.rule_containers import link_branches, link_containers, link_residuals
+from twinprobe._align.auto.rule_layers import link_layers, link_wholes
+from twinprobe._align.auto.tree import ROOT, CallTree, Facts, call_tree
+from twinprobe._align.auto.workspace import GIVEN, Link, Sketch
+from twinprobe._align.calls import Side
+from twinprobe._align.links import NONE
+from twinprobe._runs.run import Run
+
+# Why a call stays alone, in words.
+
+
+def left_alone(sketch: Sketch, *, golden: bool) -> list[Alone]:
+    """All calls of one side that no rule has linked, each with a reason."""
+    facts, linked = (sketch.golden, sketch.back) if golden else (sketch.target, sketch.partner)
+    other = sketch.target if golden else sketch.golden
+    teller = _Teller(facts, linked, other, sketch.why[golden])
+    return [
+        Alone(facts.tree.name[node], teller.why(node))
+        for node in range(len(facts.tree))
+        if node != ROOT and linked[node] == NONE
+    ]
+
+
+class _Teller:
+    def __init__(self, facts: Facts, linked: list[int], other: Facts, known: dict[int, str]) -> None:
+        self._facts, self._linked, self._other, self._known = facts, linked, other, known
+        self._families = set(other.tree.family)
+        self._encloses = [False] * len(facts.tree)
+        for node in reversed(facts.tree.in_order):
+            parent = facts.tree.parent[node]
+            if parent != NONE and (linked[node] != NONE or self._encloses[node]):
+                self._encloses[parent] = True
+
+    def why(self, node: int) -> str:
+        tree = self._facts.tree
+        if node in self._known:
+            return self._known[node]
+        if not tree.is_module[node]:
+            return self._why_call(node)
+        if self._facts.is_layer[node]:
+            return f"no free layer at this place fits{self._weights(node)}"
+        if self._encloses[node]:
+            return "a level of its own: no module of the other run encloses the same layers"
+        return "nothing of the kind ran at this place"
+
+    def _why_call(self, node: int) -> str:
+        tree = self._facts.tree
+        parent = tree.parent[node]
+        family = tree.family[node].rpartition(".")[2]
+        if parent != ROOT and self._linked[parent] == NONE:
+            return "inside a module that has no partner"
+        if tree.family[node] not in self._families:
+            return f"the other run has no call of {family}"
+        partner = self._linked[parent]
+        if parent != ROOT and not self._other.tree.is_module[partner]:
+            return "inside a module that is paired with one call of the other run"
+        return f"no free call of {family} at this place"
+
+    def _weights(self, node: int) -> str:
+        shapes = [self._facts.prints.shape_text[row] for row in self._facts.weights[node]]
+        return f" its weights {' '.join(str(shape) for shape in shapes)}" if shapes else ""
+
+
+Rule = Callable[[Sketch], None]
+# Each rule links what is still free; none undoes what an earlier one did.
+RULES: tuple[Rule, ...] = (
+    link_layers,  # what holds parameters, in the order of execution
+    link_containers,  # what encloses the same layers
+    link_branches,  # what runs side by side, in whatever order
+    link_containers,  # what encloses the same branches
+    link_wholes,  # what holds as many weights in one module as the other side in several
+    link_calls,  # what ran between linked calls
+    link_containers,  # what encloses the same calls
+    link_residuals,  # what adds inside or outside
+    link_results,  # what gives the same result at the same place
+)
+
+
+def align_runs(target: Run, golden: Run) -> Alignment:
+    """Find out which call of one run belongs to which call of the other."""
+    return align_sides(Side(target), Side(golden))
+
+
+def align_sides(
+    target: Side, golden: Side, known: Sequence[tuple[str, str]] = (), *, by_results: bool = True
+) -> Alignment:
+    """The same for two sides that are taken apart already. ``known`` pairs of calls are given and not questioned.
+
+    ``by_results`` says whether calls of other names may be paired because they give the same.
+    """
+    # Where two ways are equally good, the first found wins: so that swapped runs give the mirrored answer, one of the
+    # two orders is always taken.
+    if _order(golden) < _order(target):
+        turned = [(other, one) for one, other in known]
+        return mirrored(align_sides(golden, target, turned, by_results=by_results))
+    trees = call_tree(target), call_tree(golden)
+    sketch = Sketch(Facts(trees[0]), Facts(trees[1]))
+    _give(sketch, known)
+    _note_gaps(sketch, trees)
+    for rule in RULES:
+        if not sketch.hopeless and (by_results or rule is not link_results):
+            rule(sketch)
+    _forget_chance_hits(sketch)
+    return _alignment(sketch)
+
+
+def _order(side: Side) -> tuple[int, str, list[str]]:
+    return len(side.ops), side.run.framework, side.ops[:64]
+
+
+def _give(sketch: Sketch, known: Sequence[tuple[str, str]]) -> None:
+    if not known:
+        return
+    numbers = [{name: node for node, name in enumerate(facts.tree.name)} for facts in (sketch.target, sketch.golden)]
+    for one, other in known:
+        if one in numbers[0] and other in numbers[1]:
+            sketch.link(Link((numbers[0][one],), (numbers[1][other],), GIVEN, "", 1.0))
+
+
+def _note_gaps(sketch: Sketch, trees: tuple[CallTree, CallTree]) -> None:
+    for tree, facts in zip(trees, (sketch.target, sketch.golden), strict=True):
+        path = tree.side.run.path
+        if not tree.has_hierarchy:
+            what = "modules are nested by their paths" if tree.modules else "API calls are aligned in their order"
+            sketch.notes.append(f"{path}: no construct.json tells what encloses what; {what}")
+        if not facts.prints.telling.any():
+            sketch.notes.append(f"{path}: no statistics were recorded; names, shapes and order decide alone")
+
+
+def _forget_chance_hits(sketch: Sketch) -> None:
+    """Two models that have nothing in common still have calls of one name: without modules these mean nothing."""
+    trees = sketch.target.tree, sketch.golden.tree
+    if all(tree.modules for tree in trees) and not any(
+        trees[0].is_module[link.target[0]] and trees[1].is_module[link.golden[0]] for link in sketch.links
+    ):
+        sketch.give_up()
+
+
+def _alignment(sketch: Sketch) -> Alignment:
+    modules = sketch.target.tree.modules, sketch.golden.tree.modules
+    links = sorted((link for link in sketch.links if link.rule != GIVEN), key=lambda link: link.target)
+    return Alignment(
+        relations=[_relation(sketch, link) for link in links],
+        target_alone=left_alone(sketch, golden=False),
+        golden_alone=left_alone(sketch, golden=True),
+        modules=(len(modules[0]), len(modules[1])),
+        matched_modules=(
+            sum(sketch.partner[node] != NONE for node in modules[0]),
+            sum(sketch.back[node] != NONE for node in modules[1]),
+        ),
+        best_score=sketch.best_score,
+        notes=sketch.notes,
+    )
+
+
+def _relation(sketch: Sketch, link: Link) -> Relation:
+    target, golden = sketch.target.tree.name, sketch.golden.tree.name
+    return Relation(
+        tuple(target[node] for node in link.target), tuple(golden[node] for node in link.golden),
+        link.rule, link.reason, round(link.confidence, 4), link.kind, link.axis, link.inside,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""What recorded values look like: shapes and statistics. What was not recorded is unknown, not different."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import Shape, Side, dims
+from twinprobe._align.links import NONE
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, STATS, TENSOR
+
+
+class Prints:
+    """The rows of a run by call and role, and their statistics as numbers (NaN where unknown)."""
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        table = side.run.table
+        self.stats: NDArray[np.float64] = np.stack([table[stat].to_numpy() for stat in STATS], axis=1)
+        self.shape_text: list[str | None] = table["shape"].to_list()
+        self.dtype: list[str | None] = table["dtype"].to_list()
+        self.digest: list[str | None] = table["digest"].to_list()
+        kinds = table["kind"].to_numpy()
+        roles = table["role"].to_numpy()
+        self._tensor = kinds == TENSOR
+        self._roles = roles
+        starts = np.asarray(side.starts, dtype=np.int64)
+        self.first_input = _first(starts, self._tensor & (roles == INPUT))
+        self.first_output = _first(starts, self._tensor & (roles == OUTPUT))
+
+    def shape(self, row: int) -> Shape | None:
+        """The shape of a row."""
+        return dims(self.shape_text[row]) if row != NONE else None
+
+    def rows(self, op: int, role: int) -> list[int]:
+        """The tensors that a call has in this role."""
+        if op == NONE:
+            return []
+        first, last = self.side.starts[op], self.side.starts[op + 1]
+        return [row for row in range(first, last) if self._tensor[row] and self._roles[row] == role]
+
+    def parameters(self, op: int) -> list[int]:
+        """The parameters of a module call."""
+        return self.rows(op, PARAMETER)
+
+    def is_integer(self, row: int) -> bool:
+        """Whether a row holds whole numbers: indices, masks."""
+        return row != NONE and "int" in (self.dtype[row] or "").lower()
+
+    @cached_property
+    def numel(self) -> NDArray[np.float64]:
+        """How many elements each row has; NaN where unknown."""
+        sizes = {text: _numel(dims(text)) for text in set(self.shape_text)}
+        return np.array([sizes[text] for text in self.shape_text], dtype=np.float64)
+
+    @cached_property
+    def telling(self) -> NDArray[np.bool_]:
+        """Which rows have values that say something: known, not constant, not empty."""
+        maximum, minimum, _, norm = self.stats.T
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.isfinite(norm) & (norm > 0) & (maximum != minimum))
+
+    @cached_property
+    def listed(self) -> list[list[float] | None]:
+        """max, min, mean, norm and size of each row whose values say something."""
+        rows = np.column_stack([self.stats, self.numel]).tolist()
+        return [row if telling else None for row, telling in zip(rows, self.telling.tolist(), strict=True)]
+
+
+def _first(starts: NDArray[np.int64], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The first chosen row of each call; -1 where it has none."""
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return np.full(len(starts) - 1, NONE, dtype=np.int64)
+    at = np.searchsorted(rows, starts[:-1])
+    found = rows[np.minimum(at, len(rows) - 1)]
+    inside = (at < len(rows)) & (found < starts[1:])
+    return np.where(inside, found, NONE)
+
+
+def _numel(shape: Shape | None) -> float:
+    return float(np.prod(shape, dtype=np.float64)) if shape is not None else np.nan
+
+
+# Rounding to bfloat16 moves a value by 2**-8 of itself at most; sums of them move less.
+TOLERANCE = 1e-2
+_FEW = 24  # so many rows are compared one by one faster than all at once
+
+
+def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.bool_]:
+    """For all combinations of rows: as many elements, and statistics that agree as far as they are known."""
+    found = np.zeros((len(rows), len(others)), dtype=bool)
+    if len(others) < _FEW:
+        for at, row in enumerate(rows):
+            for to, partner in enumerate(others):
+                if row_values_agree(one, row, other, partner):
+                    found[at, to] = True
+        return found
+    partners = _Partners(other, others)
+    for at, row in enumerate(rows):
+        if row != NONE:
+            found[at] = partners.agree(one, row)
+    return found
+
+
+class _Partners:
+    """Many rows of one run, asked whether they agree with a row of the other: ``row_values_agree`` for all at once."""
+
+    def __init__(self, prints: Prints, rows: list[int]) -> None:
+        places = np.array(rows)
+        known = places != NONE
+        self._telling = known & prints.telling[places]
+        self._max, self._min, self._mean, self._norm = prints.stats[places].T
+        self._numel = prints.numel[places]
+        self._by_digest: dict[str, list[int]] = {}
+        for at, row in enumerate(rows):
+            if row != NONE and (digest := prints.digest[row]) is not None:
+                self._by_digest.setdefault(digest, []).append(at)
+
+    def agree(self, one: Prints, row: int) -> NDArray[np.bool_]:
+        mine = one.listed[row]
+        agree = np.zeros(len(self._telling), dtype=bool)
+        if mine is not None:
+            highest, lowest, mean, size, numel = mine
+            near = np.abs(self._norm - size) <= TOLERANCE * np.maximum(self._norm, size)
+            chosen = np.flatnonzero(self._telling & near & (self._numel == numel))
+            root = np.maximum(self._norm[chosen], size) / max(numel, 1.0) ** 0.5
+            same = ~(np.abs(self._mean[chosen] - mean) > 2 * TOLERANCE * root)  # NaN is unknown, not different
+            for value, theirs in ((highest, self._max[chosen]), (lowest, self._min[chosen])):
+                reach = 2 * TOLERANCE * np.maximum(np.abs(theirs), abs(value)) + TOLERANCE * root
+                same &= ~(np.abs(theirs - value) > reach)
+            agree[chosen[same]] = True
+        digest = one.digest[row]
+        for at in self._by_digest.get(digest, ()) if digest is not None else ():
+            if mine is None or not self._telling[at]:
+                agree[at] = True
+        return agree
+
+
+def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+    """Whether two rows hold the same values as far as statistics (or checksums) tell; None where they do not tell."""
+    if NONE in (row, partner):
+        return None
+    mine, theirs = one.listed[row], other.listed[partner]
+    if mine is None or theirs is None:
+        return True if one.digest[row] is not None and one.digest[row] == other.digest[partner] else None
+    norm = max(mine[3], theirs[3])
+    if abs(mine[3] - theirs[3]) > TOLERANCE * norm or mine[4] != theirs[4]:
+        return False
+    root = norm / max(mine[4], 1.0) ** 0.5
+    for column in (0, 1):
+        size = max(abs(mine[column]), abs(theirs[column]))
+        if abs(mine[column] - theirs[column]) > 2 * TOLERANCE * size + TOLERANCE * root:
+            return False
+    return not abs(mine[2] - theirs[2]) > 2 * TOLERANCE * root

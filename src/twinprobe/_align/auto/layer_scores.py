@@ -1,0 +1,406 @@
+"""How well two layers fit: the sum of independent signals, for many pairs at once.
+
+Each signal is worth a few points; above 0 in all speaks for a pair. What is not known on one side counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.auto.fingerprints import TOLERANCE, Prints, row_values_agree
+from twinprobe._align.auto.sequence import Ints
+from twinprobe._align.auto.tree import Facts, Layer
+from twinprobe._align.auto.words import (
+    CONV,
+    LINEAR,
+    POINTWISE,
+    agreement,
+    class_kind,
+    function_of,
+    likeness,
+    meaning,
+    numbers_of,
+    own_name,
+)
+from twinprobe._align.calls import Shape
+from twinprobe._align.links import NONE
+
+Array = NDArray[Any]
+
+# The price of saying anything: a pair must earn more.
+DOUBT = 1.5
+NEVER = -30.0
+_SAME_KIND, _LIKE_KIND, _OTHER_KIND = 1.0, 0.7, NEVER
+_SAME_WEIGHTS, _SAME_MATRIX, _ONE_SIZE_OFF, _OTHER_WEIGHTS = 1.5, 1.0, -1.2, -8.0
+_MEANING, _AROUND, _OWN_NAME, _CLASS, _SAME_PATH, _SAME_PLACE = 1.5, 0.5, 0.75, 0.25, 1.5, 0.4
+_EQUAL_WEIGHTS, _EQUAL_BIAS, _EQUAL_OUTPUT, _EQUAL_INPUT = 3.0, 1.0, 1.5, 1.0
+_UNEQUAL_WEIGHTS = -3.0
+_MOST_COMBINATIONS = 300_000
+_SAMPLE = 200
+
+
+class Units:
+    """Layers (or groups of layers) of one side in columns."""
+
+    def __init__(self, layers: Sequence[Layer], prints: Prints) -> None:
+        self.layers = layers
+        self.weight = _merged_stats([layer.weight_rows for layer in layers], prints)
+        self.bias = _merged_stats([layer.bias_rows for layer in layers], prints)
+        self.output = _merged_stats([layer.output_rows for layer in layers], prints)
+        self.input = _merged_stats([(layer.input_row,) for layer in layers], prints)
+        self.sizes = [(prints.shape(layer.input_row), prints.shape(layer.output_rows[0])) for layer in layers]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+def _merged_stats(rows: Sequence[tuple[int, ...]], prints: Prints) -> Array:
+    """max, min, mean, norm and size of the concatenation of each tuple of rows; NaN where one is not telling."""
+    if all(len(group) == 1 for group in rows):
+        single = np.array([group[0] for group in rows], dtype=np.int64)
+        found = np.column_stack([prints.stats[single], prints.numel[single]])
+        found[(single == NONE) | ~prints.telling[single]] = np.nan
+        return found
+    result = np.full((len(rows), 5), np.nan)
+    for at, group in enumerate(rows):
+        if NONE in group or not prints.telling[list(group)].all():
+            continue
+        stats, sizes = prints.stats[list(group)], prints.numel[list(group)]
+        norm = float(np.sqrt((stats[:, 3] ** 2).sum()))
+        mean = float((stats[:, 2] * sizes).sum() / sizes.sum())
+        result[at] = stats[:, 0].max(), stats[:, 1].min(), mean, norm, sizes.sum()
+    return result
+
+
+class LayerScores:
+    """Scores between the layers of two sides."""
+
+    def __init__(self, target: Units, golden: Units, share: float, *, grouped: bool = False) -> None:
+        self._target, self._golden = target, golden
+        self._share = share
+        columns: list[tuple[Callable[[Layer], Hashable], Callable[[Any, Any], float]]] = [
+            (lambda layer: layer.kind, _kinds),
+            (lambda layer: (layer.features, _canonical(layer.weights)), _fused_weights if grouped else _weights),
+            (lambda layer: (layer.meaning, layer.around), _meanings),
+            (lambda layer: (own_name(layer.path), layer.cls), _no_names if grouped else _names),
+        ]
+        self._tables = [_Table(target.layers, golden.layers, key, score) for key, score in columns]
+        sizes = zip(target.sizes, golden.sizes, strict=False)
+        self._tables.append(_SizeTable(target, golden)) if not grouped and any(True for _ in sizes) else None
+        self._paths = _paths(target, golden)
+        self._places = _places(target, golden)
+
+    def __call__(self, rows: Array, columns: Array) -> Array:
+        """Scores of the pairs at these places, broadcast."""
+        total = np.full(np.broadcast_shapes(rows.shape, columns.shape), -DOUBT, dtype=np.float32)
+        for table in self._tables:
+            total += table(rows, columns)
+        total += _SAME_PATH * (self._paths[0][rows] == self._paths[1][columns])
+        total += _SAME_PLACE * (self._places[0][rows] == self._places[1][columns])
+        return np.asarray(total + self.values(rows, columns))
+
+    def values(self, rows: Array, columns: Array) -> Array:
+        """What the statistics of parameters, inputs and outputs add."""
+        mine, theirs = self._target, self._golden
+        agree, known = _agree(mine.weight, theirs.weight, rows, columns)
+        total = np.where(agree, _EQUAL_WEIGHTS, np.where(known, _UNEQUAL_WEIGHTS * self._share, 0.0))
+        for one, other, worth in (
+            (mine.bias, theirs.bias, _EQUAL_BIAS),
+            (mine.output, theirs.output, _EQUAL_OUTPUT),
+            (mine.input, theirs.input, _EQUAL_INPUT),
+        ):
+            agree, _ = _agree(one, other, rows, columns)
+            total = total + worth * agree
+        return np.asarray(total)
+
+
+def _agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array, Array]:
+    """Whether max, min, mean and norm of tensors of equal size agree, and whether that is known."""
+    shape = np.broadcast_shapes(rows.shape, columns.shape)
+    with np.errstate(invalid="ignore"):
+        mine, theirs = one[:, 3][rows], other[:, 3][columns]
+        norm = np.maximum(mine, theirs)
+        known = norm > 0
+        agree = known & (np.abs(mine - theirs) <= TOLERANCE * norm)
+        near = np.nonzero(agree)
+        if not len(near[0]):
+            return agree, known
+        # Few pairs come so far; only these are looked at more closely.
+        mine, theirs = one[np.broadcast_to(rows, shape)[near]], other[np.broadcast_to(columns, shape)[near]]
+        fits = mine[:, 4] == theirs[:, 4]
+        root = norm[near] / np.sqrt(np.maximum(mine[:, 4], 1.0))
+        for column in (0, 1):
+            size = np.maximum(np.abs(mine[:, column]), np.abs(theirs[:, column]))
+            fits &= ~(np.abs(mine[:, column] - theirs[:, column]) > 2 * TOLERANCE * size + TOLERANCE * root)
+        fits &= ~(np.abs(mine[:, 2] - theirs[:, 2]) > 2 * TOLERANCE * root)
+        agree[near] = fits
+    return agree, known
+
+
+def shared_weights(target: Units, golden: Units) -> float:
+    """The share of the target's weights (of the smaller side's) whose statistics occur on the other side, 0 to 1."""
+    mine = target.weight[np.isfinite(target.weight[:, 3])]
+    theirs = golden.weight[np.isfinite(golden.weight[:, 3])]
+    if len(mine) < 2 or len(theirs) < 2:
+        return 0.0
+    if len(mine) > len(theirs):
+        mine, theirs = theirs, mine
+    order = np.lexsort((theirs[:, 3], theirs[:, 4]))
+    theirs = theirs[order]
+    hits = 0
+    mine = mine[:: max(1, len(mine) // _SAMPLE)]
+    for row in mine:
+        first, last = np.searchsorted(theirs[:, 4], [row[4], np.nextafter(row[4], np.inf)])
+        norms = theirs[first:last, 3]
+        begin = first + np.searchsorted(norms, row[3] * (1 - TOLERANCE))
+        end = first + np.searchsorted(norms, row[3] * (1 + TOLERANCE), side="right")
+        near = np.arange(begin, min(end, begin + 64))
+        hits += bool(len(near)) and bool(_agree(row[None], theirs, np.zeros(1, np.int64), near)[0].any())
+    return hits / len(mine)
+
+
+class _Table:
+    """A signal that depends on few distinct values of either side: all combinations, looked up."""
+
+    def __init__(
+        self, target: Sequence[Layer], golden: Sequence[Layer], key: Callable[[Layer], Hashable],
+        score: Callable[[Any, Any], float],
+    ) -> None:  # fmt: skip
+        mine, self._rows = _distinct([key(layer) for layer in target])
+        theirs, self._columns = _distinct([key(layer) for layer in golden])
+        if len(mine) * len(theirs) <= _MOST_COMBINATIONS:
+            self._scores = np.array([[score(one, other) for other in theirs] for one in mine], dtype=np.float32)
+            self._both: dict[Hashable, int] = {}
+        else:
+            # Too many to try: only equal ones score.
+            self._scores = np.zeros((0, 0), dtype=np.float32)
+            self._both = {value: at for at, value in enumerate(dict.fromkeys([*mine, *theirs]))}
+            equal = np.array([score(value, value) for value in self._both], dtype=np.float32)
+            self._equal = equal
+            self._rows = np.array([self._both[value] for value in mine])[self._rows]
+            self._columns = np.array([self._both[value] for value in theirs])[self._columns]
+
+    def __call__(self, rows: Array, columns: Array) -> Array:
+        at, to = self._rows[rows], self._columns[columns]
+        if not self._both:
+            return np.asarray(self._scores[at, to])
+        return np.where(at == to, self._equal[at], np.float32(0))
+
+
+class _SizeTable(_Table):
+    """Input and output sizes of layers."""
+
+    def __init__(self, target: Units, golden: Units) -> None:
+        mine = dict(zip(map(id, target.layers), target.sizes, strict=True))
+        mine.update(zip(map(id, golden.layers), golden.sizes, strict=True))
+        super().__init__(target.layers, golden.layers, lambda layer: mine[id(layer)], _sizes)
+
+
+def _distinct(values: list[Hashable]) -> tuple[list[Hashable], Array]:
+    numbers: dict[Hashable, int] = {}
+    places = [numbers.setdefault(value, len(numbers)) for value in values]
+    return list(numbers), np.array(places, dtype=np.int64)
+
+
+def _paths(target: Units, golden: Units) -> tuple[Array, Array]:
+    """Numbers that are equal where the paths are."""
+    numbers: dict[str, int] = {}
+    mine = [numbers.setdefault(layer.path, len(numbers)) for layer in target.layers]
+    theirs = [numbers.setdefault(layer.path, len(numbers)) for layer in golden.layers]
+    return np.array(mine, dtype=np.int64), np.array(theirs, dtype=np.int64)
+
+
+def _places(target: Units, golden: Units) -> tuple[Array, Array]:
+    """Numbers that are equal where the numbers in the paths are: the same layer of the stack."""
+    numbers: dict[tuple[int, ...], int] = {}
+    mine = [numbers.setdefault(numbers_of(layer.path), len(numbers)) for layer in target.layers]
+    theirs = [numbers.setdefault(numbers_of(layer.path), len(numbers)) for layer in golden.layers]
+    return np.array(mine, dtype=np.int64), np.array(theirs, dtype=np.int64)
+
+
+def _canonical(weights: tuple[Shape, ...]) -> tuple[tuple[Shape, ...], tuple[Shape, ...]]:
+    """Matrices with sorted sizes (a transposed weight is the same weight, so is one of 1x1 points), and vectors."""
+    flat = (shape[:2] if set(shape[2:]) == {1} else shape for shape in weights)
+    wide = sorted(tuple(sorted(shape)) for shape in flat if len(shape) > 1)
+    return tuple(wide), tuple(sorted(shape for shape in weights if len(shape) == 1))
+
+
+def _kinds(one: str, other: str) -> float:
+    if not one or not other:
+        return 0.0
+    if one == other:
+        return _SAME_KIND
+    if POINTWISE in (one, other):
+        return _LIKE_KIND if LINEAR in (one, other) else 0.0 if CONV in (one, other) else _OTHER_KIND
+    return _OTHER_KIND
+
+
+_Weights = tuple[tuple[int, int] | None, tuple[tuple[Shape, ...], tuple[Shape, ...]]]
+
+
+def _weights(one: _Weights, other: _Weights) -> float:
+    (features, (wide, narrow)), (other_features, (other_wide, other_narrow)) = one, other
+    if not (wide or narrow) or not (other_wide or other_narrow):
+        return 0.0
+    if wide != other_wide:
+        return _ONE_SIZE_OFF if _one_size_off(wide, other_wide) else _OTHER_WEIGHTS
+    if features and other_features and features != other_features:
+        return _OTHER_WEIGHTS
+    if narrow == other_narrow:
+        return _SAME_WEIGHTS
+    if wide or set(narrow) == set(other_narrow):
+        return _SAME_MATRIX
+    return _OTHER_WEIGHTS
+
+
+def _fused_weights(one: _Weights, other: _Weights) -> float:
+    """Only a group whose widths add up to the other's fits."""
+    return _SAME_WEIGHTS if one[0] and one[0] == other[0] else NEVER
+
+
+def _one_size_off(wide: tuple[Shape, ...], other: tuple[Shape, ...]) -> bool:
+    """A vocabulary that one side has padded."""
+    if len(wide) != 1 or len(other) != 1 or len(wide[0]) != 2 or len(other[0]) != 2:
+        return False
+    return len(set(wide[0]) & set(other[0])) == 1 and max(wide[0]) / max(other[0]) < 1.5 > max(other[0]) / max(wide[0])
+
+
+def _meanings(one: tuple[str, str], other: tuple[str, str]) -> float:
+    around = 0.0
+    if one[1] and other[1]:
+        around = _AROUND if one[1] == other[1] else -_AROUND
+    return _MEANING * agreement(one[0], other[0]) + around
+
+
+def _names(one: tuple[str, str], other: tuple[str, str]) -> float:
+    return _OWN_NAME * likeness(one[0], other[0]) + _CLASS * likeness(one[1], other[1])
+
+
+def _no_names(_one: object, _other: object) -> float:
+    return 0.0
+
+
+def _sizes(one: tuple[Shape | None, Shape | None], other: tuple[Shape | None, Shape | None]) -> float:
+    return 0.5 * _like_sizes(one[0], other[0]) + 0.5 * _like_sizes(one[1], other[1])
+
+
+def _like_sizes(one: Shape | None, other: Shape | None) -> float:
+    """1 for equal sizes in any order, a little for as many elements, below 0 for others, 0 where one is unknown."""
+    if one is None or other is None:
+        return 0.0
+    if sorted(size for size in one if size != 1) == sorted(size for size in other if size != 1):
+        return 1.0
+    mine, theirs = np.prod(one, dtype=np.float64), np.prod(other, dtype=np.float64)
+    return 0.6 if mine == theirs else -1.0
+
+
+# Scores between the calls of two large scopes, worked out only for the cells that are asked for.
+#
+# A table of all combinations grows with the product of the two scopes; a band through it grows with their length.
+
+WIDEST = 640  # of a band through a large scope
+_TABLE = 1_000_000
+
+
+class ValueCells:
+    """Whether two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
+
+    def __init__(self, one: Prints, rows: Sequence[int], other: Prints, others: Sequence[int]) -> None:
+        self._stats = _merged_stats([(row,) for row in rows], one), _merged_stats([(row,) for row in others], other)
+        self._silent = tuple(np.isnan(stats[:, 3]) for stats in self._stats)
+        numbers: dict[str, int] = {}
+        self._digests = _digests(one, rows, numbers, -1), _digests(other, others, numbers, -2)
+        self._any_digest = bool(numbers)
+        self.seen = False
+
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.bool_]:
+        """Cell by cell, broadcast."""
+        equal: NDArray[np.bool_] = _agree(*self._stats, rows, columns)[0]
+        if self._any_digest:
+            silent = self._silent[0][rows] | self._silent[1][columns]
+            equal = np.where(silent, self._digests[0][rows] == self._digests[1][columns], equal)
+        self.seen = self.seen or bool(equal.any())
+        return equal
+
+
+def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
+    found = (prints.digest[row] if row != NONE else None for row in rows)
+    listed = [missing if digest is None else numbers.setdefault(digest, len(numbers)) for digest in found]
+    return np.array(listed, dtype=np.int64)
+
+
+class SortCells:
+    """How well the sorts of two calls fit: each two sorts that meet in a cell asked for are looked at once."""
+
+    def __init__(self, mine: Sequence[int], theirs: Sequence[int], fit: Callable[[int, int], float]) -> None:
+        self._fit = fit
+        self._rows, self._row_of = np.unique(mine, return_inverse=True)
+        self._columns, self._column_of = np.unique(theirs, return_inverse=True)
+        size = len(self._rows) * len(self._columns)
+        self._known: NDArray[np.float64] | None = np.full(size, np.nan) if size <= _TABLE else None
+
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[Any]:
+        """Cell by cell, broadcast."""
+        codes = self._row_of[rows] * len(self._columns) + self._column_of[columns]
+        if self._known is None:
+            met, places = np.unique(codes.ravel(), return_inverse=True)
+            return np.asarray(self._fits(met)[places].reshape(codes.shape))
+        found = np.asarray(self._known[codes])
+        missing = np.isnan(found)
+        if missing.any():
+            met = np.unique(codes[missing])
+            self._known[met] = self._fits(met)
+            found = np.asarray(self._known[codes])
+        return found
+
+    def _fits(self, codes: Ints) -> NDArray[np.float64]:
+        rows, columns = np.divmod(codes, len(self._columns))
+        pairs = zip(self._rows[rows].tolist(), self._columns[columns].tolist(), strict=True)
+        return np.array([self._fit(one, other) for one, other in pairs], dtype=np.float64)
+
+
+# How well two module calls fit that are no layers: names, classes, sizes and values of what they take and give.
+
+_EQUAL_MODULE_OUTPUT, _EQUAL_MODULE_INPUT = 2.0, 1.0
+
+
+@lru_cache(maxsize=65536)
+def names_fit(path: str, cls: str, other_path: str, other_cls: str) -> float:
+    """What attribute and class names say, from about -1.5 to 4."""
+    score = agreement(meaning(path), meaning(other_path)) + 0.75 * likeness(own_name(path), own_name(other_path))
+    score += 0.5 if cls and cls == other_cls else 0.4 * likeness(cls, other_cls)
+    numbered = path.rpartition(".")[2].isdecimal(), other_path.rpartition(".")[2].isdecimal()
+    score += 0.5 if all(numbered) else -0.5 if any(numbered) else 0.0
+    return score + (1.0 if path and path == other_path else 0.0)
+
+
+@lru_cache(maxsize=65536)
+def kinds_fit(cls: str, other_cls: str) -> float:
+    """What the classes of modules without parameters say they compute."""
+    functions = function_of(cls), function_of(other_cls)
+    if all(functions):
+        return 2.0 if functions[0] == functions[1] else -6.0
+    kinds = class_kind(cls), class_kind(other_cls)
+    if all(kinds):
+        return 1.0 if kinds[0] == kinds[1] else -3.0
+    return 0.0
+
+
+def values_fit(target: Facts, node: int, golden: Facts, other: int) -> tuple[float, bool]:
+    """What sizes and values of inputs and outputs say, and whether the outputs hold equal values."""
+    score = 0.0
+    same_output = False
+    for mine, theirs, worth, size in (
+        (target.input_row(node), golden.input_row(other), _EQUAL_MODULE_INPUT, 0.5),
+        (target.output_row(node), golden.output_row(other), _EQUAL_MODULE_OUTPUT, 0.75),
+    ):
+        score += size * _like_sizes(target.prints.shape(mine), golden.prints.shape(theirs))
+        if row_values_agree(target.prints, mine, golden.prints, theirs):
+            score += worth
+            same_output = worth == _EQUAL_MODULE_OUTPUT
+    return score, same_output

@@ -1,0 +1,417 @@
+"""From an alignment to the board: linked calls, and the single rows that belong together where calls do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import permutations, product
+
+import numpy as np
+
+from twinprobe._align.auto.aligner import align_sides
+from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
+from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.rule_calls import RULE as RESULTS
+from twinprobe._align.calls import Head, Side, dims
+from twinprobe._align.links import NONE, Board, Groups, Pairs, from_partners
+from twinprobe._align.links import RULE as NAME
+from twinprobe._align.rows import pairs_of
+from twinprobe._align.turns import fits_shape
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+from twinprobe.errors import BadInput
+
+# Rows that belong together although their calls do not pair one to one.
+
+Rows = tuple[int, ...]
+RULE = "auto"  # how the rules of an alignment begin
+MERGED = "merged statistics"  # how rows of fused and split layers compare
+# What of split layers is what of the fused one when put together.
+_TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
+
+
+@dataclass
+class RowLinks:
+    """Target row -> (golden row, rule); rows that must stay alone; and groups of rows against one another.
+
+    ``only_fitting``: what modules take and give is paired only where its shapes fit, as it always is of API calls.
+    """
+
+    pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)
+    groups: list[tuple[Rows, Rows, str]] = field(default_factory=list)
+    only_fitting: bool = False
+
+
+def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
+    """Add single rows to pairs that the board made, and take out what must stay alone or does not fit."""
+    height = board.target.run.table.height
+    partners, rules = [NONE] * height, [""] * height
+    ops = board.target.run.table["op"].to_list()
+
+    def fits(row: int, other: int, rule: str) -> bool:
+        if not rule.startswith(RULE) or (board.target.head_of[ops[row]].is_module and not links.only_fitting):
+            return True
+        shapes = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
+        return shapes[0] is None or shapes[1] is None or fits_shape(shapes[0], shapes[1])
+
+    for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
+        if NONE not in (row, other) and row not in links.alone and fits(row, other, rule):
+            partners[row], rules[row] = other, rule
+    taken = set(partners)
+    for row, (other, rule) in links.pairs.items():
+        if partners[row] == NONE and other not in taken and fits(row, other, rule):
+            partners[row], rules[row] = other, rule
+            taken.add(other)
+    groups: Groups = {}
+    hidden: set[int] = set()
+    for mine, theirs, rule in links.groups:
+        if all(partners[row] == NONE for row in mine) and taken.isdisjoint(theirs):
+            partners[mine[0]], rules[mine[0]] = theirs[0], f"{rule}, {MERGED}"
+            groups[mine[0]] = mine, theirs
+            taken.update(theirs)
+            hidden.update(theirs[1:])
+            for row in mine[1:]:
+                rules[row] = f"{rule}, part of the row of {board.target.names[mine[0]]}"
+    found = from_partners(partners, board.golden.run.table.height, rules, pairs.notes)
+    shown = [
+        place for place, row in enumerate(found.golden.tolist()) if row not in hidden or found.target[place] != NONE
+    ]
+    rules = [found.rule[place] for place in shown]
+    return Pairs(found.target[shown], found.golden[shown], rules, found.notes, groups)
+
+
+def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
+    """Inputs that linked module calls take under other names or in another order: by values, else by shapes."""
+    matched = set(pairs.target[pairs.golden != NONE].tolist()), set(pairs.golden[pairs.target != NONE].tolist())
+    for op, other in enumerate(board.partner):
+        if other == NONE or board.target.direction[op] != FORWARD or not board.target.head_of[op].is_module:
+            continue
+        mine = [row for row in prints[0].rows(op, INPUT) if row not in matched[0]]
+        theirs = [row for row in prints[1].rows(other, INPUT) if row not in matched[1]]
+        if not mine or not theirs:
+            continue
+        for row in mine:
+            fitting = [at for at in theirs if _fits(prints, row, at)]
+            rivals = [at for at in mine if fitting and _fits(prints, at, fitting[0])]
+            if len(fitting) == 1 and len(rivals) == 1:
+                links.pairs[row] = fitting[0], f"{board.rule[op]}, input of these values"
+
+
+def link_chain(
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+) -> None:
+    """Several calls that do what one does: the last one's output, and the inputs that hold the same."""
+    outputs = prints[0].rows(mine[-1], OUTPUT), prints[1].rows(theirs[-1], OUTPUT)
+    if outputs[0] and outputs[1]:
+        links.pairs[outputs[0][0]] = outputs[1][0], rule
+    swapped = len(theirs) > 1
+    chain, one = (theirs, mine) if swapped else (mine, theirs)
+    for row, found in _chain_inputs(prints[::-1] if swapped else prints, chain, one):
+        links.pairs[row if swapped else found] = (found if swapped else row), rule
+    # What flows back into the chain is the gradient of its last output.
+    back = backward_call(board.target, mine[-1]), backward_call(board.golden, theirs[-1])
+    if NONE not in back:
+        gradients = prints[0].rows(back[0], INPUT), prints[1].rows(back[1], INPUT)
+        if gradients[0] and gradients[1] and _same_size(prints, gradients[0][0], gradients[1][0]):
+            links.pairs[gradients[0][0]] = gradients[1][0], rule
+
+
+def _chain_inputs(prints: tuple[Prints, Prints], chain: list[int], one: list[int]) -> list[tuple[int, int]]:
+    """(input of the one call, input that goes into the chain from outside) where the two hold the same."""
+    made = {_look(prints[0], row) for op in chain[:-1] for row in prints[0].rows(op, OUTPUT)}
+    first = prints[0].rows(chain[0], INPUT)
+    sources = first + [
+        row for op in chain[1:] for row in prints[0].rows(op, INPUT) if _look(prints[0], row) not in made
+    ]
+    found: dict[int, int] = {}
+    for row in (row for op in one for row in prints[1].rows(op, INPUT)):
+        source = next((at for at in sources if at not in found and _fits(prints, at, row)), NONE)
+        if source != NONE:
+            found[source] = row
+    return [(row, source) for source, row in found.items()]
+
+
+def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
+    """Gradients that the backward calls of two APIs list in different orders, where a shape occurs once."""
+    back = backward_call(board.target, op), backward_call(board.golden, other)
+    if NONE in back:
+        return
+    rows = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
+    shapes = [prints[0].shape_text[row] for row in rows[0]], [prints[1].shape_text[row] for row in rows[1]]
+    if len(rows[0]) < 2 or Counter(shapes[0]) != Counter(shapes[1]) or shapes[0] == shapes[1]:
+        return
+    for row, shape in zip(rows[0], shapes[0], strict=True):
+        if shapes[0].count(shape) == 1:
+            links.pairs[row] = rows[1][shapes[1].index(shape)], f"{board.rule[op]}, gradient of this shape"
+
+
+def backward_call(side: Side, op: int) -> int:
+    """The backward call of a forward call; -1 where there is none."""
+    return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
+
+
+def _same_size(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
+    return bool(prints[0].numel[row] == prints[1].numel[other])
+
+
+def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
+    agree = row_values_agree(prints[0], row, prints[1], other)
+    if agree is None:
+        return prints[0].shape_text[row] == prints[1].shape_text[other]
+    return agree and _same_size(prints, row, other)
+
+
+def _look(prints: Prints, row: int) -> tuple[object, ...]:
+    return (float(prints.numel[row]), *prints.stats[row].tolist())
+
+
+def link_parts(
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+) -> None:
+    """Split layers against a fused one: outputs, parameters and their gradients side by side, the input once."""
+    first = prints[0].rows(mine[0], INPUT), prints[1].rows(theirs[0], INPUT)
+    for row, other in product(first[0], first[1]):
+        shapes = prints[0].shape(row), prints[1].shape(other)
+        if shapes[0] is not None and shapes[1] is not None and fits_shape(shapes[0], shapes[1]):
+            links.pairs[row] = other, rule
+            break
+    sides = (board.target, mine), (board.golden, theirs)
+    for direction, role in _TOGETHER:
+        rows = [_by_name(side, print_, ops, direction, role) for (side, ops), print_ in zip(sides, prints, strict=True)]
+        for name, parts in rows[0].items():
+            named = [rows[1][name]] if name in rows[1] else []
+            for others in [*named, *rows[1].values()]:
+                if len(parts) == len(mine) and len(others) == len(theirs) and _add_up(prints, parts, others):
+                    links.groups.append((tuple(parts), tuple(others), rule))
+                    break
+
+
+def _add_up(prints: tuple[Prints, Prints], parts: list[int], others: list[int]) -> bool:
+    """Whether both sides have as many elements in all, and axes that could be joined; unknown ones may."""
+    sizes = prints[0].numel[parts].sum(), prints[1].numel[others].sum()
+    shapes = [prints[0].shape(parts[0]), prints[1].shape(others[0])]
+    ranks = {len(shape) > 1 for shape in shapes if shape is not None}
+    return not (sizes[0] != sizes[1] and np.isfinite(sizes).all()) and len(ranks) < 2
+
+
+def _by_name(side: Side, prints: Prints, ops: list[int], direction: str, role: int) -> dict[str, list[int]]:
+    """The rows of several calls in one role, by what they are called inside their call."""
+    found: dict[str, list[int]] = {}
+    for op in ops:
+        calls = side.head_of[op].calls.get(direction, {})
+        call = op if direction == FORWARD else calls.get(side.call[op], next(iter(calls.values()), NONE))
+        if call == NONE:
+            continue
+        rows = prints.rows(call, role)
+        if role == OUTPUT or direction == BACKWARD:
+            rows = rows[:1]
+        elif role == INPUT:
+            rows = rows if not side.head_of[op].is_module else []
+        for row in rows:
+            name = side.names[row].rpartition(".")[2] if role != OUTPUT and direction != BACKWARD else ""
+            found.setdefault(name, []).append(row)
+    return found
+
+
+def part_residual(board: Board, links: RowLinks, op: int, other: int, inside: str) -> None:
+    """One of two linked modules returns its result with the residual added: their outputs are different things."""
+    if inside == "golden":
+        around = board.golden.parents[other]
+        module = board.back[around] if around != NONE else NONE
+    else:
+        module = board.target.parents[op]
+    if module != NONE:
+        side = board.target
+        rows = range(side.starts[module], side.starts[module + 1])
+        links.alone.update([row for row in rows if side.roles[row] == OUTPUT][:1])
+
+
+def merged(stats: np.ndarray, sizes: np.ndarray) -> tuple[float, float, float, float]:
+    """max, min, mean and norm of the concatenation of tensors with these statistics and sizes."""
+    weights = sizes / max(sizes.sum(), 1.0)
+    return (
+        float(stats[:, 0].max()), float(stats[:, 1].min()), float((stats[:, 2] * weights).sum()),
+        float(np.sqrt((stats[:, 3] ** 2).sum())),
+    )  # fmt: skip
+
+
+# What two linked API calls take, where their arguments stand in another order: ``x * w`` and ``w * x``.
+
+_MOST = 4
+_VALUES, _SHAPE = 2, 1
+
+
+def link_operands(board: Board, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
+    """Pair inputs anew, and their gradients, where values and shapes fit better in another order."""
+    for op, other in enumerate(board.partner):
+        if other == NONE or board.target.direction[op] != FORWARD or not board.rule[op].startswith(f"{RULE}:"):
+            continue
+        if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
+            continue
+        mine, theirs = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+        if len(mine) == len(theirs) and 2 <= len(mine) <= _MOST:
+            order = _order(prints, mine, theirs)
+            _link(links, mine, theirs, order, board.rule[op])
+            back = backward_call(board.target, op), backward_call(board.golden, other)
+            if order and NONE not in back:
+                gradients = prints[0].rows(back[0], OUTPUT), prints[1].rows(back[1], OUTPUT)
+                if len(gradients[0]) == len(gradients[1]) == len(mine):
+                    _link(links, *gradients, order, board.rule[op])
+
+
+def _link(links: RowLinks, mine: list[int], theirs: list[int], order: tuple[int, ...], rule: str) -> None:
+    for at, to in enumerate(order):
+        links.alone.add(mine[at])
+        links.pairs[mine[at]] = theirs[to], f"{rule}, argument order"
+
+
+def _order(prints: tuple[Prints, Prints], mine: list[int], theirs: list[int]) -> tuple[int, ...]:
+    """The place among ``theirs`` of each of ``mine``; nothing where they stand in the same order."""
+    fits = [[_fit(prints, row, other) for other in theirs] for row in mine]
+    direct = tuple(range(len(mine)))
+    best = max(permutations(direct), key=lambda order: (_total(fits, order), order == direct))
+    # Each must fit: an order that suits one and spoils another is no order.
+    if best == direct or _total(fits, best) == _total(fits, direct) or not all(fits[a][b] for a, b in enumerate(best)):
+        return ()
+    return best
+
+
+def _total(fits: list[list[int]], order: tuple[int, ...]) -> int:
+    return sum(fits[at][to] for at, to in enumerate(order))
+
+
+def _fit(prints: tuple[Prints, Prints], row: int, other: int) -> int:
+    shapes = prints[0].shape(row), prints[1].shape(other)
+    if shapes[0] is None or shapes[1] is None or not fits_shape(shapes[0], shapes[1]):
+        return 0
+    return _SHAPE + (_VALUES if row_values_agree(prints[0], row, prints[1], other) else 0)
+
+
+_Many = tuple[Relation, list[int], list[int]]  # with the numbers of its calls
+
+
+def link_alignment(board: Board, alignment: Alignment, *, where: object = None) -> RowLinks:
+    """Link all calls of an alignment that are still free, with their backward calls and parameter gradients.
+
+    What cannot be said call by call (fused layers, chains of calls, residuals) comes back as links of single rows, for
+    ``aligned_pairs``. ``where`` names the file that the alignment was read from.
+    """
+    if where is not None:
+        _check_names(board, alignment, where)
+    numbers = board.target.number_of, board.golden.number_of
+    many: list[_Many] = []
+    heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
+    for relation in alignment.relations:
+        mine = [numbers[0][name] for name in relation.target if name in numbers[0]]
+        theirs = [numbers[1][name] for name in relation.golden if name in numbers[1]]
+        if not mine or not theirs:
+            continue
+        if not relation.one_to_one or relation.rule == RESULTS:
+            many.append((relation, mine, theirs))
+        elif board.link(mine[0], theirs[0], f"{RULE}: {relation.rule}"):
+            one, other = board.target.head_of[mine[0]], board.golden.head_of[theirs[0]]
+            heads.setdefault((one.name, other.name), (one, other, f"{RULE}: {relation.rule}"))
+            if relation.kind == RESIDUAL:
+                many.append((relation, mine, theirs))
+    board.follow_forward()
+    _link_gradients(board, heads.values())
+    return _row_links(board, many)
+
+
+def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
+    """The rows of all linked calls, and those that an alignment links one by one."""
+    pairs = pairs_of(board)
+    link_left_inputs(board, pairs, links, (Prints(board.target), Prints(board.golden)))
+    return apply_rows(board, pairs, links)
+
+
+def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> None:
+    """The gradients of a module's parameters, and backward calls whose number differs from their forward call's."""
+    pairs = list(heads)
+    met = Counter(id(head) for pair in pairs for head in pair[:2])
+    for head, other, rule in pairs:
+        # A module whose calls belong to two others has no one partner for its gradients.
+        if not (head.is_module and other.is_module) or met[id(head)] > 1 or met[id(other)] > 1:
+            continue
+        for direction in (GRADIENTS, BACKWARD):
+            mine, theirs = head.calls.get(direction, {}), other.calls.get(direction, {})
+            free = [op for op in mine.values() if board.partner[op] == NONE]
+            others = [op for op in theirs.values() if board.back[op] == NONE]
+            if len(free) == len(others):
+                for op, partner in zip(free, others, strict=True):
+                    board.link(op, partner, rule)
+
+
+def _row_links(board: Board, many: list[_Many]) -> RowLinks:
+    links = RowLinks()
+    prints = Prints(board.target), Prints(board.golden)
+    for relation, mine, theirs in many:
+        if relation.kind == RESIDUAL:
+            part_residual(board, links, mine[0], theirs[0], relation.inside)
+        elif all(board.partner[op] == NONE for op in mine) and all(board.back[op] == NONE for op in theirs):
+            rule = f"{RULE}: {relation.rule}"
+            (link_parts if relation.kind == FUSED else link_chain)(board, links, prints, mine, theirs, rule)
+    link_operands(board, links, prints)
+    if board.across_frameworks:
+        for op, other in enumerate(board.partner):
+            if other != NONE and not board.target.head_of[op].is_module and board.target.direction[op] == FORWARD:
+                link_by_shape(board, links, prints, op, other)
+    return links
+
+
+def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | None:
+    """Align two runs as far as no other rule has linked them; None where they have too little in common.
+
+    Without ``by_results`` only calls of like names are paired, and only values whose shapes fit.
+    """
+    known = [(board.target.ops[op], board.golden.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
+    alignment = align_sides(board.target, board.golden, known, by_results=by_results)
+    found, of = alignment.matched_modules, alignment.modules
+    if not alignment.relations:
+        if of[0] and not found[0]:
+            board.notes.append(f"names do not meet, and 0 of {of[0]} modules could be aligned: is this one model?")
+        return None
+    mapped = [
+        sum(link != NONE and side.head_of[op].is_module and side.direction[op] == FORWARD for op, link in enumerate(to))
+        for side, to in ((board.target, board.partner), (board.golden, board.back))
+    ]
+    if found[0] > mapped[0]:
+        left = " that the mapping leaves" if mapped[0] else ""
+        board.notes.append(
+            f"names do not meet: {found[0] - mapped[0]} of {of[0] - mapped[0]} modules{left} were aligned with "
+            f"{found[1] - mapped[1]} of {of[1] - mapped[1]} by structure and values (twinprobe align shows how)"
+        )
+    links = link_alignment(board, alignment)
+    links.only_fitting = not by_results
+    return links
+
+
+def link_equal_modules(board: Board) -> None:
+    """Modules of equal name that no rule has linked; API calls of equal name and number mean nothing elsewhere."""
+    for head in board.target.modules:
+        other = board.golden.heads.get(head.name)
+        if other is not None:
+            board.link_heads(head, other, NAME, by_order=False)
+
+
+def _check_names(board: Board, alignment: Alignment, where: object) -> None:
+    """An edited alignment may name calls that do not exist; ranks of one model may lack some, but not most."""
+    strange: list[str] = []
+    count = 0
+    for side, taken in (("target", board.target), ("golden", board.golden)):
+        inner = taken.run.parents.keys()
+        names = [name for relation in alignment.relations for name in getattr(relation, side)]
+        count += len(names)
+        missing = [name for name in names if name not in taken.number_of and name not in inner]
+        if missing:
+            from twinprobe._align.mapping.yaml_files import Names
+
+            strange += [f"{missing[0]!r} is no call of the {side} run{Names(taken.number_of).hint(missing[0])}"]
+            strange += missing[1:]
+    if not strange:
+        return
+    if 2 * len(strange) > count:
+        raise BadInput(strange[0], where=str(where), hint="write names as dump.json has them, or align the runs anew")
+    board.notes.append(f"{where}: {len(strange)} names are unknown here: {strange[0]}")

@@ -1,0 +1,358 @@
+"""Rule: what ran between the same linked calls, in order: modules without parameters, API calls, or one of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from functools import lru_cache
+from operator import attrgetter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
+from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values
+from twinprobe._align.auto.layer_scores import WIDEST, SortCells, ValueCells, _like_sizes, kinds_fit, names_fit
+from twinprobe._align.auto.sequence import (
+    MOST,
+    Ints,
+    Score,
+    Step,
+    guess_by_keys,
+    guess_by_values,
+    is_large,
+    pair_by_cells,
+    pair_by_table,
+)
+from twinprobe._align.auto.tree import Facts
+from twinprobe._align.auto.words import function_of, unnumbered
+from twinprobe._align.auto.workspace import Link, Piece, Sketch, pieces, sure
+from twinprobe._align.calls import Shape
+from twinprobe._align.links import NONE
+
+# How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.
+
+NEVER = -30.0
+_FAMILY, _DOUBT = 2.0, 1.0
+_EQUAL_OUTPUT, _EQUAL_INPUT = 2.0, 1.0
+# A name that every function of a sort answers to.
+_LIKE = {"softmax": "softmax", "log_softmax": "log_softmax", "swish": "silu"}
+
+
+class Sort:
+    """What kind of call a node is, apart from its values: equal sorts are looked at once."""
+
+    __slots__ = ("cls", "functions", "inputs", "is_module", "outputs", "path", "text")
+
+    def __init__(self, facts: Facts, node: int, *, sized: bool) -> None:
+        tree = facts.tree
+        self.is_module = tree.is_module[node]
+        self.cls = tree.cls[node]
+        self.path = unnumbered(tree.path[node]) if self.is_module else ""
+        self.inputs = facts.prints.shape(facts.input_row(node)) if sized else None
+        self.outputs = facts.prints.shape(facts.output_row(node)) if sized else None
+        self.functions: frozenset[str] = frozenset({_plain(tree.family[node])})
+        if self.is_module:
+            calls = {_plain(tree.family[child]) for child in tree.children[node]}
+            own = function_of(self.cls)
+            self.functions = frozenset(({own} if own else set()) | (calls if len(calls) == 1 else set()))
+        self.text = (self.is_module, self.cls, self.path, self.functions, self.inputs, self.outputs)
+
+
+def sort_of(facts: Facts, node: int, known: dict[object, int], sorts: list[Sort], *, sized: bool) -> int:
+    """A number for the node's sort; where sizes do not meet, without them."""
+    sort = Sort(facts, node, sized=sized)
+    number = known.setdefault(sort.text, len(sorts))
+    if number == len(sorts):
+        sorts.append(sort)
+    return number
+
+
+def fit(one: Sort, other: Sort) -> float:
+    """What names, classes and sizes say about two calls."""
+    if one.is_module and other.is_module:
+        score = kinds_fit(one.cls, other.cls) + names_fit(one.path, one.cls, other.path, other.cls)
+        return score + _sizes(one, other) - _DOUBT
+    if not one.functions & other.functions:
+        return NEVER
+    return _FAMILY + _sizes(one, other) - _DOUBT
+
+
+def _sizes(one: Sort, other: Sort) -> float:
+    return _one_size(one.outputs, other.outputs) + 0.5 * _like_sizes(one.inputs, other.inputs)
+
+
+def _one_size(one: Shape | None, other: Shape | None) -> float:
+    if one is None or other is None:
+        return 0.0
+    if one == other:
+        return 1.0
+    alike = _like_sizes(one, other)
+    return alike - 0.2 if alike > 0 else -2.0
+
+
+def equal_values(target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> NDArray[np.float64]:
+    """What equal inputs and outputs add, for all combinations of two lists of calls."""
+    outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
+    inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
+    total = _EQUAL_OUTPUT * same_values(target.prints, outputs[0], golden.prints, outputs[1])
+    return np.asarray(total + _EQUAL_INPUT * same_values(target.prints, inputs[0], golden.prints, inputs[1]))
+
+
+class EqualCells:
+    """The same for two long lists, in the cells asked for."""
+
+    def __init__(self, target: Facts, mine: list[int], golden: Facts, theirs: list[int]) -> None:
+        outputs = [target.output_row(node) for node in mine], [golden.output_row(node) for node in theirs]
+        inputs = [target.input_row(node) for node in mine], [golden.input_row(node) for node in theirs]
+        self._outputs = ValueCells(target.prints, outputs[0], golden.prints, outputs[1])
+        self._inputs = ValueCells(target.prints, inputs[0], golden.prints, inputs[1])
+
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
+        """Cell by cell, broadcast."""
+        return np.asarray(_EQUAL_OUTPUT * self._outputs(rows, columns) + _EQUAL_INPUT * self._inputs(rows, columns))
+
+    @property
+    def seen(self) -> bool:
+        """Whether any two calls asked about had equal values."""
+        return self._outputs.seen or self._inputs.seen
+
+
+@lru_cache(maxsize=16384)
+def _plain(family: str) -> str:
+    bare = family.rpartition(".")[2]
+    return _LIKE.get(bare, bare)
+
+
+MODULES, CALLS, MIXED = "modules in place", "calls in place", "module and call"
+_EDGE = 0.4
+_TARGET, _GOLDEN = attrgetter("target"), attrgetter("golden")
+_Found = list[tuple[int, int, float, float, bool]]  # place, place, score, confidence, equal values
+
+
+def link_calls(sketch: Sketch) -> None:
+    """Pair what lies between linked calls, from the outside in."""
+    matcher = _CallMatcher(sketch)
+    for opened in (False, True):
+        done: set[int] = set()
+        while True:
+            scopes = [pair for pair in sketch.matched_modules() if pair[0] not in done]
+            if not scopes:
+                break
+            for node, other in scopes:
+                done.add(node)
+                for piece in list(pieces(sketch, node, other, opened=opened)):
+                    matcher.link(piece)
+
+
+class _CallMatcher:
+    def __init__(self, sketch: Sketch) -> None:
+        self._sketch = sketch
+        self._sorts: list[Sort] = []
+        self._numbers: dict[object, int] = {}
+        self._sort_of: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._fits: dict[tuple[int, int], float] = {}
+        self._known: dict[object, _Found] = {}
+        self._done: set[object] = set()
+        self._sized = _sizes_meet(sketch)
+
+    def link(self, piece: Piece) -> None:
+        mine = [self._sort(node, golden=False) for node in piece.target]
+        theirs = [self._sort(node, golden=True) for node in piece.golden]
+        if mine == theirs:
+            found = [(at, at, self._fit(sort, sort), 1.0, False) for at, sort in enumerate(mine)]
+        elif is_large(len(mine), len(theirs)):
+            calls = tuple(piece.target), tuple(piece.golden)
+            found = self._pair_large(piece, mine, theirs) if calls not in self._done else []
+            self._done.add(calls)
+        else:
+            sketch = self._sketch
+            values = equal_values(sketch.target, piece.target, sketch.golden, piece.golden)
+            key = (tuple(mine), tuple(theirs), values.tobytes())
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = self._pair(mine, theirs, values)
+            found = known
+        for at, to, score, confidence, equal in found:
+            self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
+
+    def _link_pair(self, node: int, other: int, score: float, confidence: float, equal: bool) -> None:
+        sketch = self._sketch
+        modules = sketch.target.tree.is_module[node], sketch.golden.tree.is_module[other]
+        rule = MODULES if all(modules) else MIXED if any(modules) else CALLS
+        kind = SAME if modules[0] == modules[1] else MODULE_CALL
+        reason = "same place" + (", equal values" if equal else ", same function" if not all(modules) else "")
+        sketch.link(Link((node,), (other,), rule, reason, confidence * sure(score + 0.5), kind))
+
+    def _sort(self, node: int, *, golden: bool) -> int:
+        known = self._sort_of[golden]
+        if node not in known:
+            facts = self._sketch.golden if golden else self._sketch.target
+            known[node] = sort_of(facts, node, self._numbers, self._sorts, sized=self._sized)
+        return known[node]
+
+    def _fit(self, one: int, other: int) -> float:
+        score = self._fits.get((one, other))
+        if score is None:
+            score = self._fits[one, other] = fit(self._sorts[one], self._sorts[other])
+        return score
+
+    def _pair(self, mine: list[int], theirs: list[int], values: NDArray[np.float64]) -> _Found:
+        rows, columns = _numbered(mine), _numbered(theirs)
+        table = np.array([[self._fit(one, other) for other in columns[0]] for one in rows[0]])
+        steps = pair_by_table(table[rows[1]][:, columns[1]] + values, _EDGE)
+        good = [step for step in steps if step.score > 0]
+        return self._kept(mine, theirs, good, lambda at, to: values[at, to], bool(values.any()))
+
+    def _pair_large(self, piece: Piece, mine: list[int], theirs: list[int]) -> _Found:
+        """The same, without a table of all combinations."""
+        target, golden = self._sketch.target, self._sketch.golden
+        fits = SortCells(mine, theirs, lambda one, other: fit(self._sorts[one], self._sorts[other]))
+        values = EqualCells(target, piece.target, golden, piece.golden)
+        guess = guess_by_values(target, piece.target, golden, piece.golden)
+        guess = guess or guess_by_keys(self._keys(mine), self._keys(theirs), MOST)
+        steps = pair_by_cells(
+            (len(mine), len(theirs)), lambda at, to: fits(at, to) + values(at, to), _EDGE, guess, WIDEST
+        )
+        return self._kept(mine, theirs, [step for step in steps if step.score > 0], values, values.seen)
+
+    def _keys(self, sorts: list[int]) -> list[Hashable]:
+        return [(self._sorts[sort].functions, self._sorts[sort].outputs) for sort in sorts]
+
+    def _kept(self, mine: list[int], theirs: list[int], steps: list[Step], values: Score, any_equal: bool) -> _Found:
+        """Without equal values, a function that is called more often on one side is too doubtful to pair."""
+        counts = self._counts(mine), self._counts(theirs)
+        places = (np.array([side(step)[0] for step in steps], dtype=np.int64) for side in (_TARGET, _GOLDEN))
+        found = []
+        for step, worth in zip(steps, values(*places).tolist(), strict=True):
+            at, to = step.target[0], step.golden[0]
+            functions = self._sorts[mine[at]].functions & self._sorts[theirs[to]].functions
+            known = any_equal or not functions
+            same = any(counts[0][name] == counts[1][name] for name in functions) or not functions
+            confidence = step.confidence if worth or same or not known else 0.5 * step.confidence
+            if not any_equal and not same:
+                confidence *= 0.7
+            found.append((at, to, step.score, confidence, worth >= 2.0))
+        return found
+
+    def _counts(self, sorts: list[int]) -> Counter[str]:
+        return Counter(name for sort in sorts for name in self._sorts[sort].functions)
+
+
+def _sizes_meet(sketch: Sketch) -> bool:
+    """Whether the layers that belong together give tensors of one size; not so for batches of another size."""
+    met = []
+    for link in sketch.links:
+        if len(link.target) == len(link.golden) == 1 and sketch.target.is_layer[link.target[0]]:
+            rows = sketch.target.output_row(link.target[0]), sketch.golden.output_row(link.golden[0])
+            if NONE not in rows:
+                met.append(sketch.target.prints.numel[rows[0]] == sketch.golden.prints.numel[rows[1]])
+    return bool(2 * sum(met) >= len(met))
+
+
+def _numbered(sorts: list[int]) -> tuple[list[int], NDArray[np.int64]]:
+    places: dict[int, int] = {}
+    numbers = [places.setdefault(sort, len(places)) for sort in sorts]
+    return list(places), np.array(numbers, dtype=np.int64)
+
+
+# Rule: calls at the same place that give the same result, whatever they are called; several may do what one does.
+
+RULE, WHOLE = "equal results", "one call does it all"
+_EQUAL, _SAME_SHAPE, _OTHER = 2.0, 0.5, -9.0
+_CONFIDENCE, _BY_PLACE, _RESULT_EDGE = 0.9, 0.7, 0.1
+
+
+def link_results(sketch: Sketch) -> None:
+    """Link free API calls of linked modules by their outputs' values."""
+    for node, other in sketch.matched_modules():
+        for piece in list(pieces(sketch, node, other, opened=True)):
+            calls = Piece(_calls(sketch.target, piece.target), _calls(sketch.golden, piece.golden))
+            if calls.target and calls.golden:
+                _link_piece(sketch, calls)
+                _link_whole(sketch, node, other, calls)
+
+
+def _calls(facts: Facts, nodes: list[int]) -> list[int]:
+    return [node for node in nodes if not facts.tree.is_module[node] and facts.output_row(node) != NONE]
+
+
+def _link_piece(sketch: Sketch, piece: Piece) -> None:
+    """Equal outputs, in order. What ran before a call and led to it belongs to it, where one side has more calls."""
+    target, golden = sketch.target, sketch.golden
+    rows = [target.output_row(node) for node in piece.target]
+    others = [golden.output_row(node) for node in piece.golden]
+    sizes = len(rows), len(others)
+    scores = _Scores(target.prints, rows, golden.prints, others)
+    if is_large(*sizes):
+        guess = guess_by_values(target, piece.target, golden, piece.golden)
+        steps = pair_by_cells(sizes, scores.cells(), _RESULT_EDGE, guess, WIDEST)
+    else:
+        table = scores.table()
+        steps = pair_by_table(table, _RESULT_EDGE) if table.max() > 0 else []
+    begin = (0, 0)
+    for step in steps:
+        at, to = _last_equal(scores, sizes, step.target[0], step.golden[0])
+        mine = tuple(node for node in piece.target[begin[0] : at + 1] if sketch.partner[node] == NONE)
+        theirs = tuple(node for node in piece.golden[begin[1] : to + 1] if sketch.back[node] == NONE)
+        begin = at + 1, to + 1
+        if len(mine) > 1 and len(theirs) > 1:
+            mine, theirs = (piece.target[at],), (piece.golden[to],)
+        kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
+        if mine and theirs:
+            sketch.link(Link(mine, theirs, RULE, "same place, equal output", _CONFIDENCE, kind))
+
+
+def _last_equal(scores: _Scores, sizes: tuple[int, int], at: int, to: int) -> tuple[int, int]:
+    """Views repeat a result; the last call that has it, in the best shape, stands for the chain."""
+    while at + 1 < sizes[0] and scores.at(at + 1, to) >= scores.at(at, to) > 0:
+        at += 1
+    while to + 1 < sizes[1] and scores.at(at, to + 1) >= scores.at(at, to) > 0:
+        to += 1
+    return at, to
+
+
+class _Scores:
+    """How well the outputs of two lists of calls fit: all at once, in the cells asked for, or one by one."""
+
+    def __init__(self, one: Prints, rows: list[int], other: Prints, others: list[int]) -> None:
+        self._one, self._rows, self._other, self._others = one, rows, other, others
+        numbers: dict[str | None, int] = {}
+        self._shapes = tuple(
+            np.array([numbers.setdefault(prints.shape_text[row], len(numbers)) for row in chosen])
+            for prints, chosen in ((one, rows), (other, others))
+        )
+
+    def table(self) -> NDArray[np.float64]:
+        agree = same_values(self._one, self._rows, self._other, self._others)
+        return self._scored(agree, self._shapes[0][:, None] == self._shapes[1])
+
+    def cells(self) -> Score:
+        agree = ValueCells(self._one, self._rows, self._other, self._others)
+        mine, theirs = self._shapes
+        return lambda rows, columns: self._scored(agree(rows, columns), mine[rows] == theirs[columns])
+
+    def at(self, row: int, column: int) -> float:
+        if not row_values_agree(self._one, self._rows[row], self._other, self._others[column]):
+            return _OTHER
+        return _EQUAL + _SAME_SHAPE * bool(self._shapes[0][row] == self._shapes[1][column])
+
+    @staticmethod
+    def _scored(agree: NDArray[np.bool_], same_shape: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.where(agree, _EQUAL + _SAME_SHAPE * same_shape, _OTHER)
+
+
+def _link_whole(sketch: Sketch, node: int, other: int, piece: Piece) -> None:
+    """A layer that is one call on one side and several on the other, where values say nothing."""
+    target, golden = sketch.target, sketch.golden
+    if not (target.is_layer[node] and golden.is_layer[other]):
+        return
+    mine = [call for call in piece.target if sketch.partner[call] == NONE]
+    theirs = [call for call in piece.golden if sketch.back[call] == NONE]
+    linked = any(sketch.partner[child] != NONE for child in target.tree.children[node])
+    if linked or not mine or not theirs or (len(mine) > 1) == (len(theirs) > 1):
+        return
+    shapes = target.prints.shape(target.output_row(mine[-1])), golden.prints.shape(golden.output_row(theirs[-1]))
+    if shapes[0] is not None and shapes[0] == shapes[1]:
+        reason = "all that the two layers call, outputs of one shape"
+        sketch.link(Link(tuple(mine), tuple(theirs), WHOLE, reason, _BY_PLACE, COMPOSITE))

@@ -1,0 +1,419 @@
+"""Rule: layers in the order in which they ran, by kind, weights, sizes, names and values; fused ones too."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import pairwise, permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.auto.alignment import FUSED, SAME
+from twinprobe._align.auto.fingerprints import row_values_agree
+from twinprobe._align.auto.layer_scores import LayerScores, Units, _like_sizes, shared_weights
+from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
+from twinprobe._align.auto.tree import Facts, Layer, groups_of
+from twinprobe._align.auto.words import agreement, unnumbered
+from twinprobe._align.auto.workspace import GIVEN, Link, Sketch, by_branch_size, cut, sure
+from twinprobe._align.links import NONE
+
+# Linear layers that read the same tensor (q, k, v; gate, up): which is which does not follow from their order.
+#
+# Names, values and what reads their outputs decide; the order in which they were written counts a little.
+
+Scores = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+_MOST = 5
+_SAME_READERS, _OTHER_READERS = 1.5, -1.5
+# Three are q, k, v nearly always; two may be gate and up in either order.
+_IN_ORDER = {2: 0.8, 3: 1.5}
+
+
+def settle_branches(steps: list[Step], mine: list[Layer], theirs: list[Layer], scores: Scores) -> list[Step]:
+    """The steps with the pairs inside groups chosen anew."""
+    groups = _groups(mine), _groups(theirs)
+    met: dict[tuple[int, int], list[Step]] = defaultdict(list)
+    result = []
+    for step in steps:
+        single = step.target[1] - step.target[0] == 1 == step.golden[1] - step.golden[0]
+        pair = groups[0].get(step.target[0]), groups[1].get(step.golden[0])
+        if single and pair[0] is not None and pair[1] is not None:
+            met[pair[0][0], pair[1][0]].append(step)
+        else:
+            result.append(step)
+    taken: set[tuple[bool, int]] = set()
+    for (first, other), found in met.items():
+        members, others = groups[0][first], groups[1][other]
+        # Groups that were torn apart between several others are left as they are.
+        if {(False, first), (True, other)} & taken or max(len(members), len(others)) > _MOST:
+            result += found
+            continue
+        taken |= {(False, first), (True, other)}
+        chance = max(min(step.confidence for step in found), _between(steps, members, others))
+        result += _assign(members, others, chance, mine, theirs, scores)
+    return sorted(result)
+
+
+def _between(steps: list[Step], members: list[int], others: list[int]) -> float:
+    """How sure it is that two groups belong together, by what comes right before and right after both."""
+    before = [step for step in steps if step.target[1] == members[0] and step.golden[1] == others[0]]
+    after = [step for step in steps if step.target[0] == members[-1] + 1 and step.golden[0] == others[-1] + 1]
+    return min(before[0].confidence, after[0].confidence) if before and after else 0.0
+
+
+def _groups(layers: list[Layer]) -> dict[int, list[int]]:
+    """Place of a layer -> the places of all layers of its group, for groups of several."""
+    by_branch: dict[object, list[int]] = defaultdict(list)
+    for place, layer in enumerate(layers):
+        by_branch[layer.branch].append(place)
+    return {place: places for places in by_branch.values() if len(places) > 1 for place in places}
+
+
+def _assign(
+    members: list[int], others: list[int], chance: float, mine: list[Layer], theirs: list[Layer], scores: Scores
+) -> list[Step]:
+    table = np.asarray(scores(np.array(members)[:, None], np.array(others)[None, :]), dtype=np.float64)
+    readers = np.array([[_readers(mine[place], theirs[other]) for other in others] for place in members])
+    if readers.max() > 0:  # else the two sides are written so differently that their readers do not compare
+        table += readers
+    swapped = len(members) > len(others)
+    used = table.T if swapped else table
+    options = []
+    for chosen in permutations(range(used.shape[1]), used.shape[0]):
+        pairs = [(row, column) for row, column in enumerate(chosen) if used[row, column] > 0]
+        order = _IN_ORDER.get(len(members), 0.8) if list(chosen) == sorted(chosen) else 0.0
+        options.append((sum(used[row, column] for row, column in pairs) + order, tuple(pairs)))
+    options.sort(reverse=True)
+    best = options[0]
+    result = []
+    for row, column in best[1]:
+        rival = next((total for total, pairs in options if (row, column) not in pairs), -np.inf)
+        at, to = (column, row) if swapped else (row, column)
+        sureness = chance * sure(float(best[0] - rival)) if np.isfinite(rival) else chance
+        place, other = members[at], others[to]
+        result.append(Step((place, place + 1), (other, other + 1), float(used[row, column]), sureness))
+    return result
+
+
+def _readers(one: Layer, other: Layer) -> float:
+    if not one.readers or not other.readers:
+        return 0.0
+    if one.readers == other.readers:
+        return _SAME_READERS
+    return 0.0 if one.readers & other.readers else _OTHER_READERS
+
+
+RULE, FUSED_RULE, BRANCHES = "layers in order", "fused layers", "parallel branches"
+_SIZES = (2, 3)
+_LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE = 0.3, 2.4, 0.2, 0.55
+
+
+def link_layers(sketch: Sketch) -> None:
+    """Pair the layers of both runs; pairs never cross, and never leave modules that are known to belong together."""
+    arranged = by_branch_size(sketch.target), by_branch_size(sketch.golden)
+    mine, theirs = by_scope(sketch.target, sketch.partner), by_scope(sketch.golden, sketch.back)
+    ways = [mine], [theirs]
+    if arranged[0] is not None or arranged[1] is not None:
+        ways[0].append(by_scope(sketch.target, sketch.partner, arranged[0]))
+        ways[1].append(by_scope(sketch.golden, sketch.back, arranged[1]))
+    for scope in mine:
+        other = sketch.partner[scope]
+        options = [(one[scope], two.get(other, [])) for one, two in zip(*ways, strict=True)]
+        _pair_best(sketch, options, RULE)
+    if not _is_coherent(sketch):
+        sketch.give_up()
+    elif sketch.share < _SOME_SHARED:
+        _note_missing_layers(sketch)
+
+
+def by_scope(facts: Facts, linked: list[int], layers: list[Layer] | None = None) -> dict[int, list[Layer]]:
+    """The free layers by the nearest linked module around them; the run itself where there is none."""
+    found: dict[int, list[Layer]] = defaultdict(list)
+    for layer in facts.layers if layers is None else layers:
+        scope = facts.tree.parent[layer.node]
+        while linked[scope] == NONE:
+            scope = facts.tree.parent[scope]
+        if linked[layer.node] == NONE:
+            found[scope].append(layer)
+    return found
+
+
+def _note_missing_layers(sketch: Sketch) -> None:
+    """Of many equal layers some have no partner, and no weight tells which: numbers and order alone decided."""
+    for facts, linked, side in ((sketch.target, sketch.partner, "target"), (sketch.golden, sketch.back, "golden")):
+        alone: dict[str, int] = defaultdict(int)
+        paired: dict[str, int] = defaultdict(int)
+        for layer in facts.layers:
+            (paired if linked[layer.node] != NONE else alone)[unnumbered(layer.path)] += 1
+        doubtful = [path for path in alone if paired[path]]
+        if doubtful:
+            sketch.notes.append(
+                f"{len(doubtful)} kinds of layers of the {side} run, such as {doubtful[0]}, occur more often than in "
+                "the other run, and no equal weights tell which are missing: numbers and order decided"
+            )
+
+
+def _is_coherent(sketch: Sketch) -> bool:
+    """Any two models have layers of equal shape: less than half of them, without a shared weight, is chance.
+
+    A pair whose outputs differ in size counts little more than half: only a nearly whole alignment may stand on those.
+    """
+    if sketch.share > _SOME_SHARED or any(link.rule == GIVEN for link in sketch.links):
+        return True
+    target, golden = sketch.target, sketch.golden
+    weight = 0.0
+    smaller = len(target.layers) <= len(golden.layers)
+    for link in sketch.links:
+        rows = target.output_row(link.target[0]), golden.output_row(link.golden[0])
+        single = len(link.target) == len(link.golden) == 1 and NONE not in rows
+        differ = single and target.prints.numel[rows[0]] != golden.prints.numel[rows[1]]
+        weight += len(link.target if smaller else link.golden) * (_OF_OTHER_SIZE if differ else 1.0)
+    return 2 * weight >= min(len(target.layers), len(golden.layers))
+
+
+def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
+    """Pair two sequences of layers in order."""
+    _pair_best(sketch, [(mine, theirs)], rule)
+
+
+def _pair_best(sketch: Sketch, options: Sequence[tuple[Sequence[Layer], Sequence[Layer]]], rule: str) -> None:
+    """Pair in order; where there is more than one order, in the one in which more fits."""
+    found: list[tuple[float, _LayerMatcher, list[Step]]] = []
+    for mine, theirs in options:
+        if mine and theirs:
+            matcher = _LayerMatcher(sketch, list(mine), list(theirs))
+            steps = pair_in_order(matcher.problem(), matcher.guess())
+            found.append((sum(step.score for step in steps), matcher, steps))
+    if found:
+        best = max(found, key=lambda option: option[0])
+        _, matcher, steps = best
+        settled = matcher.settled(steps)
+        crossing = matcher.crossing(settled) if best is not found[0] else set()
+        for step, equal in matcher.with_values(settled):
+            matcher.link(step, BRANCHES if step in crossing else rule, equal)
+
+
+class _LayerMatcher:
+    def __init__(self, sketch: Sketch, mine: list[Layer], theirs: list[Layer]) -> None:
+        self._sketch = sketch
+        self._mine, self._theirs = mine, theirs
+        target, golden = sketch.target, sketch.golden
+        self._units = Units(mine, target.prints), Units(theirs, golden.prints)
+        self._share = shared_weights(*self._units)
+        sketch.share = max(sketch.share, self._share)
+        self.scores = LayerScores(*self._units, self._share)
+        self._target_groups = _Groups(mine, target, self._units[1], self._share, mirrored=False)
+        self._golden_groups = _Groups(theirs, golden, self._units[0], self._share, mirrored=True)
+
+    def problem(self) -> Problem:
+        edges = _edges(self._mine, self._sketch.target), _edges(self._theirs, self._sketch.golden)
+        return Problem((len(self._mine), len(self._theirs)), self.scores, self._groups, edges)
+
+    def _groups(self, starts: Ints, width: int) -> dict[int, list[Group]]:
+        found: dict[int, list[Group]] = defaultdict(list)
+        rows, columns, groups, scores = self._target_groups.candidates(starts, width)
+        for row, column, group, score in zip(rows, columns, groups, scores, strict=True):
+            found[row].append(Group(self._target_groups.size(group), 1, column + 1, score))
+        rows, columns, groups, scores = self._golden_groups.candidates(starts, width)
+        for row, column, group, score in zip(rows, columns, groups, scores, strict=True):
+            found[row].append(Group(1, self._golden_groups.size(group), column + 1, score))
+        return found
+
+    def guess(self) -> list[tuple[int, int]]:
+        """Layers of which there are as many of one sort on either side belong together in order, roughly."""
+        return guess_by_keys(_sorts(self._mine), _sorts(self._theirs))
+
+    def settled(self, steps: list[Step]) -> list[Step]:
+        """The steps with layers that read the same tensor (q, k, v) chosen anew."""
+        return settle_branches(steps, self._mine, self._theirs, self.scores)
+
+    def crossing(self, steps: list[Step]) -> set[Step]:
+        """The fewest steps without which all ran in the same order on both sides."""
+        order = _places(self._sketch.target), _places(self._sketch.golden)
+        ran = {
+            (order[0][self._mine[step.target[0]].node], order[1][self._theirs[step.golden[0]].node]): step
+            for step in steps
+        }
+        kept = set(rising(sorted(ran)))
+        return {step for pair, step in ran.items() if pair not in kept}
+
+    def with_values(self, steps: list[Step]) -> list[tuple[Step, bool]]:
+        """Each step, and whether its first two layers hold equal values."""
+        rows = np.array([step.target[0] for step in steps], dtype=np.int64)
+        columns = np.array([step.golden[0] for step in steps], dtype=np.int64)
+        return list(zip(steps, (self.scores.values(rows, columns) >= _EQUAL).tolist(), strict=True))
+
+    def link(self, step: Step, rule: str, equal: bool) -> None:
+        sketch = self._sketch
+        mine, theirs = self._mine[slice(*step.target)], self._theirs[slice(*step.golden)]
+        sketch.best_score = max(sketch.best_score, step.score)
+        confidence = step.confidence * sure(step.score)
+        if step.score < _LEAST_SCORE:
+            return
+        if len(mine) == len(theirs) == 1:
+            reason = _reason(mine[0], theirs[0], equal)
+            if not sketch.link(Link(mine[0].nodes, theirs[0].nodes, rule, reason, confidence, SAME)):
+                _doubt(sketch, mine[0], theirs[0], confidence)
+            return
+        parts = mine if len(mine) > 1 else theirs
+        widths = " + ".join(str(layer.features[1]) for layer in parts if layer.features)
+        reason = f"widths {widths} add up, same input width"
+        nodes = tuple(layer.node for layer in mine), tuple(layer.node for layer in theirs)
+        if sketch.link(Link(*nodes, FUSED_RULE, reason, confidence, FUSED, -1)):
+            calls = _only_calls(sketch.target, nodes[0]), _only_calls(sketch.golden, nodes[1])
+            if calls[0] and calls[1]:
+                sketch.link(Link(*calls, FUSED_RULE, reason, confidence, FUSED, -1))
+
+
+def _places(facts: Facts) -> dict[int, int]:
+    """Node of a layer -> when it ran."""
+    return {layer.node: at for at, layer in enumerate(facts.layers)}
+
+
+def _reason(one: Layer, other: Layer, equal: bool) -> str:
+    reasons = ["equal values"] if equal else []
+    if one.weights and sorted(map(sorted, one.weights)) == sorted(map(sorted, other.weights)):
+        reasons.append(f"weights {' '.join(str(list(shape)) for shape in one.weights)}")
+    if one.meaning and agreement(one.meaning, other.meaning) == 1.0:
+        reasons.append(f"both {one.meaning}")
+    if one.kind and one.kind == other.kind:
+        reasons.append(one.kind)
+    return ", ".join([*reasons, "order"])
+
+
+def _doubt(sketch: Sketch, one: Layer, other: Layer, confidence: float) -> None:
+    names = sketch.target.tree.name[one.node], sketch.golden.tree.name[other.node]
+    for side, layer, name in ((0, one, names[1]), (1, other, names[0])):
+        sketch.why[side][layer.node] = f"too doubtful: {name} fits best, with a confidence of {confidence:.2f}"
+
+
+def _only_calls(facts: Facts, nodes: tuple[int, ...]) -> tuple[int, ...]:
+    """The one call that each of these layers makes; nothing where one makes several."""
+    calls = [facts.tree.children[node] for node in nodes]
+    return tuple(made[0] for made in calls) if all(len(made) == 1 for made in calls) else ()
+
+
+_Candidates = tuple[list[int], list[int], list[int], list[float]]
+
+
+class _Groups:
+    """Groups of one side's layers that may be one layer of the other."""
+
+    def __init__(self, layers: list[Layer], facts: Facts, others: Units, share: float, *, mirrored: bool) -> None:
+        self._mirrored = mirrored
+        widths: dict[object, list[int]] = defaultdict(list)
+        for place, layer in enumerate(others.layers):
+            if layer.features is not None:
+                widths[layer.features].append(place)
+        groups = [(end, size, group) for size in _SIZES for end, group in groups_of(layers, facts.tree, size)]
+        self._groups = [entry for entry in groups if entry[2].features in widths]
+        self._places = {key: np.array(places) for key, places in widths.items()}
+        units = Units([group for _, _, group in self._groups], facts.prints)
+        sides = (others, units) if mirrored else (units, others)
+        self._scores = LayerScores(*sides, share, grouped=True) if self._groups else None
+
+    def size(self, group: int) -> int:
+        """How many layers a group has."""
+        return self._groups[group][1]
+
+    def candidates(self, starts: Ints, width: int) -> _Candidates:
+        """Target layer, golden layer (the last one of a group), group and score of all that may be, inside the band."""
+        if self._scores is None:
+            return [], [], [], []
+        found: list[Ints] = []
+        for at, (end, _, group) in enumerate(self._groups):
+            places = self._places[group.features]
+            if self._mirrored:
+                first = starts[places + 1] - 1
+                near = places[(end >= first) & (end < first + width)]
+                found.append(np.column_stack([near, np.full(len(near), end), np.full(len(near), at)]))
+            else:
+                first = int(starts[end + 1]) - 1
+                near = places[np.searchsorted(places, first) : np.searchsorted(places, first + width)]
+                found.append(np.column_stack([np.full(len(near), end), near, np.full(len(near), at)]))
+        rows, columns, groups = np.concatenate(found).T
+        scores = self._scores(rows, groups) if self._mirrored else self._scores(groups, columns)
+        good = scores > 0
+        return rows[good].tolist(), columns[good].tolist(), groups[good].tolist(), scores[good].tolist()
+
+
+def _edges(layers: list[Layer], facts: Facts) -> Floats:
+    """What a gap costs that begins or ends before each layer: little between modules, more inside one."""
+    tree = facts.tree
+    prices = [0.0]
+    for one, after in pairwise(layers):
+        mine, theirs = one.node, after.node
+        deepest = min(tree.depth[mine], tree.depth[theirs]) - 1
+        while tree.depth[mine] > tree.depth[theirs]:
+            mine = tree.parent[mine]
+        while tree.depth[theirs] > tree.depth[mine]:
+            theirs = tree.parent[theirs]
+        while mine != theirs:
+            mine, theirs = tree.parent[mine], tree.parent[theirs]
+        prices.append(0.3 + 0.9 * tree.depth[mine] / max(1, deepest))
+    return np.array([*prices, 0.0])
+
+
+def _sorts(layers: list[Layer]) -> list[Hashable]:
+    return [(layer.kind, tuple(sorted(tuple(sorted(shape)) for shape in layer.weights))) for layer in layers]
+
+
+# Rule: a module that holds its weights itself, against one at the same place that keeps them in modules inside.
+#
+# Experts as one stacked weight or as a list of small networks: nothing inside has a partner, the whole has.
+
+WHOLE_RULE = "as many weights in all"
+_BY_VALUES, _BY_SIZE = 0.95, 0.85
+
+
+def link_wholes(sketch: Sketch) -> None:
+    """Link a free layer with a free container where they alone hold weights between the same linked calls."""
+    sides = _Weights(sketch.target, sketch.partner), _Weights(sketch.golden, sketch.back)
+    for node, other in sketch.matched_modules():
+        units = list(sides[0].units(node)), list(sides[1].units(other))
+        for piece in list(cut(sketch, *units)):
+            if len(piece.target) == len(piece.golden) == 1:
+                _link(sketch, sides, piece.target[0], piece.golden[0])
+
+
+def _link(sketch: Sketch, sides: tuple[_Weights, _Weights], one: int, other: int) -> None:
+    target, golden = sketch.target, sketch.golden
+    count = sides[0].count[one]
+    if target.is_layer[one] == golden.is_layer[other] or count != sides[1].count[other]:
+        return
+    rows = (target.input_row(one), golden.input_row(other)), (target.output_row(one), golden.output_row(other))
+    if any(_like_sizes(target.prints.shape(mine), golden.prints.shape(theirs)) < 0 for mine, theirs in rows):
+        return
+    equal = row_values_agree(target.prints, rows[1][0], golden.prints, rows[1][1])
+    reason = f"alone at this place, {count:.0f} weights in all" + (", equal values" if equal else "")
+    sketch.link(Link((one,), (other,), WHOLE_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
+
+
+class _Weights:
+    """How many elements the weights inside each node have, and whether anything inside is linked."""
+
+    def __init__(self, facts: Facts, linked: list[int]) -> None:
+        self._facts, self._linked = facts, linked
+        tree = facts.tree
+        self.count = [0.0] * len(tree)
+        self._holds_links = [False] * len(tree)
+        for node in reversed(tree.in_order):
+            if facts.is_layer[node]:
+                self.count[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+            parent = tree.parent[node]
+            if parent != NONE:
+                self.count[parent] += self.count[node]
+                self._holds_links[parent] |= self._holds_links[node] or linked[node] != NONE
+
+    def units(self, node: int) -> Iterator[int]:
+        """What lies inside a module: linked calls, and the outermost free ones that hold weights but no links."""
+        tree = self._facts.tree
+        stack = list(reversed(tree.children[node]))
+        while stack:
+            item = stack.pop()
+            if self._linked[item] != NONE:
+                yield item
+            elif self._holds_links[item]:
+                stack.extend(reversed(tree.children[item]))
+            elif self.count[item]:
+                yield item

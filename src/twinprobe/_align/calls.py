@@ -1,0 +1,200 @@
+"""One run as the pairing rules see it: what was called, how often, in which direction, inside what."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from twinprobe._runs.names import CONTAINERS, DIRECTIONS, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
+
+DEBUG = "debug"
+MINDSPORE = "mindspore"
+_DIGITS = 19
+
+
+@dataclass(slots=True)
+class Head:
+    """One module, cell or API with all its calls: direction -> call number -> number of the op."""
+
+    name: str
+    prefix: str
+    body: str
+    cls: str
+    # Path and class of a module as one text, as cell mapping files write it.
+    whole: str
+    is_module: bool
+    calls: dict[str, dict[int, int]] = field(default_factory=dict)
+
+
+class Side:
+    """The calls of one run in columns, and its heads by name, both in the order of appearance."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.ops = run.ops
+        self.heads: dict[str, Head] = {}
+        self.head_of: list[Head] = []
+        self.direction: list[str] = []
+        self.call: list[int] = []
+        heads = self.heads
+        for number, name in enumerate(run.ops):
+            head_name, direction, call = split(name)
+            head = heads.get(head_name)
+            if head is None:
+                head = heads[head_name] = _head(head_name, direction)
+            calls = head.calls.get(direction)
+            if calls is None:
+                head.calls[direction] = {call: number}
+            else:
+                calls.setdefault(call, number)
+            self.head_of.append(head)
+            self.direction.append(direction)
+            self.call.append(call)
+
+    @property
+    def is_mindspore(self) -> bool:
+        """Whether names are spelled MindSpore's way. (MindTorch spells them PyTorch's way.)"""
+        return self.run.framework == MINDSPORE
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The first row of each op, and one past the last row of all."""
+        ops = self.run.table["op"].to_numpy()
+        return np.searchsorted(ops, np.arange(len(self.ops) + 1)).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The name of each row."""
+        return self.run.table["name"].to_list()
+
+    def suffixes(self, op: int) -> list[str]:
+        """What stands after the op's name in each of its rows' names. Keyword arguments are spelled .input. always."""
+        name = self.ops[op]
+        found = [row.removeprefix(name) for row in self.names[self.starts[op] : self.starts[op + 1]]]
+        if self._names_kwargs:
+            found = [".input." + suffix[8:] if suffix.startswith(".kwargs.") else suffix for suffix in found]
+        return found
+
+    @cached_property
+    def _names_kwargs(self) -> bool:
+        return bool(self.run.table["name"].str.contains(".kwargs.", literal=True).any())
+
+    @cached_property
+    def roles(self) -> list[int]:
+        """What each row is to its call."""
+        return self.run.table["role"].to_list()
+
+    @cached_property
+    def shapes(self) -> list[str | None]:
+        """The shape of each row as text."""
+        return self.run.table["shape"].to_list()
+
+    @cached_property
+    def number_of(self) -> dict[str, int]:
+        """Name of an op -> its number."""
+        return {name: number for number, name in enumerate(self.ops)}
+
+    @property
+    def has_hierarchy(self) -> bool:
+        """Whether construct.json tells what encloses the calls."""
+        return bool(self.run.parents)
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """The op that encloses each op; -1 where none is recorded."""
+        names, numbers = self.run.parents, self.number_of
+        return [numbers.get(names.get(name) or "", -1) for name in self.ops]
+
+    def forward(self, op: int) -> int:
+        """The forward call of the same number; -1 where none was recorded."""
+        return self.head_of[op].calls.get(FORWARD, {}).get(self.call[op], -1)
+
+    @cached_property
+    def apis(self) -> list[Head]:
+        """All heads that are no modules."""
+        return [head for head in self.heads.values() if not head.is_module]
+
+    @cached_property
+    def modules(self) -> list[Head]:
+        """All heads that are modules or cells."""
+        return [head for head in self.heads.values() if head.is_module]
+
+
+def split(name: str) -> tuple[str, str, int]:
+    """Head, direction and call number of a recorded call; a name outside the grammar is all head."""
+    parts = name.rsplit(".", 2)
+    if len(parts) == 3:
+        head, before, last = parts
+        if last in DIRECTIONS or last == DEBUG:
+            if last != GRADIENTS and before.isdecimal() and len(before) < _DIGITS:
+                return head, last, int(before)
+        elif before in DIRECTIONS and last.isdecimal() and len(last) < _DIGITS:
+            return head, before, int(last)
+    head, _, last = name.rpartition(".")
+    return (head, last, -1) if head and last in DIRECTIONS else (name, "", -1)
+
+
+def _head(name: str, direction: str) -> Head:
+    if direction not in DIRECTIONS:
+        return Head(name, "", name, "", name, False)
+    prefix, _, whole = name.partition(".")
+    body = whole
+    is_module = prefix in CONTAINERS or direction == GRADIENTS
+    cls = ""
+    if is_module or (prefix == "Primitive" and "." in body):
+        body, _, cls = body.rpartition(".")
+    return Head(name, prefix, body, cls, whole, is_module)
+
+
+# Element types by meaning: Float32, torch.float32 and paddle.float32 are one type.
+
+_EPSILON = {
+    "float64": 2.0**-52,
+    "float32": 2.0**-23,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "float8_e4m3fn": 2.0**-3,
+    "float8_e4m3fnuz": 2.0**-3,
+    "float8_e5m2": 2.0**-2,
+    "float8_e5m2fnuz": 2.0**-2,
+    "complex64": 2.0**-23,
+    "complex128": 2.0**-52,
+}
+_SAME = {"half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32", "bool_": "bool"}
+
+
+def canonical(dtype: str | None) -> str | None:
+    """The framework-free name of a dtype; other texts (Python classes) stay as they are."""
+    if dtype is None or dtype.startswith("<"):
+        return dtype
+    name = dtype.rpartition(".")[2].lower()
+    return _SAME.get(name, name)
+
+
+def epsilon(dtype: str | None) -> float:
+    """The machine epsilon of a dtype, 0 for those that hold their values exactly."""
+    return _EPSILON.get(canonical(dtype) or "", 0.0)
+
+
+# Shapes as the tables spell them.
+
+Shape = tuple[int, ...]
+_MOST_DIMS = 64
+
+
+@lru_cache(maxsize=65536)
+def dims(text: str | None) -> Shape | None:
+    """A shape from its text; None where there is none."""
+    if not text or len(text) > 20 * _MOST_DIMS:
+        return None
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(found, list | tuple) or not all(type(size) is int and size >= 0 for size in found):
+        return None
+    return tuple(found)

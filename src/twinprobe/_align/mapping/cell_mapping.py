@@ -1,0 +1,211 @@
+"""Cell mapping (-cm): cells and modules by the user's file, by path and class, or by path alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from twinprobe._align.calls import Head, Side
+from twinprobe._align.links import NONE, Board
+from twinprobe._align.mapping.yaml_files import Line, Names, Remarks, read_flat
+
+# How the lines of a cell mapping file turn a cell's name into a module's.
+
+_Span = tuple[int, int, Line]
+
+
+class CellNames:
+    """Applies the lines to names and remembers which of them ever did something.
+
+    A line whose left side is the whole name wins. Otherwise each line replaces its first occurrence in the original
+    name: on whole segments where there are such, else inside a word.
+    """
+
+    def __init__(self, lines: list[Line], names: Collection[str], known: Collection[str]) -> None:
+        self._by_left = {line.left: line for line in lines}
+        self._known = known
+        whole = set(names)
+        # Only strings are looked for inside words: a full name is no part of one.
+        self._strings = [line for line in lines if line.left not in whole]
+        self.hits: set[Line] = set()
+        self.inside: dict[Line, str] = {}
+
+    def rename(self, name: str) -> tuple[str, list[Line]]:
+        """The name in the other run's words, and the lines that made it."""
+        whole = self._by_left.get(name)
+        if whole is not None:
+            self.hits.add(whole)
+            return whole.right, [whole]
+        words = _apart(self._segment_hits(name), [])
+        inside = [span for span in self._string_hits(name) if all(span[2] is not word[2] for word in words)]
+        both = _apart(inside, words)
+        renamed = _apply(name, both)
+        # A string that is only part of a word is a guess; it is taken back where the plain reading exists.
+        if len(both) > len(words) and renamed not in self._known:
+            plain = _apply(name, words)
+            if plain in self._known:
+                both, renamed = words, plain
+        self.hits.update(line for _, _, line in both)
+        for span in both:
+            if span not in words:
+                self.inside.setdefault(span[2], name)
+        return renamed, [line for _, _, line in both]
+
+    def _segment_hits(self, name: str) -> list[_Span]:
+        """The first place of each line that hits whole segments."""
+        starts = [0, *(at + 1 for at, sign in enumerate(name) if sign == ".")]
+        ends = [*(start - 1 for start in starts[1:]), len(name)]
+        found: dict[str, _Span] = {}
+        for first, begin in enumerate(starts):
+            for end in ends[first:]:
+                line = self._by_left.get(name[begin:end])
+                if line is not None and line.left not in found:
+                    found[line.left] = (begin, end, line)
+        return list(found.values())
+
+    def _string_hits(self, name: str) -> list[_Span]:
+        spans = []
+        for line in self._strings:
+            at = name.find(line.left)
+            if at >= 0:
+                spans.append((at, at + len(line.left), line))
+        return spans
+
+
+def _apart(spans: list[_Span], kept: list[_Span]) -> list[_Span]:
+    """What does not overlap with what is kept already; of two that overlap, the longer one stays."""
+    kept = list(kept)
+    for span in sorted(spans, key=lambda item: item[0] - item[1]):
+        if all(span[1] <= other[0] or other[1] <= span[0] for other in kept):
+            kept.append(span)
+    return sorted(kept, key=lambda item: item[0])
+
+
+def _apply(name: str, spans: list[_Span]) -> str:
+    for begin, end, line in reversed(spans):
+        name = name[:begin] + line.right + name[end:]
+    return name
+
+
+# So many lines tell in which direction a file was written.
+_TRIED = 1000
+MAPPED, SAME, CELL, PATH = "cell mapping", "name", "cell to module", "cell path"
+
+
+@dataclass
+class CellFile:
+    """The lines of a cell mapping file."""
+
+    path: Path
+    lines: list[Line]
+
+
+def read_cell_file(path: Path) -> CellFile:
+    """Read ``{path}.{class}: {path}.{class}`` or ``{string}: {string}`` lines."""
+    return CellFile(path, read_flat(path, "write one 'cell: module' pair per line"))
+
+
+def link_cells(board: Board, file: CellFile | None = None) -> None:
+    """Link cells with modules: by the file first, then by equal path and class, then by equal path."""
+    if file is not None:
+        _link_by_file(board, file)
+    golden = {head.whole: head for head in board.golden.modules if _is_free(board.back, head)}
+    for head in board.target.modules:
+        other = golden.get(head.whole)
+        if other is not None and _is_free(board.partner, head):
+            board.link_heads(head, other, SAME if head.name == other.name else CELL)
+    _link_by_path(board)
+    board.follow_forward()
+
+
+def _is_free(links: list[int], head: Head) -> bool:
+    for calls in head.calls.values():
+        for op in calls.values():
+            if links[op] != NONE:
+                return False
+    return True
+
+
+def _link_by_path(board: Board) -> None:
+    target = _by_path([head for head in board.target.modules if _is_free(board.partner, head)])
+    golden = _by_path([head for head in board.golden.modules if _is_free(board.back, head)])
+    for path, heads in target.items():
+        others = golden.get(path, [])
+        if path and len(heads) == len(others) == 1:
+            board.link_heads(heads[0], others[0], PATH)
+
+
+def _by_path(heads: list[Head]) -> dict[str, list[Head]]:
+    paths: dict[str, list[Head]] = {}
+    for head in heads:
+        paths.setdefault(head.body, []).append(head)
+    return paths
+
+
+def _link_by_file(board: Board, file: CellFile) -> None:
+    remarks = Remarks(file.path)
+    mirrored = _score(board.golden, board.target, file) > _score(board.target, board.golden, file)
+    if mirrored:
+        remarks.whole_file("its left side names the golden run, so the file is used mirrored")
+    left, right = (board.golden, board.target) if mirrored else (board.target, board.golden)
+    known = {head.whole: head for head in right.modules}
+    by_path = _by_path(right.modules)
+    names = CellNames(file.lines, [head.whole for head in left.modules], known.keys())
+    used: dict[str, str] = {}
+    for head in left.modules:
+        name, lines = names.rename(head.whole)
+        if not lines:
+            continue
+        others = [known[name]] if name in known else by_path.get(name.rpartition(".")[0], [])
+        if len(others) != 1:
+            continue
+        other = others[0]
+        if other.name in used:
+            remarks.add(lines[0].number, f"{head.whole} meets {other.whole}, which {used[other.name]} has met before")
+            continue
+        used[other.name] = head.whole
+        board.link_heads(*((other, head) if mirrored else (head, other)), MAPPED)
+    _remark(remarks, names, file, left, right)
+    board.notes.extend(remarks.texts())
+
+
+def _score(left: Side, right: Side, file: CellFile) -> int:
+    """How many of the file's lines fit the two runs in this direction."""
+    mine, theirs = _Text(left), _Text(right)
+    return sum(line.left in mine and line.right in theirs for line in file.lines[:_TRIED])
+
+
+class _Text:
+    """All names of a run's modules, asked whether a string occurs in any of them."""
+
+    def __init__(self, side: Side) -> None:
+        self._names = {head.whole for head in side.modules}
+        self._joined = "\n".join(self._names)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._names or text in self._joined
+
+
+def _remark(remarks: Remarks, names: CellNames, file: CellFile, left: Side, right: Side) -> None:
+    """Say which lines did nothing, which lead nowhere, and which hit inside a word."""
+    theirs = _Text(right)
+    mine, known = Names(_words(left)), Names(_words(right))
+    for line in file.lines:
+        if line not in names.hits:
+            kind = "keys that match no cell"
+            hint = mine.hint(line.left) if remarks.wants(kind) else ""
+            remarks.add(line.number, f"{line.left!r} matches no cell{hint}", kind)
+        elif line.right not in theirs:
+            kind = "values that exist nowhere"
+            hint = known.hint(line.right) if remarks.wants(kind) else ""
+            remarks.add(line.number, f"{line.right!r} occurs in no module of the other run{hint}", kind)
+        if line in names.inside:
+            text = f"{line.left!r} is only part of a word in {names.inside[line]!r}, and was replaced there"
+            remarks.add(line.number, text, "strings inside a word")
+
+
+def _words(side: Side) -> list[str]:
+    """Whole names and their single segments: what a line of the file may name."""
+    names = [head.whole for head in side.modules]
+    return names + list(dict.fromkeys(part for name in names for part in name.split(".") if not part.isdecimal()))

@@ -1,0 +1,71 @@
+"""All mapping options as one matcher; what a run does not need is not even imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from twinprobe._align.links import Pairs, match_names, needs_help
+from twinprobe._runs.run import Run
+
+# Which mappings a user can ask for.
+
+
+@dataclass
+class MappingOptions:
+    """Which mappings a user asks for. ``True`` stands for an option without a file.
+
+    ``output`` is the folder that receives ``data_mapping_{timestamp}.yaml`` when ``layer`` is given; ``label`` (a rank
+    folder's name, say) keeps the files of several ranks apart.
+    """
+
+    fuzzy: bool = False
+    api: Path | Literal[True] | None = None
+    cell: Path | Literal[True] | None = None
+    data: Path | None = None
+    layer: Path | None = None
+    output: Path | None = None
+    timestamp: str = ""
+    label: str = ""
+    align: Literal["auto", "names", "none"] = "auto"
+    alignment: Path | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is anything but equal names to go by."""
+        named = self.fuzzy or self.api or self.cell or self.data or self.layer or self.alignment
+        return bool(named) or self.align == "none"
+
+    @property
+    def fills(self) -> bool:
+        """Whether what no file speaks of may be aligned; bare -cm and -am mean what they say."""
+        return self.align == "auto" and self.cell is not True and self.api is not True
+
+
+@dataclass
+class NamesMatcher:
+    """Equal names; where they do not meet, everything else that TwinProbe knows."""
+
+    options: MappingOptions
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        """Pair two runs."""
+        if self.options.align == "names" or not needs_help(target, golden):
+            return match_names(target, golden)
+        from twinprobe._align.mapping.mapped import read_mappings
+
+        return read_mappings(self.options)(target, golden)
+
+
+def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:
+    """A matcher that can travel to worker processes.
+
+    All mapping files are read now, so that a bad one is met before any dump is opened.
+    """
+    if not options.any:
+        return NamesMatcher(options)
+    from twinprobe._align.mapping.mapped import read_mappings
+
+    return read_mappings(options)

@@ -1,0 +1,143 @@
+"""Which operators of one inference run are which of the other: by equal names, else by structure.
+
+The one entry point is ``match_operators``; what it returns, links between tensors with the rule that found each, is all
+that the comparison knows of this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twinprobe._align.ops.links import Link, Region, Scores, Spot
+from twinprobe._align.ops.regions import Regions, ShapesOf, find_layers, regions
+from twinprobe._align.ops.table import OperatorTable
+from twinprobe._runs.llm.tree import OpNode
+
+# The links of a whole model, layer by layer: layers that are built alike are matched once.
+
+Template = list[tuple[tuple[tuple[int, str, int], ...], tuple[tuple[int, str, int], ...], str]]
+
+
+class Linker:
+    """Collects links, region by region. Layers that are built alike are matched once."""
+
+    def __init__(self, my_shapes: ShapesOf, golden_shapes: ShapesOf, scores: Scores, table: OperatorTable) -> None:
+        self._shapes = (my_shapes, golden_shapes)
+        self._scores = scores
+        self._table = table
+        self._templates: dict[object, Template] = {}
+        self.links: list[Link] = []
+
+    def region(self, my: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
+        """Match what lies before or after the layers; ``around``: the whole model and what else encloses the layers."""
+        region = Region(self._shapes, self._scores, self._table)
+        links = region.match(my, golden, None)
+        for side in (0, 1):
+            region.chains(around[side], side)
+        self.links += links
+
+    def layer(self, my: OpNode, golden: OpNode) -> None:
+        """Match one layer with its counterpart."""
+        nodes, others = list(my.walk()), list(golden.walk())
+        kind = (_build(my), _build(golden))
+        template = self._templates.get(kind)
+        if template is None:
+            links = Region(self._shapes, self._scores, self._table).match(my.children, golden.children, (my, golden))
+            self.links += links
+            if links:
+                self._templates[kind] = _template(links, nodes, others)
+            return
+        for mine, theirs, rule in template:
+            self.links.append(
+                Link(
+                    tuple(Spot(nodes[node], io, at) for node, io, at in mine),
+                    tuple(Spot(others[node], io, at) for node, io, at in theirs),
+                    rule,
+                )
+            )
+
+
+def _build(layer: OpNode) -> tuple[object, ...]:
+    """What a layer is made of; which of its operators were called counts too."""
+    return tuple((node.op_type, len(node.children), node.called) for node in layer.walk())
+
+
+def _template(links: list[Link], nodes: list[OpNode], others: list[OpNode]) -> Template:
+    mine = {id(node): at for at, node in enumerate(nodes)}
+    theirs = {id(node): at for at, node in enumerate(others)}
+    return [
+        (
+            tuple((mine[id(spot.node)], spot.io, spot.at) for spot in link.my),
+            tuple((theirs[id(spot.node)], spot.io, spot.at) for spot in link.golden),
+            link.rule,
+        )
+        for link in links
+    ]
+
+
+# Names meet where at least one operator in twenty of the smaller side has its like.
+_MEETING = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run: its operators in the order of their calls, the shapes that were recorded, and on how many cards.
+
+    ``numbered`` says that names are numbers of operators, as engines give them, and not chosen by a person.
+    """
+
+    tree: OpNode
+    shapes_of: ShapesOf
+    cards: int = 1
+    numbered: bool = False
+
+
+@dataclass(slots=True)
+class Matching:
+    """Pairs of operators with equal names, or links between single tensors; and what the user should know."""
+
+    nodes: list[tuple[OpNode, OpNode]]
+    links: list[Link]
+    notes: list[str]
+
+
+def match_operators(my: Side, golden: Side, table: OperatorTable) -> Matching:
+    """Match two runs of one model."""
+    pairs = _equal_names(my, golden)
+    if pairs:
+        return Matching(pairs, [], [])
+    linker = Linker(my.shapes_of, golden.shapes_of, Scores(table, cards=max(my.cards, golden.cards)), table)
+    parts, others = regions(my.tree), regions(golden.tree)
+    notes = _layer_notes(parts, others)
+    linker.region(parts.before, others.before, ([], []))
+    for layer, other in zip(parts.layers, others.layers, strict=False):
+        linker.layer(layer, other)
+    linker.region(parts.after, others.after, (parts.around, others.around))
+    return Matching([], linker.links, notes)
+
+
+def layers_of(tree: OpNode) -> list[OpNode]:
+    """The layers of a model."""
+    return find_layers(tree)
+
+
+def _equal_names(my: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
+    mine = {node.folder: node for node in my.tree.walk()}
+    theirs = {node.folder: node for node in golden.tree.walk()}
+    common = (mine.keys() & theirs.keys()) - {""}
+    telling = len(common - {"root"})  # every model has a root
+    fewer = min(len(mine), len(theirs)) - 1
+    # Where a graph has other operators, equal numbers soon mean different ones.
+    enough = telling * 10 >= fewer * 9 if my.numbered else telling * _MEETING >= fewer
+    if my.numbered != golden.numbered or not common or not enough:
+        return []
+    return [(node, theirs[node.folder]) for node in my.tree.finished() if node.folder in common]
+
+
+def _layer_notes(my: Regions, golden: Regions) -> list[str]:
+    if len(my.layers) == len(golden.layers):
+        return []
+    return [
+        f"my run has {len(my.layers)} layers, the golden one {len(golden.layers)}: "
+        "only the first of them are compared; are they of the same model?"
+    ]

@@ -1,0 +1,240 @@
+"""From linked calls to paired rows: which value of one call is which value of the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from twinprobe._align.calls import Side
+from twinprobe._align.links import NONE, Board, Pairs, from_partners
+from twinprobe._align.mapping.api_names import COMPOSITE, ArgumentMap, IndexMap, signature_map
+from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+
+# Parameters of two modules that belong together: by name, by the frameworks' spelling, else by order and shape.
+
+BY_NAME, BY_SPELLING, BY_ORDER = "", "parameter spelling", "parameter order"
+# What the layers of MindSpore call the parameters of PyTorch's.
+_SPELLINGS = {
+    "gamma": "weight",
+    "beta": "bias",
+    "embedding_table": "weight",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+Parameter = tuple[str, str | None]  # name, shape
+
+
+def pair_parameters(target: list[Parameter], golden: list[Parameter]) -> dict[str, tuple[str, str]]:
+    """Target parameter -> (golden parameter, how they were paired). What shapes do not settle stays alone."""
+    free = dict(golden)
+    pairs: dict[str, tuple[str, str]] = {}
+    for name, _ in target:
+        if name in free:
+            pairs[name] = (name, BY_NAME)
+            del free[name]
+    rest = [(name, shape) for name, shape in target if name not in pairs]
+    by_spelling: dict[str, str] = {}
+    for name in free:
+        by_spelling.setdefault(spelled(name), name)
+    for name, _ in rest:
+        other = by_spelling.pop(spelled(name), None)
+        if other is not None:
+            pairs[name] = (other, BY_SPELLING)
+            del free[other]
+    rest = [(name, shape) for name, shape in rest if name not in pairs]
+    mine, theirs = Counter(shape for _, shape in rest), Counter(free.values())
+    for name, shape in rest:
+        if shape is not None and mine[shape] == theirs[shape]:
+            other = next(known for known, known_shape in free.items() if known_shape == shape)
+            pairs[name] = (other, BY_ORDER)
+            del free[other]
+    return pairs
+
+
+def spelled(name: str) -> str:
+    """A parameter's name in PyTorch's spelling; the last part of a dotted name decides."""
+    head, dot, last = name.rpartition(".")
+    return f"{head}{dot}{_SPELLINGS.get(last, last)}"
+
+
+DATA_RULE = "data mapping"
+_PARAMETERS = ".parameters."
+_KEPT = frozenset({PARAMETER, GRADIENT})
+Row = tuple[int, str]  # number, suffix
+
+
+def pairs_of(board: Board) -> Pairs:
+    """Join the rows of all linked calls."""
+    joiner = _Joiner(board)
+    for op, other in enumerate(board.partner):
+        if other != NONE:
+            joiner.join(op, other)
+    joiner.add_data_rows()
+    if joiner.left_apart:
+        board.notes.append(
+            f"{joiner.left_apart} gradients of API calls were not paired: PyTorch records those of the last autograd "
+            "node of a composite function, the other framework those of the function (module gradients do compare)"
+        )
+    return from_partners(joiner.partners, board.golden.run.table.height, joiner.rules, board.notes)
+
+
+class _Joiner:
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._target, self._golden = board.target, board.golden
+        rows = board.target.run.table.height
+        self.partners = [NONE] * rows
+        self.rules = [""] * rows
+        self.left_apart = 0
+        self._taken = set(board.rows.values())
+        # Nothing but the names counts within one framework and without the user's word on single rows.
+        self._alike = not (board.across_frameworks or board.rows)
+        self._maps: dict[tuple[str, str], ArgumentMap | None] = {}
+        self._parameters: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+
+    def join(self, op: int, other: int) -> None:
+        board, target, golden = self._board, self._target, self._golden
+        first, last = target.starts[op], target.starts[op + 1]
+        begin, end = golden.starts[other], golden.starts[other + 1]
+        heads = target.head_of[op], golden.head_of[other]
+        unlisted = not board.arguments or (heads[0].name, heads[1].name) not in board.arguments
+        if self._alike and unlisted and target.names[first:last] == golden.names[begin:end]:
+            self._pair_all(op, first, last, begin)
+            return
+        if board.rows and all(row in board.rows for row in range(first, last)):
+            return
+        suffixes, others = target.suffixes(op), golden.suffixes(other)
+        is_module = heads[0].is_module and heads[1].is_module
+        arguments = None if is_module and not board.arguments else self._arguments(op, other)
+        plain = arguments is None or not arguments.strict
+        apart = board.across_frameworks and target.direction[op] == BACKWARD and not is_module
+        if plain and not apart and not board.rows and suffixes == others:
+            self._pair_all(op, first, last, begin)
+            return
+        mine = [(row, suffix) for row, suffix in enumerate(suffixes, first) if row not in board.rows]
+        theirs = [(row, suffix) for row, suffix in enumerate(others, begin) if row not in self._taken]
+        if apart and not isinstance(arguments, IndexMap):
+            mine, theirs = self._comparable_gradients(op, other, mine, theirs)
+        self._join_some(op, other, mine, theirs, arguments, is_module)
+
+    def add_data_rows(self) -> None:
+        for row, other in self._board.rows.items():
+            self.partners[row] = other
+            self.rules[row] = DATA_RULE if other != NONE else ""
+
+    def _join_some(
+        self, op: int, other: int, mine: list[Row], theirs: list[Row], arguments: ArgumentMap | None, is_module: bool
+    ) -> None:
+        direction, rule = self._target.direction[op], self._board.rule[op]
+        if arguments is None or not arguments.strict:
+            mine, theirs = self._join_keys(mine, theirs, _itself, _itself, rule)
+        if arguments is not None and mine and theirs:
+            known = arguments
+            mine, theirs = self._join_keys(
+                mine, theirs,
+                lambda suffix: known.target_key(suffix, direction), lambda suffix: known.golden_key(suffix, direction),
+                rule,
+            )  # fmt: skip
+        if mine and theirs and is_module:
+            self._join_parameters(op, other, mine, theirs, rule)
+            if direction == FORWARD:
+                self._join_inputs(mine, theirs, rule)
+
+    def _comparable_gradients(
+        self, op: int, other: int, mine: list[Row], theirs: list[Row]
+    ) -> tuple[list[Row], list[Row]]:
+        """Leave out what an API's backward call gave, where the two frameworks record different things."""
+        target, golden = self._target, self._golden
+        composite = bool(COMPOSITE & {target.head_of[op].body, golden.head_of[other].body})
+        shapes = {suffix: golden.shapes[row] for row, suffix in theirs}
+        apart = {
+            suffix
+            for row, suffix in mine
+            if target.roles[row] == OUTPUT and suffix in shapes and (composite or shapes[suffix] != target.shapes[row])
+        }
+        self.left_apart += sum(shapes[suffix] is not None for suffix in apart)
+        return [row for row in mine if row[1] not in apart], [row for row in theirs if row[1] not in apart]
+
+    def _arguments(self, op: int, other: int) -> ArgumentMap | None:
+        target, golden = self._target.head_of[op], self._golden.head_of[other]
+        pair = (target.name, golden.name)
+        if pair not in self._maps:
+            arguments: ArgumentMap | None = self._board.arguments.get(pair)
+            if arguments is None and not (target.is_module or golden.is_module):
+                arguments = signature_map(target, golden, self._target.is_mindspore, self._golden.is_mindspore)
+            self._maps[pair] = arguments
+        return self._maps[pair]
+
+    def _join_keys(
+        self, mine: list[Row], theirs: list[Row],
+        target_key: Callable[[str], str | None], golden_key: Callable[[str], str | None], rule: str,
+    ) -> tuple[list[Row], list[Row]]:  # fmt: skip
+        """Pair rows of equal key; return what is left on both sides."""
+        free: dict[str, int] = {}
+        for row, suffix in theirs:
+            key = golden_key(suffix)
+            if key is not None:
+                free.setdefault(key, row)
+        left = []
+        used = set()
+        for row, suffix in mine:
+            key = target_key(suffix)
+            other = free.pop(key, NONE) if key is not None else NONE
+            if other == NONE:
+                left.append((row, suffix))
+            else:
+                self._pair(row, other, rule)
+                used.add(other)
+        return left, [row for row in theirs if row[0] not in used]
+
+    def _join_parameters(self, op: int, other: int, mine: list[Row], theirs: list[Row], rule: str) -> None:
+        """Parameters and their gradients; what the forward call settled holds for the gradients too."""
+        target, golden = self._target, self._golden
+        names = {_parameter(suffix): row for row, suffix in mine if target.roles[row] in _KEPT}
+        others = {_parameter(suffix): row for row, suffix in theirs if golden.roles[row] in _KEPT}
+        if not names or not others:
+            return
+        heads = (target.head_of[op].name, golden.head_of[other].name)
+        known = self._parameters.get(heads, {})
+        found = {name: known[name] for name in names if name in known and known[name][0] in others}
+        spoken_for = {partner for partner, _ in found.values()}
+        found |= pair_parameters(
+            [(name, target.shapes[row]) for name, row in names.items() if name not in found],
+            [(name, golden.shapes[row]) for name, row in others.items() if name not in spoken_for],
+        )
+        self._parameters.setdefault(heads, {}).update(found)
+        for name, (partner, how) in found.items():
+            self._pair(names[name], others[partner], f"{rule}, {how}" if how else rule)
+
+    def _join_inputs(self, mine: list[Row], theirs: list[Row], rule: str) -> None:
+        """An argument given by keyword on one side and by place on the other, where the shapes settle it."""
+        target, golden = self._target, self._golden
+        mine = [row for row in mine if _is_tensor_input(target, row[0])]
+        theirs = [row for row in theirs if _is_tensor_input(golden, row[0])]
+        by_place = {suffix[7:].isdecimal() for _, suffix in mine}
+        others_by_place = {suffix[7:].isdecimal() for _, suffix in theirs}
+        shapes = [target.shapes[row] for row, _ in mine]
+        if by_place ^ others_by_place == {True, False} and shapes == [golden.shapes[row] for row, _ in theirs]:
+            for (row, _), (other, _) in zip(mine, theirs, strict=True):
+                self._pair(row, other, f"{rule}, argument order")
+
+    def _pair(self, row: int, other: int, rule: str) -> None:
+        self.partners[row] = other
+        self.rules[row] = rule
+
+    def _pair_all(self, op: int, first: int, last: int, begin: int) -> None:
+        self.partners[first:last] = range(begin, begin + last - first)
+        self.rules[first:last] = [self._board.rule[op]] * (last - first)
+
+
+def _itself(suffix: str) -> str:
+    return suffix
+
+
+def _parameter(suffix: str) -> str:
+    return suffix.removeprefix(_PARAMETERS).lstrip(".")
+
+
+def _is_tensor_input(side: Side, row: int) -> bool:
+    return side.roles[row] == INPUT and side.shapes[row] not in (None, "[]")

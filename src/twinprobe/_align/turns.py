@@ -1,0 +1,89 @@
+"""Which order of axes turns one side's tensor into the other's layout: [S, B, H] into [B, S, H], a weight transposed.
+
+Shapes tell where all sizes differ. Where they do not, what the others of the same sort say comes first: it settles a
+square weight, and is the first to be tried for what a layer takes and gives.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from itertools import permutations
+from math import prod
+
+from twinprobe._align.calls import Shape
+
+Axes = tuple[int, ...]
+VIEW: Axes = ()  # the same elements in the same order, cut into other axes
+IN_OUT = "in_out"  # what a recorder calls a weight that is stored the other way round
+_MOST_AXES, _MOST_WAYS = 6, 6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair whose layouts may differ. ``marked``: a recorder has said that they do; ``sort``: who may speak for it."""
+
+    place: int
+    target: Shape
+    golden: Shape
+    is_weight: bool
+    marked: bool
+    sort: Hashable
+
+
+def find_turns(candidates: Iterable[Candidate]) -> dict[int, list[Axes]]:
+    """Place of a pair -> the orders of the target's axes that give the golden layout, for all pairs that need one.
+
+    The likeliest comes first; there is one alone for weights. Where the two have a different number of axes, the axes
+    are those of the target without its axes of length 1.
+    """
+    found = list(candidates)
+    ways = {one.place: _ways(one.target, one.golden) for one in found}
+    votes: dict[Hashable, Counter[Axes]] = defaultdict(Counter)
+    for one in found:
+        if len(ways[one.place]) == 1:
+            votes[one.sort][ways[one.place][0]] += 1
+    turns = {}
+    for one in found:
+        chosen = _by_likelihood(one, ways[one.place], votes[one.sort])
+        if chosen and (chosen[0] != tuple(range(len(chosen[0]))) or one.target != one.golden):
+            turns[one.place] = chosen[: 1 if one.is_weight else _MOST_WAYS]
+    return turns
+
+
+def fits_shape(target: Shape, golden: Shape) -> bool:
+    """Whether one shape is the other in some layout."""
+    return target == golden or bool(_ways(target, golden))
+
+
+def _ways(target: Shape, golden: Shape) -> list[Axes]:
+    if len(target) != len(golden):
+        plain = [tuple(size for size in shape if size != 1) for shape in (target, golden)]
+        if len(plain[0]) != len(plain[1]):
+            return [VIEW] if _is_view(*sorted(plain, key=len)) else []
+        target, golden = plain
+    if len(target) > _MOST_AXES or sorted(target) != sorted(golden):
+        return []
+    everything = permutations(range(len(target)))
+    return [axes for axes in everything if tuple(target[axis] for axis in axes) == golden]
+
+
+def _is_view(few: Shape, many: Shape) -> bool:
+    """Whether neighbouring axes of the longer shape make up each axis of the shorter one."""
+    rest = list(many)
+    for size in few:
+        taken: list[int] = []
+        while rest and prod(taken) < size:
+            taken.append(rest.pop(0))
+        if prod(taken) != size:
+            return False
+    return bool(few) and not rest
+
+
+def _by_likelihood(one: Candidate, ways: list[Axes], votes: Counter[Axes]) -> list[Axes]:
+    def rank(axes: Axes) -> tuple[int, bool, int]:
+        moved = sum(axis != place for place, axis in enumerate(axes))
+        return -votes[axes], not (one.marked and axes == (1, 0)), moved
+
+    return sorted(ways, key=rank)

@@ -1,0 +1,86 @@
+"""twinprobe align: how two models fit, without a mapping file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from twinprobe._cli.options import path
+from twinprobe.errors import NothingToCompare
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from twinprobe._align.auto.alignment import Alignment
+    from twinprobe._runs.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("target", type=path, metavar="A", help="run under test: dump.json or its folder")
+    add("golden", type=path, metavar="B", help="run to trust: dump.json or its folder")
+    add("-o", "--output_path", type=path, default=path("./output"), metavar="DIR",
+        help="folder for alignment.json, layer_mapping.yaml and alignment.html (default: ./output)")  # fmt: skip
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Align, write the files, and say how the two fit."""
+    from twinprobe._align.auto.aligner import align_runs
+    from twinprobe._cli.show import warn
+    from twinprobe._report.alignment import alignment_lines, write_alignment
+    from twinprobe._report.console import visible
+
+    target, golden = _open(args.target), _open(args.golden)
+    alignment = align_runs(target, golden)
+    _refuse_nothing(alignment, target, golden)
+    files = write_alignment(alignment, target, golden, args.output_path)
+    if args.quiet:
+        return 0
+    warn([*target.notes, *golden.notes, *alignment.notes])
+    if args.json:
+        _print_json(alignment, files)
+        return 0
+    for line in alignment_lines(alignment):
+        sys.stdout.write(line + "\n")
+    for file in files:
+        sys.stdout.write(f"saved: {visible(str(file))}\n")
+    sys.stdout.write(f"{args.prog} align ends successfully.\n")
+    return 0
+
+
+def _open(where: Path) -> Run:
+    """The run of a file or folder; of a folder with steps and ranks, the first."""
+    from twinprobe._runs.run import RUN_FILES, open_run, run_folders
+
+    if not where.is_dir() or any((where / name).is_file() for name in RUN_FILES):
+        return open_run(where)
+    folders = run_folders(where)
+    run = open_run(folders[0].path)
+    if len(folders) > 1:
+        run.notes.append(f"{where}: {len(folders)} runs lie here; {folders[0].path} is aligned")
+    return run
+
+
+def _refuse_nothing(alignment: Alignment, target: Run, golden: Run) -> None:
+    if alignment.relations:
+        return
+    score = f"best score {alignment.best_score:.1f}" if alignment.best_score > -1e6 else "no two layers are alike"
+    modules = alignment.modules[0]
+    what = f"0 of {modules} modules" if modules else f"0 of {len(target.ops)} calls"
+    raise NothingToCompare(
+        f"{what} could be aligned with {golden.path}; {score}", where=target.path,
+        hint="are these two runs of the same model?",
+    )  # fmt: skip
+
+
+def _print_json(alignment: Alignment, files: list[Path]) -> None:
+    from twinprobe._align.auto.alignment import to_document
+    from twinprobe._report.console import json_bytes
+
+    document = to_document(alignment)
+    document["files"] = [str(file) for file in files]
+    sys.stdout.write(json_bytes(document).decode() + "\n")

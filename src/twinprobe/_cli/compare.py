@@ -1,0 +1,133 @@
+"""twinprobe compare: two recorded runs in, verdicts and reports out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
+from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats_or_dataset, numbers, path
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    from twinprobe._compare.request import Request
+    from twinprobe._judge.origin import Summary
+
+_ELSEWHERE = {
+    "consistent_check": "the comparison of training with inference",
+    "backend": "the comparison of training with inference",
+    "config": "post-processing of tensors",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
+    add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="run to trust: dump.json or a folder")
+    add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
+        help="folder for the results (default: ./output)")  # fmt: skip
+    add("--format", type=formats_or_dataset, metavar="LIST",
+        help=f"result files, any of {','.join(FORMATS)},dataset (default: xlsx; above 16 ranks dataset)")  # fmt: skip
+    add("--xlsx", action="store_true", help="same as --format xlsx")
+    add("--csv", action="store_true", help="same as --format csv")
+    mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
+    pair = mapping.add_argument
+    pair("-fm", "--fuzzy_match", action="store_true", help="same name, any call number, in order")
+    pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by API, across frameworks")
+    pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by cell or module name")
+    pair("-dm", "--data_mapping", type=path, metavar="YAML", help="value by value")
+    pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="by layers of the model code")
+    pair("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
+    pair("--align", choices=("auto", "names", "none"), default="auto",
+         help="what no file pairs: align where names do not meet (auto), equal names alone, or nothing")  # fmt: skip
+    add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
+    add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
+    add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
+    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print a line per compared row")
+    add("--rounding", type=float, default=64.0, metavar="N",
+        help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
+    add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+    add_allow_missing(parser)
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add("-m", "--mode", default="auto", metavar="auto", help=argparse.SUPPRESS)
+    add("--consistent_check", action="store_true", help=argparse.SUPPRESS)
+    add("--backend", help=argparse.SUPPRESS)
+    add("--config", help=argparse.SUPPRESS)
+    add_engine_arguments(parser, resume=True, slices=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, report, and say how it went."""
+    _refuse_foreign(args)
+    from twinprobe._cli.show import Progress, show
+    from twinprobe._compare.job import run_request
+
+    request = _request(args)
+    if args.diff_analyze:
+        return _analyze(request, args)
+    with Progress(enabled=not (args.quiet or args.json)) as progress:
+        outcome = run_request(request, progress.advance)
+    if not args.quiet:
+        show(outcome, as_json=args.json)
+    return _end(args, outcome.summaries, outcome.failures)
+
+
+def _analyze(request: Request, args: argparse.Namespace) -> int:
+    from twinprobe._cli.show import Progress, show_analysis
+    from twinprobe._compare.job import analyze
+
+    with Progress(enabled=not (args.quiet or args.json)) as progress:
+        analysis = analyze(request, progress.advance)
+    if not args.quiet:
+        show_analysis(analysis, as_json=args.json)
+    return _end(args, analysis.summaries, analysis.failures)
+
+
+def _end(args: argparse.Namespace, summaries: list[Summary], failures: list[str]) -> int:
+    code = exit_code(args, summaries, failures)
+    if code != BAD_INPUT and not (args.quiet or args.json):
+        sys.stdout.write(f"{args.prog} compare ends successfully.\n")
+    return code
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from twinprobe._align.matcher import MappingOptions
+    from twinprobe._compare.request import Request
+    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.files import timestamp_now
+
+    chosen = list(args.format or ())
+    chosen += [name for name in ("xlsx", "csv") if getattr(args, name) and name not in chosen]
+    return Request(
+        target=args.target_path,
+        golden=args.golden_path,
+        output=args.output_path,
+        formats=tuple(chosen),
+        timestamp=timestamp_now(),
+        thresholds=Thresholds(rounding=args.rounding),
+        ranks=args.rank,
+        steps=args.step,
+        engine=engine_options(args),
+        resume=args.resume,
+        log_rows=args.is_print_compare_log,
+        mapping=MappingOptions(
+            fuzzy=args.fuzzy_match,
+            api=args.api_mapping,
+            cell=args.cell_mapping,
+            data=args.data_mapping,
+            layer=args.layer_mapping,
+            align=args.align,
+            alignment=args.alignment,
+        ),
+    )
+
+
+def _refuse_foreign(args: argparse.Namespace) -> None:
+    if args.mode != "auto":
+        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
+    for option, what in _ELSEWHERE.items():
+        if getattr(args, option):
+            raise BadInput(f"--{option}: {what} is not part of TwinProbe")

@@ -1,0 +1,170 @@
+"""twinprobe graph: the model's hierarchy, of one run or of two compared, by a compare.json."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from typing import TYPE_CHECKING, Literal
+
+from twinprobe._cli.main import add_allow_missing, exit_code
+from twinprobe._cli.options import add_engine_arguments, engine_options, path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from twinprobe._graph.draw_place import GraphRequest
+    from twinprobe._graph.job import Outcome
+
+FILE_TYPES = ("vis", "db", "json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("-i", "--input_path", type=path, required=True, metavar="FILE",
+        help='compare.json: {"npu_path": ..., "bench_path": ..., "is_print_compare_log": true}')  # fmt: skip
+    add("-f", dest="fuzzy_match", action="store_true", help=argparse.SUPPRESS)
+    add("-cs", "--complete_stack", action="store_true", help="keep every frame of a module's call stack")
+    add_common_arguments(parser, default_type="vis")
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) -> None:
+    """Declare what both graph commands share."""
+    add = parser.add_argument
+    add("-o", "--output_path", type=path, required=True, metavar="DIR", help="folder for the graph files")
+    add("-lm", "--layer_mapping", type=path, nargs="?", const=True, metavar="YAML",
+        help="layer mapping file; without a file, calls of equal name belong together wherever they lie")  # fmt: skip
+    add("-fm", "--fuzzy_match", action="store_true", help="pair calls of equal name whatever their call number")
+    add("-oc", "--overflow_check", action="store_true", help="mark where NaN, infinity or a jump in size begins")
+    add("--align", choices=("auto", "names", "none"), default="auto", help="how calls are paired that no mapping names")
+    add("--alignment", type=path, metavar="FILE", help="alignment.json of twinprobe align, edited or not")
+    add("--file_type", choices=FILE_TYPES, default=default_type,
+        help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
+    add("--rounding", type=float, default=64.0, metavar="N",
+        help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
+    add_allow_missing(parser)
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add_engine_arguments(parser, resume=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Draw what the compare.json names."""
+    from twinprobe._graph.compare_json import read_compare_json
+    from twinprobe._graph.layouts.layout import layouts_of
+
+    wanted = read_compare_json(args.input_path)
+    target_layout, golden_layout = layouts_of(wanted.parallel_merge, golden=wanted.bench_path is not None)
+    request = build_request(
+        args, wanted.npu_path, wanted.bench_path, log_calls=wanted.is_print_compare_log and not args.quiet,
+        complete_stack=args.complete_stack, layouts=(target_layout, golden_layout),
+    )  # fmt: skip
+    return draw(args, request, wanted.notes)
+
+
+def build_request(
+    args: argparse.Namespace,
+    target: Path,
+    golden: Path | None,
+    *,
+    log_calls: bool,
+    complete_stack: bool,
+    layouts: tuple[object, object],
+) -> GraphRequest:
+    """The request that a command's arguments make."""
+    _be_frugal()
+    from twinprobe._align.matcher import MappingOptions
+    from twinprobe._graph.draw_place import GraphRequest
+    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.files import timestamp_now
+
+    timestamp = timestamp_now()
+    layer: Path | Literal[True] | None = args.layer_mapping
+    mapping = MappingOptions(
+        fuzzy=args.fuzzy_match,
+        layer=None if layer is True else layer,
+        timestamp=timestamp,
+        align=args.align,
+        alignment=args.alignment,
+    )
+    return GraphRequest(
+        target=target,
+        golden=golden,
+        output=args.output_path,
+        form=args.file_type,
+        timestamp=timestamp,
+        mapping=mapping,
+        same_ancestors=not args.fuzzy_match and layer is None,
+        overflow_check=args.overflow_check,
+        log_calls=log_calls,
+        complete_stack=complete_stack,
+        thresholds=Thresholds(rounding=args.rounding),
+        engine=engine_options(args),
+        layouts=layouts,  # type: ignore[arg-type]
+        resume=args.resume,
+    )
+
+
+def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> int:
+    """Carry out a request and say how it went."""
+    from twinprobe._cli.show import Progress
+    from twinprobe._graph.job import run_request
+
+    gc.disable()  # nothing here makes circles of objects, and looking for them costs a twentieth of the time
+    try:
+        with Progress(enabled=not (args.quiet or args.json)) as progress:
+            outcome = run_request(request, progress.advance)
+    finally:
+        gc.enable()
+    outcome.notes[:0] = notes
+    if args.json:
+        _print_json(outcome)
+    elif not args.quiet:
+        _print_lines(outcome)
+    code = exit_code(args, outcome.summaries, outcome.failures)
+    if not code and not (args.quiet or args.json):
+        sys.stdout.write(f"{args.prog} graph ends successfully.\n")
+    return code
+
+
+def _be_frugal() -> None:
+    """Settings that libraries read when they are first loaded; what the user has set stays."""
+    # Polars' allocator keeps a store of free memory per thread; one is enough and saves a good tenth of all memory.
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "narenas:1")
+    # No linear algebra is done here, so its threads need not wait for any.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _print_lines(outcome: Outcome) -> None:
+    from twinprobe._judge.origin import unread_rows
+    from twinprobe._report.console import visible
+
+    for line in outcome.notes + outcome.failures:
+        sys.stderr.write(f"warning: {visible(line)}\n")
+    for summary in outcome.summaries:
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts.items())
+        first = "no divergence"
+        if summary.unread:
+            first = f"no divergence seen, but {unread_rows(summary.unread)}"
+        if summary.first is not None:
+            first = (
+                f"first divergence: {summary.first.op}: {summary.first.sentence.removeprefix(summary.first.op + ': ')}"
+            )
+        where = f"{summary.rank}: " if summary.rank else ""
+        sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
+    for file in outcome.files:
+        sys.stdout.write(f"graph saved: {visible(str(file))}\n")
+
+
+def _print_json(outcome: Outcome) -> None:
+    from twinprobe._report.console import json_bytes
+
+    document = {
+        "files": [str(file) for file in outcome.files],
+        "ranks": [summary.to_dict() for summary in outcome.summaries],
+        "notes": outcome.notes,
+        "failures": outcome.failures,
+    }
+    sys.stdout.write(json_bytes(document).decode() + "\n")

@@ -1,0 +1,190 @@
+"""twinprobe llm: dumps of inference engines, recorded and compared."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from twinprobe._cli.main import add_allow_missing, exit_code
+from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats, local_path, path
+
+if TYPE_CHECKING:
+    from twinprobe._compare.llm.job import LlmRequest
+    from twinprobe._judge.origin import Summary
+
+LEVELS = ("layer", "module", "api", "logits", "token")
+LOG_LEVELS = ("debug", "info", "warning", "error", "fatal", "critical")
+_COMPARE = "compare two dumps of an inference run: torch with torch, ATB with ATB, torch with ATB"
+_DUMP = "run a program on the ATB acceleration library and dump its tensors and its model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the commands below this one."""
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, short, text, declare, function in (
+        ("compare", "cc", _COMPARE, _compare_arguments, _compare),
+        ("dump", "dd", _DUMP, _dump_arguments, _dump),
+    ):
+        command = commands.add_parser(
+            name, aliases=[short], help=text, description=text.capitalize() + ".", allow_abbrev=False,
+            formatter_class=parser.formatter_class,
+        )  # fmt: skip
+        declare(command)
+        command.set_defaults(llm_run=function)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the chosen command."""
+    logging.getLogger("twinprobe").setLevel(getattr(logging, args.log_level.upper()))
+    return int(args.llm_run(args))
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-gp", "--golden-path", type=path, required=True, metavar="PATH",
+        help="dump to trust: a token's folder, a device's folder, the whole dump, or one tensor file")  # fmt: skip
+    add("-mp", "--my-path", type=path, required=True, metavar="PATH", help="dump under test, likewise")
+    add("-cl", "--cmp-level", choices=LEVELS, metavar="LEVEL",
+        help="only these: layer, module, api (everything) or logits; default: everything")  # fmt: skip
+    add("-o", "--output", type=path, default=path("./"), metavar="DIR", help="folder for the report (default: here)")
+    add("-mf", "--op-mapping-file", type=path, metavar="PATH",
+        help="op_mapping_file.json, or the folder that holds it: which operators are which modules")  # fmt: skip
+    add("-alg", "--custom-algorithms", nargs="+", default=[], metavar="FILE.py:FUNCTION",
+        help="own metrics: functions of (golden, my) that return a value and a text")  # fmt: skip
+    add("-st", "--stats", action="store_true", help="compare recorded statistics instead of tensors")
+    add("-w", "--weight", action="store_true", help="compare the weights of two torch dumps")
+    add("-r", "--rank", help=argparse.SUPPRESS)
+    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much is said (default: info)")
+    add("--format", type=formats, default=("csv",), metavar="LIST",
+        help=f"report files, any of {','.join(FORMATS)} (default: csv)")  # fmt: skip
+    add("--rounding", type=float, default=64.0, metavar="N",
+        help="a relative error below N machine epsilons of the coarser dtype is rounding (default: 64)")  # fmt: skip
+    add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+    add_allow_missing(parser)
+    add("--timeout", type=float, default=60.0, metavar="SECONDS",
+        help="how long an own metric may take for one pair (default: 60)")  # fmt: skip
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+    add_engine_arguments(parser, resume=True)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
+    from twinprobe._compare.llm.modes import compare_files, compare_statistics, compare_weights, is_pair_of_files
+    from twinprobe._runs.llm.dump import find_manual
+    from twinprobe.errors import BadInput
+
+    if args.rank is not None:
+        raise BadInput("--rank belongs to the comparison of GE graphs, which is not part of TwinProbe")
+    request = _request(args)
+    by_hand = find_manual(request.golden)
+    if by_hand is None and is_pair_of_files(request):
+        return _show_pair(compare_files(request), as_json=args.json)
+    from twinprobe._cli.show import Progress
+    from twinprobe._compare.llm.job import compare_dumps
+    from twinprobe._compare.llm.token import Notes
+
+    notes = Notes(request, args.output, utc_timestamp(), resume=args.resume)
+    with notes, Progress(enabled=not (args.quiet or args.json)) as progress:
+        if args.weight:
+            result = compare_weights(request)
+        elif args.stats:
+            result = compare_statistics(request)
+        elif by_hand is not None:
+            result = compare_manual(request, by_hand, progress.advance)
+        else:
+            result = compare_dumps(request, progress.advance, notes)
+        stem = STATISTICS if args.stats and not args.weight else REPORT
+        summary = write_llm_reports(result, args.output, args.format, stem=stem, timestamp=notes.timestamp)
+        notes.end()
+    if not args.quiet:
+        _show(summary, as_json=args.json)
+    return exit_code(args, [summary], result.lost)
+
+
+def _request(args: argparse.Namespace) -> LlmRequest:
+    from twinprobe._compare.llm.job import LlmRequest
+    from twinprobe._judge.verdicts import Thresholds
+
+    return LlmRequest(
+        my=args.my_path,
+        golden=args.golden_path,
+        level="logits" if args.cmp_level == "token" else args.cmp_level,
+        mapping=args.op_mapping_file,
+        algorithms=tuple(args.custom_algorithms),
+        thresholds=Thresholds(rounding=args.rounding),
+        engine=engine_options(args),
+        timeout=args.timeout,
+    )
+
+
+def _show(summary: Summary, *, as_json: bool) -> None:
+    if as_json:
+        from twinprobe._report.console import to_json
+
+        sys.stdout.write(to_json(summary) + "\n")
+        return
+    from rich.console import Console
+
+    from twinprobe._report.console import print_summary
+
+    print_summary(summary, Console(highlight=False))
+
+
+def _show_pair(values: dict[str, object], *, as_json: bool) -> int:
+    from twinprobe._report.console import json_bytes, visible
+
+    if as_json:
+        sys.stdout.write(json_bytes(values).decode() + "\n")
+        return 0
+    for name, value in values.items():
+        sys.stdout.write(f"{name}: {visible(str(value))}\n")
+    return 0
+
+
+def _dump_arguments(parser: argparse.ArgumentParser) -> None:
+    from twinprobe._record.llm.atb import DUMP_TYPES
+
+    add = parser.add_argument
+    add("--exec", required=True, metavar="COMMAND", help='how the program is started, e.g. "bash run.sh model.py"')
+    add("--type", nargs="+", choices=DUMP_TYPES, default=["tensor", "model"], metavar="TYPE",
+        help=f"what is dumped, any of {', '.join(DUMP_TYPES)} (default: tensor model)")  # fmt: skip
+    add("-sd", "--only-save-desc", action="store_true", help="descriptions of tensors without their elements")
+    add("-ids", "--save-operation-ids", default="", metavar="LIST", help="operators, e.g. 2,3_1 (default: all)")
+    add("-er", "--execute-range", default="0,0", metavar="LIST", help="rounds, pairs of first,last (default: 0,0)")
+    add("-child", "--save-operation-child", type=_flag, default=True, metavar="BOOL",
+        help="also what is inside the chosen operators (default: True)")  # fmt: skip
+    add("-time", "--save-time", type=int, choices=range(4), default=3,
+        help="0 before, 1 after, 2 both, 3 inputs before and outputs after (default: 3)")  # fmt: skip
+    add("-opname", "--operation-name", metavar="NAME", help="only operators whose type begins so")
+    add("-tiling", "--save-tiling", action="store_true", help="tiling data too")
+    add("-stp", "--save-tensor-part", type=int, choices=range(3), default=2,
+        help="0 inputs, 1 outputs, 2 both (default: 2)")  # fmt: skip
+    add("-o", "--output", type=local_path, default=path("./"), metavar="DIR",
+        help="where ait_dump is made (default: here)")  # fmt: skip
+    add("-device", "--device-id", type=int, metavar="N", help="only this device")
+    add("-seed", nargs="?", type=int, const=2024, metavar="N", help="deterministic run (without N: 2024)")
+    add("-symlink", "--enable-symlink", action="store_true", help="equal tensors become links")
+    add("-config", "--config-path", type=local_path, metavar="FILE",
+        help="JSON that the program reads again while it runs")  # fmt: skip
+    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much the dumping library says")
+    add("--layout", choices=("ait", "msit"), default="ait", help="ait_dump or msit_dump_{time} (default: ait)")
+
+
+def _flag(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither True nor False")
+
+
+def _dump(args: argparse.Namespace) -> int:
+    from twinprobe._record.llm.atb import DumpOptions, dump
+
+    done = dump(DumpOptions.of(args))
+    for line in done.lines:
+        sys.stdout.write(line + "\n")
+    return 0

@@ -1,0 +1,195 @@
+"""Entry point: choose the command, run it, turn errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from twinprobe import __version__
+from twinprobe._scale import engine as interrupts
+from twinprobe.errors import TwinProbeError
+
+if TYPE_CHECKING:
+    from twinprobe._judge.origin import Summary
+
+# How a command ends: its exit code, and SIGTERM, after which as after Ctrl-C only what is finished stays.
+
+BAD_INPUT = 2
+
+# The others run somebody else's program, whose signals are its own, or a server with nothing to clean up.
+_TIDY = frozenset({"compare", "align", "graph", "graph_visualize", "merge_result"})
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came."""
+
+
+@contextmanager
+def tidy_on_signals(command: str) -> Iterator[None]:
+    """Raise Terminated where SIGTERM would end the process on the spot; see that no Ctrl-C gets lost."""
+    ours = command in _TIDY and threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in _HANDLERS} if ours else {}
+    taken = [number for number, handler in before.items() if handler is _DEFAULTS[number]]
+    for number in taken:
+        signal.signal(number, _HANDLERS[number])
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])
+        interrupts.forget()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise interrupts.note(KeyboardInterrupt())
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    if "multiprocessing.process" in sys.modules:
+        from multiprocessing import active_children
+
+        for child in active_children():  # waiting for them could take longer than a job has before it is killed
+            child.terminate()
+    raise interrupts.note(Terminated())
+
+
+_HANDLERS = {signal.SIGTERM: _terminate, signal.SIGINT: _interrupt}
+_DEFAULTS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+
+
+def add_allow_missing(parser: argparse.ArgumentParser) -> None:
+    """Declare the option that accepts an incomplete result."""
+    parser.add_argument(
+        "--allow-missing", action=argparse.BooleanOptionalAction, default=None,
+        help="exit with 0 although something that was asked for is missing in the result",
+    )  # fmt: skip
+
+
+def exit_code(args: argparse.Namespace, summaries: Sequence[Summary], lost: Sequence[str]) -> int:
+    """2 where the result lacks something (``lost`` says what), 1 where --fail-on found such a verdict, else 0."""
+    problem = ""
+    if lost and not args.allow_missing:
+        more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        problem = f"the result is incomplete: {lost[0]}{more}"
+    elif fail_on := getattr(args, "fail_on", None):
+        bad = ("error",) if fail_on == "error" else ("error", "warning")
+        if any(summary.verdicts[name] for summary in summaries for name in bad):
+            return 1
+        unread = sum(summary.unread for summary in summaries)
+        if unread and not args.allow_missing:
+            tensors = "1 tensor" if unread == 1 else f"{unread:,} tensors"
+            problem = f"--fail-on {fail_on}: {tensors} could not be read, so nobody knows whether the runs agree"
+    if not problem:
+        return 0
+    complain(args.prog, f"{problem}; --allow-missing accepts that")
+    return BAD_INPUT
+
+
+def complain(prog: str, text: str) -> None:
+    """Write an error to standard error, in one line."""
+    from twinprobe._report.console import visible
+
+    sys.stderr.write(f"{prog}: error: {visible(text, keep_newlines=True)}\n")
+
+
+INTERRUPTED, TERMINATED = 130, 143
+
+# Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
+COMMANDS = {
+    "compare": "compare two recorded runs and say where they part",
+    "align": "show how two models fit together, with no mapping file",
+    "graph": "draw the model of one run, or of two compared, as told by a compare.json",
+    "graph_visualize": "draw the model of one run, or of two compared, from their folders",
+    "view": "open the graphs of a folder in the browser, or export one page",
+    "merge_result": "gather chosen calls of all ranks from compare's results",
+    "run": "record a script that was not written for it",
+    "llm": "record and compare the inference of large models",
+}
+FRAMEWORKS = ("pytorch", "mindspore")
+# Commands of the tools that TwinProbe replaces which it does not take over.
+FOREIGN = frozenset({
+    "acc_check", "multi_acc_check", "api_precision_compare", "overflow_check", "config_check", "data2db", "parse",
+    "offline_dump", "install_deps", "run_ut", "multi_run_ut", "parallel_run_ut", "run_overflow_check", "nan_analyze",
+    "code_mapping", "op_generate", "debug", "benchmark", "analyze", "transformer", "profile", "convert", "surgeon",
+    "tensor-view", "errcheck", "opcheck", "transform",
+})  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe", allow_missing: bool = False) -> int:
+    """Run a command; the exit code is 0, 1 (divergence, with --fail-on) or 2 (bad input, or an incomplete result).
+
+    ``allow_missing`` stands in for the option of that name where the user gives none.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = _parse(words, prog)
+        if getattr(args, "allow_missing", False) is None:
+            args.allow_missing = allow_missing
+        with tidy_on_signals(_without_framework(words, prog)[0]):
+            return int(args.run(args))
+    except TwinProbeError as error:
+        complain(prog, str(error))
+        return BAD_INPUT
+    except Terminated:
+        complain(prog, "terminated; finished results are kept")
+        return TERMINATED
+    except KeyboardInterrupt:
+        complain(prog, "interrupted; finished results are kept")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0
+
+
+def _parse(words: list[str], prog: str) -> argparse.Namespace:
+    words = _without_framework(words, prog)
+    parser = _parser(prog)
+    if words and words[0] in FOREIGN:
+        parser.error(f"'{words[0]}' is not part of TwinProbe; its commands are: {', '.join(COMMANDS)}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False,
+            formatter_class=_formatter(),
+        )  # fmt: skip
+        if words[:1] == [name]:
+            module = import_module(f"twinprobe._cli.{name.replace('-', '_')}")
+            module.add_arguments(command)
+            command.set_defaults(run=module.run, prog=prog)
+    return parser.parse_args(words)
+
+
+def _without_framework(words: list[str], prog: str) -> list[str]:
+    """Older tools wanted ``-f pytorch`` before the command; it is accepted and not needed."""
+    if not words or words[0] not in ("-f", "--framework"):
+        return words
+    if len(words) < 2 or words[1] not in FRAMEWORKS:
+        _parser(prog).error(f"argument -f/--framework: choose from {', '.join(FRAMEWORKS)}")
+    return words[2:]
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Two runs of the same neural network give different numbers: where do they part, and why?",
+        epilog=f"'{prog} COMMAND --help' explains a command.",
+        allow_abbrev=False,
+        formatter_class=_formatter(),
+    )
+    parser.add_argument("--version", action="version", version=f"twinprobe {__version__}")
+    return parser
+
+
+def _formatter() -> type[argparse.HelpFormatter]:
+    if not sys.stdout.isatty():
+        return argparse.HelpFormatter
+    from rich_argparse import RichHelpFormatter
+
+    return RichHelpFormatter

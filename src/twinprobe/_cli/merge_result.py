@@ -1,0 +1,42 @@
+"""twinprobe merge_result: chosen calls of all ranks side by side."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from twinprobe._cli.main import add_allow_missing, exit_code
+from twinprobe._cli.options import add_engine_arguments, engine_options, path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("-i", "--input_dir", type=path, required=True, metavar="DIR", help="folder with the results of compare")
+    add("-o", "--output_dir", type=path, required=True, metavar="DIR", help="folder for the merged table")
+    add("-config", "--config-path", type=path, required=True, metavar="YAML", help="which calls and metrics to merge")
+    add_allow_missing(parser)
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add_engine_arguments(parser, resume=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merge, and say what was found."""
+    from twinprobe._cli.show import Progress, warn
+    from twinprobe._compare.merge.job import merge_results
+    from twinprobe._report.console import visible
+
+    with Progress(enabled=not args.quiet) as progress:
+        outcome = merge_results(
+            args.input_dir, args.output_dir, args.config_path, engine=engine_options(args), resume=args.resume,
+            progress=lambda done, total: progress.advance("ranks", done, total),
+        )  # fmt: skip
+    if not args.quiet:
+        warn(outcome.notes + outcome.failures)
+        for line in outcome.disagreements:
+            sys.stdout.write(visible(str(line)) + "\n")
+        sys.stdout.write(f"{len(outcome.ranks)} ranks, {outcome.rows} rows: {visible(str(outcome.path))}\n")
+    code = exit_code(args, [], outcome.failures)
+    if not code and not args.quiet:
+        sys.stdout.write(f"{args.prog} merge_result ends successfully.\n")
+    return code

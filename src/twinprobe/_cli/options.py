@@ -1,0 +1,95 @@
+"""Argument types shared by the commands."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from twinprobe._scale.engine import EngineOptions
+
+FORMATS = ("xlsx", "csv", "parquet", "json", "html")
+
+
+def path(text: str) -> Path:
+    """A path or URL as the user typed it, with ~ expanded."""
+    from twinprobe._runs.places import place
+
+    return place(text)
+
+
+def local_path(text: str) -> Path:
+    """A path that must be on this machine."""
+    from twinprobe._runs.places import remote
+    from twinprobe.errors import BadInput
+
+    found = path(text)
+    if remote(found) is not None:
+        raise BadInput("is a URL, but this must be a path on this machine", where=text)
+    return found
+
+
+def formats(text: str) -> tuple[str, ...]:
+    """A comma list of result formats."""
+    return _chosen(text, FORMATS)
+
+
+def formats_or_dataset(text: str) -> tuple[str, ...]:
+    """A comma list of result formats; ``dataset`` is all ranks in one, cut by step and rank."""
+    return _chosen(text, (*FORMATS, "dataset"))
+
+
+def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise argparse.ArgumentTypeError(f"{', '.join(wrong) or 'nothing'}: choose from {', '.join(known)}")
+    return tuple(dict.fromkeys(names))
+
+
+def numbers(text: str) -> frozenset[int]:
+    """A comma list of rank or step numbers; ranges such as 4-6 are understood."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1 or 0-3")
+        found.update(range(int(first), int(last if dash else first) + 1))
+    return frozenset(found)
+
+
+# Where a command's work runs: the same arguments for every command.
+
+ENGINES = ("auto", "inline", "process", "ray")
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = False, slices: bool = False) -> None:
+    """Declare the engine's arguments; ``resume`` and ``slices`` where the command knows them."""
+    add = parser.add_argument_group("where the work runs").add_argument
+    add("--engine", choices=ENGINES, default="auto",
+        help="this process, worker processes or a Ray cluster; auto: processes where they pay")  # fmt: skip
+    add("--workers", type=_positive, metavar="N", help="worker processes, or pieces at a time on a cluster "
+        "(default: all cores)")  # fmt: skip
+    add("--ray-address", metavar="ADDRESS",
+        help="a running Ray cluster, HOST:PORT or auto (default: RAY_ADDRESS, else one started here)")  # fmt: skip
+    if slices:
+        add("--slice-mb", type=_positive, metavar="N",
+            help="tensors of a rank are cut into slices of so many MiB (default: 1024, or 8192 where every worker "
+            "has at least 4 ranks)")  # fmt: skip
+    if resume:
+        add("--resume", action="store_true", help="go on with the same command where it was interrupted")
+
+
+def engine_options(args: argparse.Namespace) -> EngineOptions:
+    """The engine that the arguments ask for."""
+    from twinprobe._scale.engine import EngineOptions
+
+    slice_mb = getattr(args, "slice_mb", None)
+    return EngineOptions(args.engine, args.workers, args.ray_address, slice_mb and slice_mb << 20)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)

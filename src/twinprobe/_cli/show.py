@@ -1,0 +1,170 @@
+"""What a command shows on the terminal: progress, the summary, plain lines for machines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twinprobe._compare.job import Analysis
+    from twinprobe._compare.request import Outcome
+
+_PATIENCE = 1.0  # seconds before progress is worth showing
+_LINE_EVERY = 10.0  # seconds between plain progress lines where there is no terminal
+
+
+class Progress:
+    """A progress bar on a terminal, an occasional line elsewhere, nothing for work of less than a second."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._on_terminal = sys.stderr.isatty()
+        self._began = time.monotonic()
+        self._last = self._began
+        self._lock = threading.Lock()
+        self._bar: Any = None
+        self._timer = threading.Timer(_PATIENCE, self._draw, ("comparing", None, None))
+        self._timer.daemon = True
+
+    def __enter__(self) -> Progress:
+        if self._enabled and self._on_terminal:
+            self._timer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._enabled = False
+            if self._bar is not None:
+                self._bar.stop()
+
+    def advance(self, what: str, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` things are finished."""
+        now = time.monotonic()
+        if not self._enabled or now - self._began < _PATIENCE:
+            return
+        if self._on_terminal:
+            self._draw(what, done, total)
+        elif now - self._last > _LINE_EVERY:
+            self._last = now
+            sys.stderr.write(f"{done} of {total} {what} compared{_pace(now - self._began, done, total)}\n")
+
+    def _draw(self, what: str, done: int | None, total: int | None) -> None:
+        with self._lock:
+            if not self._enabled:
+                return
+            if self._bar is None:
+                self._bar = _progress_bar()
+                self._bar.add_task(what, total=total)
+                self._bar.start()
+            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
+
+
+def _pace(seconds: float, done: int, total: int) -> str:
+    """How fast it goes, and how long it will take at this rate."""
+    if not done or not seconds:
+        return ""
+    rate = done / seconds
+    left = timedelta(seconds=round((total - done) / rate))
+    return f", {rate:.3g} per second, {left} left"
+
+
+def _progress_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    class Rate(TextColumn):
+        def render(self, task: Task) -> Any:
+            rate = task.finished_speed or task.speed
+            self.text_format = f"{rate:.3g}/s" if rate else ""
+            return super().render(task)
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeElapsedColumn(),
+        TextColumn("left:"), TimeRemainingColumn(),
+    )  # fmt: skip
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def show(outcome: Outcome, *, as_json: bool) -> None:
+    """Print what was found."""
+    if as_json:
+        _print_json(outcome)
+        return
+    from rich.console import Console
+
+    from twinprobe._report.console import print_ranks, print_summary, visible
+
+    console = Console(highlight=False)
+    if len(outcome.summaries) == 1:
+        print_summary(outcome.summaries[0], console)
+    else:
+        print_ranks(outcome.summaries, console)
+        for line in outcome.findings:
+            sys.stdout.write(visible(line) + "\n")
+        for path in outcome.overview:
+            sys.stdout.write(f"summary of all ranks: {visible(str(path))}\n")
+    warn(outcome.notes + outcome.failures)
+
+
+def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
+    """Print where the difference began and which files tell more."""
+    from twinprobe._report.console import visible
+
+    if as_json:
+        from twinprobe._report.console import json_bytes
+
+        document = {
+            "findings": analysis.findings,
+            "files": [str(path) for path in analysis.files + analysis.reports],
+            "ranks": [summary.to_dict() for summary in analysis.summaries],
+            "notes": analysis.notes,
+            "failures": analysis.failures,
+        }
+        sys.stdout.write(json_bytes(document).decode() + "\n")
+        return
+    for path in analysis.files:
+        sys.stdout.write(f"Saving json file to disk: {visible(str(path))}\n")
+    for finding in analysis.findings:
+        sys.stdout.write(visible(finding) + "\n")
+    for path in analysis.reports:
+        sys.stdout.write(f"The analyze result is saved in: {visible(str(path))}\n")
+    sys.stdout.flush()
+    warn(analysis.notes + analysis.failures)
+
+
+def _print_json(outcome: Outcome) -> None:
+    from twinprobe._report.console import json_bytes
+
+    if not outcome.summaries[0].rank:  # two files, not a folder of ranks
+        document = outcome.summaries[0].to_dict()
+        document["notes"] = document["notes"] + outcome.notes + outcome.failures
+    else:
+        document = {
+            "ranks": [summary.to_dict() for summary in outcome.summaries],
+            "notes": outcome.notes,
+            "failures": outcome.failures,
+        }
+        if outcome.overview:
+            document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
+    sys.stdout.write(json_bytes(document).decode() + "\n")
+
+
+def warn(lines: list[str]) -> None:
+    """Write warnings to standard error, a line each."""
+    from twinprobe._report.console import visible
+
+    for line in lines:
+        sys.stderr.write(f"warning: {visible(line)}\n")

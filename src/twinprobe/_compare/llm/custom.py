@@ -1,0 +1,155 @@
+"""Metrics that a user brings: functions in a file, run in a process of their own so that none of them can hang us."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._measure.elements import FLOAT32, numbers
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe.errors import BadInput
+
+Answer = tuple[str, str]
+_MOST_SILENCES = 3
+
+
+class Algorithms:
+    """The user's functions. Each takes (golden, my) and returns a value and a message.
+
+    They get float32 tensors of torch if their file imports torch, else arrays of numpy.
+    """
+
+    def __init__(self, specs: Sequence[str], *, timeout: float = 60.0) -> None:
+        self._specs = tuple(_checked(spec) for spec in specs)
+        self.names = tuple(_column(spec, self._specs) for spec in self._specs)
+        self._timeout = timeout
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._silences = 0
+
+    def start(self) -> None:
+        """Load the files and try every function on a single one."""
+        self._launch()
+
+    def __call__(self, golden: HostTensor, my: HostTensor) -> tuple[Answer, ...]:
+        """The answer of every function; a failure is its message."""
+        if self._silences >= _MOST_SILENCES:
+            return tuple(("", f"{name} was not asked again: it did not answer three times") for name in self.names)
+        if self._pipe is None:
+            self._launch()
+        assert self._pipe is not None
+        try:
+            self._pipe.send((_array(golden), _array(my)))
+            if self._pipe.poll(self._timeout):
+                answer: tuple[Answer, ...] = self._pipe.recv()
+                return answer
+            trouble = f"no answer within {self._timeout:g} s"
+        except (OSError, EOFError):
+            trouble = "the process that runs it died"
+        self._silences += 1
+        self.close()
+        return tuple(("", f"{name}: {trouble}") for name in self.names)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+    def _launch(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, self._specs), daemon=True)
+        self._process.start()
+        other.close()
+        try:
+            complaint = (
+                self._pipe.recv() if self._pipe.poll(self._timeout) else f"not loaded within {self._timeout:g} s"
+            )
+        except (OSError, EOFError):
+            complaint = "the process that loads it died"
+        if complaint:
+            self.close()
+            raise BadInput(
+                complaint, where="--custom-algorithms", hint="FILE.py:FUNCTION, f(golden, my) -> (value, text)"
+            )
+
+
+def _checked(spec: str) -> tuple[str, str]:
+    path, colon, name = spec.rpartition(":")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise BadInput(f"{spec!r} is not FILE.py:FUNCTION", where="--custom-algorithms")
+    if not Path(path).is_file():
+        raise BadInput("does not exist", where=path)
+    return path, name
+
+
+def _column(spec: tuple[str, str], specs: tuple[tuple[str, str], ...]) -> str:
+    alone = sum(name == spec[1] for _, name in specs) == 1
+    return spec[1] if alone else f"{Path(spec[0]).stem}.{spec[1]}"
+
+
+def _array(tensor: HostTensor) -> NDArray[np.float32]:
+    return numbers(tensor.dtype, tensor.data, FLOAT32)
+
+
+# -- in the other process ---------------------------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, specs: tuple[tuple[str, str], ...]) -> None:
+    try:
+        functions = [_loaded(path, name) for path, name in specs]
+        for function, (path, name) in zip(functions, specs, strict=True):
+            _asked(function, np.ones(1, np.float32), np.ones(1, np.float32), f"{path}:{name}")
+    except BaseException as error:  # whatever the file does must reach the user as a message
+        pipe.send(str(error) or type(error).__name__)
+        return
+    pipe.send("")
+    while True:
+        try:
+            golden, my = pipe.recv()
+        except EOFError:
+            return
+        answers = []
+        for function, (_, name) in zip(functions, specs, strict=True):
+            try:
+                answers.append(_asked(function, golden, my, name))
+            except Exception as error:
+                answers.append(("", f"{name}: {type(error).__name__}: {error}"))
+        pipe.send(tuple(answers))
+
+
+def _loaded(path: str, name: str) -> Callable[[Any, Any], Any]:
+    spec = importlib.util.spec_from_file_location(f"twinprobe_custom_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} cannot be loaded")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Callable[[Any, Any], Any] | None = getattr(module, name, None)
+    if not callable(function):
+        raise ValueError(f"{path} has no function {name}")
+    return function
+
+
+def _asked(function: Callable[[Any, Any], Any], golden: Any, my: Any, name: str) -> Answer:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        golden, my = torch.from_numpy(golden), torch.from_numpy(my)
+    answer = function(golden, my)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], str):
+        raise ValueError(f"{name} must return a value and a text, not {answer!r}")
+    value = answer[0]
+    if isinstance(value, bool) or not isinstance(value, int | float | str | np.number):
+        raise ValueError(f"{name} must return a number or a text, not {type(value).__name__}")
+    return str(value), answer[1]

@@ -1,0 +1,347 @@
+"""Two inference dumps in, a report and a summary out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from twinprobe._align.ops.table import OperatorTable, read_table
+from twinprobe._compare.llm.custom import Algorithms
+from twinprobe._compare.llm.load import Store
+from twinprobe._compare.llm.rows import API, Call, Plan, Row, Rows, make_plan
+from twinprobe._compare.llm.table import SHARED_NAMES
+from twinprobe._compare.llm.token import DevicePair, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
+from twinprobe._judge.origin import Divergence, Side, Summary, unread_rows
+from twinprobe._judge.verdicts import Thresholds
+from twinprobe._report.files import own_timestamp
+from twinprobe._report.tables import check_formats, write_reports
+from twinprobe._runs.llm.dump import (
+    METADATA,
+    STORES,
+    Layout,
+    LlmDump,
+    ManualPair,
+    Token,
+    find_layout,
+    open_llm_dump,
+    read_manual,
+)
+from twinprobe._runs.llm.files import OUTPUT, TensorFile, under
+from twinprobe._scale.engine import AUTO, EngineOptions, cores, spread
+from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._compare.llm.token import Notes
+
+# Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
+_MANY_ROWS = 6000
+_MANY_BYTES = 256 << 20
+# So many times that much takes long enough for notes of what is finished.
+_LONG = 100
+# What numpy's calls for a row cost on top, in bytes that it could have measured instead.
+_BYTES_OF_A_ROW = 48 << 10
+
+
+@dataclass(frozen=True)
+class LlmRequest:
+    """What the user asked for."""
+
+    my: Path
+    golden: Path
+    level: str | None = None
+    mapping: Path | None = None
+    algorithms: tuple[str, ...] = ()
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    workers: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    timeout: float = 60.0
+
+
+@dataclass
+class LlmComparison:
+    """The report's table and the summary; in ``lost``, what was asked for and is not in the report."""
+
+    table: pl.DataFrame
+    summary: Summary
+    lost: list[str] = field(default_factory=list)
+
+
+def compare_dumps(
+    request: LlmRequest, advance: Callable[[str, int, int], None] | None = None, kept: Notes | None = None
+) -> LlmComparison:
+    """Compare two dumps: all tokens that both have, or the ones that the paths name."""
+    table = read_table(request.mapping)
+    _try_algorithms(request)
+    my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
+    jobs, notes, lost = _jobs(request, my, golden, table)
+    results, told = _run(jobs, request, advance or _silent, kept)
+    notes += told
+    failures = [
+        f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
+    ]
+    lost += failures
+    done = [one for one in results if isinstance(one, TokenResult)]
+    if kept is not None:
+        kept.complete = not failures
+    if not done:
+        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
+    matched, misshapen = (sum(getattr(one.counts, name) for one in done) for name in ("matched", "misshapen"))
+    if matched == misshapen:
+        raise NothingToCompare(
+            f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
+            hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
+        )  # fmt: skip
+    if 2 * misshapen > matched:
+        notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
+    sides = _side(my, request.my), _side(golden, request.golden)
+    comparison = joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *lost])
+    return replace(comparison, lost=lost)
+
+
+def _try_algorithms(request: LlmRequest) -> None:
+    if not request.algorithms:
+        return
+    algorithms = Algorithms(request.algorithms, timeout=request.timeout)
+    try:
+        algorithms.start()
+    finally:
+        algorithms.close()
+
+
+def _jobs(
+    request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable
+) -> tuple[list[TokenJob], list[str], list[str]]:
+    plans: dict[tuple[int, int], Plan] = {}
+    jobs = []
+    pairs, notes, lost = pair_all(my, golden)
+    for devices, mine, theirs in pairs:
+        key = mine.model, theirs.model
+        if key not in plans:
+            plans[key] = make_plan(my, golden, (mine, theirs), table)
+            notes += [note for note in plans[key].notes if note not in notes]
+        jobs.append(_job(request, my, golden, devices, (mine, theirs), plans[key]))
+    return jobs, notes, lost
+
+
+def _job(
+    request: LlmRequest, my: LlmDump, golden: LlmDump, pair: DevicePair, tokens: tuple[Token, Token], plan: Plan
+) -> TokenJob:
+    mine, theirs = tokens
+    return TokenJob(
+        token=mine.label,
+        device=pair.label,
+        my=Where(my.kind, my.root, mine.folder, _cards(mine, pair.my.folder, pair.my_cards)),
+        golden=Where(golden.kind, golden.root, theirs.folder, _cards(theirs, pair.golden.folder, pair.golden_cards)),
+        plan=plan,
+        level=request.level,
+        limits=request.thresholds,
+        algorithms=request.algorithms,
+        timeout=request.timeout,
+    )
+
+
+def _cards(token: Token, device: str, cards: Sequence[str]) -> tuple[str, ...]:
+    return tuple(card + token.folder[len(device) :] for card in cards)
+
+
+def _run(
+    jobs: list[TokenJob], request: LlmRequest, advance: Callable[[str, int, int], None], kept: Notes | None
+) -> tuple[list[TokenResult | TwinProbeError], list[str]]:
+    rows = sum(len(job.plan.links) + 2 * len(job.plan.same_names) for job in jobs)
+    size = _bytes(jobs[0])
+    pays = rows >= _MANY_ROWS or size * len(jobs) >= _MANY_BYTES
+    asked = request.engine.workers or request.workers
+    workers = asked or (cores() if pays else 1)
+    # Few large tokens gain more from threads than from processes.
+    threads = workers if len(jobs) < workers and not request.engine.wanted else 1
+    workers = 1 if threads > 1 else workers
+    ahead = 2 * size * len(jobs) + rows * _BYTES_OF_A_ROW
+    jobs = [replace(job, threads=threads, bytes_ahead=ahead) for job in jobs]
+    results: dict[int, TokenResult | TwinProbeError] = {}
+    options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
+    is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
+    work, told = _noted(jobs, kept, is_long=is_long)
+    for at, result in spread(*work, options=options, name=_name):
+        results[at] = result
+        advance("tokens", len(results), len(jobs))
+    return [results[at] for at in range(len(jobs))], told
+
+
+def _noted(
+    jobs: list[TokenJob], kept: Notes | None, *, is_long: bool
+) -> tuple[tuple[Callable[[Any], TokenResult], Sequence[Any]], list[str]]:
+    """What to do with each job: with notes of it where the work is long, so that it can be resumed."""
+    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
+    if session is None:
+        return (compare_token, jobs), told
+    from twinprobe._compare.llm.token import compare_kept, kept_tokens
+
+    return (compare_kept, kept_tokens(jobs, session)), told
+
+
+def _name(work: Any) -> str:
+    return f"token {getattr(work, 'job', work).token}"
+
+
+def _bytes(job: TokenJob) -> int:
+    """About how much one token holds on my side."""
+    total = 0
+    for files in job.my.store().files.values():
+        for file in files:
+            try:
+                total += (job.my.root / under(job.my.folder, file)).lstat().st_size
+            except OSError:
+                continue
+    return total
+
+
+def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str]) -> LlmComparison:
+    """One table and one summary of all tokens; the sides are told how many rows they have."""
+    from twinprobe._compare.llm.table import numbered
+
+    table = numbered([result.table for result in results])
+    matched, my_only, golden_only = (
+        sum(getattr(result.counts, name) for result in results) for name in ("matched", "my_only", "golden_only")
+    )
+    summary = Summary(
+        mode="llm",
+        target=replace(sides[0], rows=matched + my_only),
+        golden=replace(sides[1], rows=matched + golden_only),
+        rows=table.height,
+        matched=matched,
+        target_only=my_only,
+        golden_only=golden_only,
+        verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
+        first=_first(results),
+        notes=notes,
+        unread=sum(result.counts.unread for result in results),
+    )
+    return LlmComparison(table, summary)
+
+
+def _first(results: list[TokenResult]) -> Divergence | None:
+    """The first divergence of the first token that has one, with its row in the whole table."""
+    before = unread = 0
+    for result in results:
+        first = result.counts.first
+        if first is not None:
+            told = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
+            return replace(first, order=before + first.order, sentence=first.sentence + told)
+        before += result.table.height
+        unread += result.counts.unread
+    return None
+
+
+def _side(dump: LlmDump, path: Path) -> Side:
+    operators = sum(1 for model in dump.models for _ in model.walk())
+    return Side(str(path), dump.kind, "tensor", "", operators, 0)
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """No progress is shown."""
+
+
+# The files of an inference comparison.
+
+REPORT, STATISTICS = "ait_cmp_report", "statstics_cmp_report"  # the second is spelled as people know it
+
+
+def utc_timestamp() -> str:
+    """The time in the names of these reports."""
+    return time.strftime("%Y%m%d%H%M%S", time.gmtime())
+
+
+def write_llm_reports(
+    result: LlmComparison, out: Path, formats: Sequence[str], *, stem: str = REPORT, timestamp: str | None = None
+) -> Summary:
+    """Write the report in every format asked for; the summary then names the files."""
+    wanted = check_formats(formats)
+    plain = [one for one in wanted if one != "html"]
+    with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
+        name = f"{stem}_{stamp}"
+        files = write_reports(result.table, result.summary, out, name, plain) if plain else []
+        if "html" in wanted:
+            files += write_reports(_for_the_page(result.table), result.summary, out, name, ["html"])
+    return replace(result.summary, files=[str(path) for path in files])
+
+
+def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
+    """The page knows columns by the names of the other reports, and wants texts in all but the last."""
+    import polars as pl
+
+    from twinprobe._report.columns import as_texts
+
+    table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})
+    texts = [as_texts(table[name]).fill_null("") for name in table.columns if name != "Relative Error"]
+    return pl.DataFrame([*texts, table["Relative Error"]])
+
+
+# Tensors saved by hand against the files of an engine's dump that the user named for them.
+
+
+def compare_manual(
+    request: LlmRequest, metadata: Path, advance: Callable[[str, int, int], None] | None = None
+) -> LlmComparison:
+    """Compare every pair that the metadata names."""
+    layout = find_layout(request.my)
+    groups = [list(group) for _, group in groupby(read_manual(metadata), key=lambda pair: pair.token)]
+    results = []
+    for group in groups:
+        results.append(_token(request, metadata.parent, layout, group))
+        if advance is not None:
+            advance("tokens", len(results), len(groups))
+    if not any(result.counts.matched > result.counts.unread for result in results):
+        reason = results[0].table["cmp_fail_reason"][0]
+        raise NothingToCompare(f"none of the pairs can be read: {reason}", where=metadata)
+    my = Side(str(request.my), layout.kind, "tensor", "", 0, 0)
+    return joined(results, (my, Side(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
+
+
+def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[ManualPair]) -> TokenResult:
+    token = pairs[0].token
+    job = TokenJob(
+        token=token,
+        device=layout.device.name if layout.device else "",
+        my=Where(layout.kind, layout.root, ""),
+        golden=Where(METADATA, folder, ""),
+        plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
+        limits=request.thresholds,
+        algorithms=request.algorithms,
+        timeout=request.timeout,
+    )
+    rows = Rows(_row(at, pair, layout) for at, pair in enumerate(pairs))
+    return result_of(job, rows, Store(layout.root, "", (), {}), Store(folder, "", (), {}))
+
+
+def _row(at: int, pair: ManualPair, layout: Layout) -> Row:
+    # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
+    my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
+    return Row((my,), (golden,), "", "", at, API, METADATA)
+
+
+def _file(pair: ManualPair, layout: Layout) -> str:
+    """My file under the dump's root: named from the root, the device or the token on, or where it once lay."""
+    name = pair.my.replace("\\", "/").removeprefix("./")
+    places = [_moved(name, layout.root)]
+    for device in layout.chosen:
+        places += [f"{device.folder}/{pair.token}/{name}", f"{device.folder}/{name}"]
+        if layout.token is not None:
+            places.append(f"{device.folder}/{layout.token}/{name}")
+    sound = [place for place in places if not place.startswith("/") and ".." not in place.split("/")]
+    return next((place for place in sound if (layout.root / place).exists()), places[0])
+
+
+def _moved(name: str, root: Path) -> str:
+    path = PurePath(name)
+    if path.is_relative_to(root):
+        return path.relative_to(root).as_posix()
+    parts = name.split("/")
+    at = next((at for at, part in enumerate(parts) if part in STORES), 0)
+    return "/".join(parts[at:])

@@ -1,0 +1,309 @@
+"""The rows of a token, measured: files of usual sizes many at a time, all others one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from math import nan
+from typing import TYPE_CHECKING, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._compare.llm.custom import Algorithms
+from twinprobe._compare.llm.load import Store, load_row
+from twinprobe._compare.llm.rows import Row, Rows
+from twinprobe._measure.engine import PLAIN
+from twinprobe._measure.llm_metrics import (
+    NUMBERS,
+    Basics,
+    LlmMetrics,
+    measure_llm_pair,
+    metrics_of,
+    numbers_of,
+    numbers_of_rows,
+    rows_of_pairs,
+)
+from twinprobe._measure.loops.sums import Engine
+from twinprobe._measure.statistics import statistics
+from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, can_read_small_files
+from twinprobe._runs.llm.tensor import DTYPES, Described
+from twinprobe._runs.places import remote
+from twinprobe.errors import DamagedTensor
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# What was measured of the rows of a token, kept by column.
+
+_AT = {name: at for at, name in enumerate(NUMBERS)}
+
+
+class Measured(NamedTuple):
+    """A row after measuring: its metrics, or the fault that kept it from being measured."""
+
+    metrics: LlmMetrics | None = None
+    fault: str = ""
+    dtypes: tuple[str, str] = ("", "")
+    shapes: tuple[str, str] = ("", "")
+    remark: str = ""
+    custom: tuple[tuple[str, str], ...] = ()
+
+
+class MeasuredRows(Sequence[Measured]):
+    """What was measured of all rows of a token. Few rows have a fault, a reason or a remark: those stand apart."""
+
+    def __init__(self, count: int) -> None:
+        self._numbers = np.full((count, len(NUMBERS)), nan)
+        self._known = np.zeros((count, len(NUMBERS)), dtype=bool)
+        self._measured = np.zeros(count, dtype=bool)
+        self.dtypes, self.shapes = ([""] * count, [""] * count), ([""] * count, [""] * count)
+        self.faults: dict[int, str] = {}
+        self.reasons: dict[int, str] = {}
+        self.remarks: dict[int, str] = {}
+        self.custom: dict[int, tuple[tuple[str, str], ...]] = {}
+
+    def put(self, at: int, one: Measured) -> None:
+        """Keep what was measured of one row."""
+        if one.metrics is not None:
+            values = numbers_of(one.metrics)
+            self._numbers[at] = [nan if value is None else value for value in values]
+            self._known[at] = [value is not None for value in values]
+            self._measured[at] = True
+        for side in (0, 1):
+            self.dtypes[side][at], self.shapes[side][at] = one.dtypes[side], one.shapes[side]
+        reason = one.metrics.reason if one.metrics is not None else ""
+        for told, value in ((self.faults, one.fault), (self.reasons, reason), (self.remarks, one.remark)):
+            if value:
+                told[at] = value
+        if one.custom:
+            self.custom[at] = one.custom
+
+    def put_numbers(self, rows: NDArray[np.int64], numbers: NDArray[np.float64]) -> None:
+        """Keep the numbers of many rows, all of which are known."""
+        self._numbers[rows] = numbers
+        self._known[rows] = True
+        self._measured[rows] = True
+
+    @property
+    def unmeasured(self) -> NDArray[np.int64]:
+        """The rows without any number."""
+        return np.flatnonzero(~self._measured)
+
+    def values(self, name: str) -> NDArray[np.float64]:
+        """A column of NUMBERS, NaN where nothing is known."""
+        return self._numbers[:, _AT[name]]
+
+    def column(self, name: str) -> pl.Series:
+        """The same with null where nothing is known."""
+        import polars as pl
+
+        known = self._known[:, _AT[name]]
+        found = pl.Series(self._numbers[:, _AT[name]].copy())
+        return found if known.all() else pl.select(pl.when(pl.Series(known)).then(found)).to_series()
+
+    def __len__(self) -> int:
+        return len(self._measured)
+
+    def __iter__(self) -> Iterator[Measured]:
+        return (self[at] for at in range(len(self)))
+
+    @overload
+    def __getitem__(self, at: int) -> Measured: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Measured]: ...
+    def __getitem__(self, at: int | slice) -> Measured | list[Measured]:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        dtypes, shapes = (self.dtypes[0][at], self.dtypes[1][at]), (self.shapes[0][at], self.shapes[1][at])
+        texts = dtypes, shapes, self.remarks.get(at, ""), self.custom.get(at, ())
+        if not self._measured[at]:
+            return Measured(None, self.faults.get(at, ""), *texts)
+        both = zip(self._numbers[at].tolist(), self._known[at].tolist(), strict=True)
+        numbers = [value if is_known else None for value, is_known in both]
+        return Measured(metrics_of(self.reasons.get(at, ""), numbers), self.faults.get(at, ""), *texts)
+
+
+# Pairs of files that are no larger than a few megabytes: read one after the other, measured many at a time.
+
+
+class SmallPairs:
+    """Collects pairs of files in memory and measures many of them with one call."""
+
+    def __init__(self, my: SmallFiles, golden: SmallFiles, results: MeasuredRows) -> None:
+        self._my, self._golden, self._results = my, golden, results
+        self._waiting: dict[str, list[tuple[int, int, int, int]]] = {}
+        self._measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def take(self, at: int, my_name: str, golden_name: str) -> bool:
+        """Whether the files of a row are two of those: then its numbers will be there in the end."""
+        my, golden = self._my, self._golden
+        if my.is_full or golden.is_full:
+            self._measure()
+        before = my.used, golden.used
+        mine = my.read(my_name)
+        theirs = golden.read(golden_name) if mine is not None else None
+        if mine is None or theirs is None:
+            my.used, golden.used = before
+            return self._take_large(at, my_name, golden_name)
+        (my_first, m), (golden_first, g) = mine, theirs
+        if m.dtype != g.dtype or m.elements != g.elements:
+            my.used, golden.used = before
+            return False
+        waiting = self._waiting.get(m.dtype)
+        if waiting is None:
+            waiting = self._waiting[m.dtype] = []
+        waiting.append((at, my_first, golden_first, m.elements))
+        self._describe(at, m, g)
+        return True
+
+    def _describe(self, at: int, my: Described, golden: Described) -> None:
+        dtypes, shapes = self._results.dtypes, self._results.shapes
+        dtypes[0][at], dtypes[1][at] = my.shown_dtype, golden.shown_dtype
+        shapes[0][at], shapes[1][at] = my.shown_shape, golden.shown_shape
+
+    def _take_large(self, at: int, my_name: str, golden_name: str) -> bool:
+        """Whether the files of a row can be read and measured piece by piece: then they are."""
+        try:
+            with self._my.open_large(my_name) as my, self._golden.open_large(golden_name) as golden:
+                m, g = my.what, golden.what
+                if m.dtype != g.dtype or m.elements != g.elements:
+                    return False
+                found = self._streamed(my, golden)
+        except NotLarge:
+            return False
+        self._measured.append((np.array([(at, 0, 0, m.elements)], np.int64), found))
+        self._describe(at, m, g)
+        return True
+
+    def _streamed(self, my: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
+        dtype, elements = my.what.dtype, my.what.elements
+        (my_at, my_room), (golden_at, golden_room) = self._my.room(), self._golden.room()
+        width = DTYPES[dtype]
+        rows = None
+        for first in range(0, elements, CHUNK):
+            count = min(CHUNK, elements - first)
+            my.read(first, count, my_room)
+            golden.read(first, count, golden_room)
+            places = np.array([(my_at // width, golden_at // width, count)], np.int64)
+            rows = rows_of_pairs(dtype, self._my.octets, self._golden.octets, places, rows)
+        my.check()
+        golden.check()
+        assert rows is not None
+        return rows
+
+    def _measure(self) -> None:
+        for dtype, pairs in self._waiting.items():
+            table = np.array(pairs, np.int64)
+            places = np.ascontiguousarray(table[:, 1:])
+            self._measured.append((table, rows_of_pairs(dtype, self._my.octets, self._golden.octets, places)))
+        self._waiting.clear()
+        self._my.used = self._golden.used = 0
+
+    def finish(self) -> list[int]:
+        """Put the numbers of all pairs among the results; the rows with NaN or inf, which are not there yet."""
+        self._measure()
+        if not self._measured:
+            return []
+        table, found = (np.concatenate(parts) for parts in zip(*self._measured, strict=True))
+        rows = table[:, 0]
+        numbers, sound = numbers_of_rows(found, table[:, 3])
+        self._results.put_numbers(rows[sound], numbers[sound])
+        unsound: list[int] = rows[~sound].tolist()
+        return unsound
+
+
+# Rows that a thread measures at a time at most.
+_GROUP = 64
+_REQUESTS = 8
+
+
+class Measuring(NamedTuple):
+    """How rows are measured: with which engine (None: as it turns out), own metrics, and threads."""
+
+    engine: Engine | None = None
+    algorithms: Algorithms | None = None
+    threads: int = 1
+
+
+def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> MeasuredRows:
+    """Measure all rows, in their order."""
+    results = MeasuredRows(len(rows))
+    threads = how.threads
+    if remote(my.root) is not None or remote(golden.root) is not None:
+        threads = max(threads, _REQUESTS)  # most of the time they wait for an answer
+    if threads == 1 or how.algorithms is not None:
+        _measure(rows, range(len(rows)), (my, golden), how, results)
+        return results
+    # Enough groups for all threads to end at about the same time.
+    size = max(1, min(_GROUP, len(rows) // (4 * threads)))
+    with ThreadPoolExecutor(threads, thread_name_prefix="twinprobe-llm") as pool:
+        groups = [range(at, min(at + size, len(rows))) for at in range(0, len(rows), size)]
+        for done in [pool.submit(_measure, rows, group, (my, golden), how, results) for group in groups]:
+            done.result()
+    return results
+
+
+def _measure(rows: Rows, group: range, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows) -> None:
+    """Measure a group of rows; each has a place of its own among the results."""
+    with ExitStack() as stack:
+        small = _small_pairs(stack, rows, stores, how, results)
+        names = rows.names
+        alone = []
+        for at in group:
+            pair = names[at]
+            if pair is None or small is None or not small.take(at, *pair):
+                alone.append(at)
+        if small is not None:
+            alone += small.finish()
+    for at in alone:
+        results.put(at, measure_row(rows[at], *stores, how))
+
+
+def _small_pairs(
+    stack: ExitStack, rows: Rows, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows
+) -> SmallPairs | None:
+    """Nothing goes together without kernels, from other machines, or where own metrics want to see every tensor."""
+    elsewhere = any(remote(store.root) is not None for store in stores)
+    if elsewhere or how.engine in (None, PLAIN) or how.algorithms is not None or not can_read_small_files():
+        return None
+    try:
+        my, golden = (
+            stack.enter_context(SmallFiles(store.base, known))
+            for store, known in zip(stores, rows.described, strict=True)
+        )
+    except OSError:
+        return None  # a token's folder that is gone: every row will say so
+    return SmallPairs(my, golden, results)
+
+
+def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:
+    """Load and measure one row; what is wrong with its files is its fault, and nobody else's."""
+    try:
+        if not row.my or not row.golden:
+            return _alone(row, my if row.my else golden)
+        loaded = load_row(row, my, golden)
+        metrics = measure_llm_pair(loaded.my, loaded.golden, engine=how.engine)
+        custom: tuple[tuple[str, str], ...] = ()
+        if how.algorithms is not None and not metrics.reason:
+            custom = how.algorithms(loaded.golden, loaded.my)
+        return Measured(metrics, "", loaded.dtypes, loaded.shapes, loaded.remark, custom)
+    except DamagedTensor as damage:
+        return Measured(fault=str(damage))
+    except MemoryError:
+        return Measured(fault="the tensors need more memory than this machine has free")
+    except OSError as error:
+        return Measured(fault=f"a tensor file cannot be read: {error.strerror}")
+
+
+def _alone(row: Row, store: Store) -> Measured:
+    """A tensor without counterpart is shown with its own statistics."""
+    tensor = store.open((row.my or row.golden)[0])
+    found = statistics(tensor)
+    basics = Basics() if found.mean is None else Basics(*(float(x or 0) for x in (found.max, found.min, found.mean)))
+    nothing = Basics()
+    metrics = LlmMetrics("", basics, nothing) if row.my else LlmMetrics("", nothing, basics)
+    texts = f"torch.{tensor.dtype}", str(list(tensor.shape))
+    sides = [(text, "") if row.my else ("", text) for text in texts]
+    return Measured(metrics, "", sides[0], sides[1])

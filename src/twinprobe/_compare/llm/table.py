@@ -1,0 +1,271 @@
+"""The report of an inference comparison: the columns that people know, then what TwinProbe adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from twinprobe._align.calls import epsilon
+from twinprobe._compare.llm.measured import MeasuredRows
+from twinprobe._compare.llm.rows import Plan, Row, Rows
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
+from twinprobe._judge.verdicts import Evidence, Judged, Thresholds, judge
+from twinprobe._measure.llm_metrics import EMPTY, SHAPE
+from twinprobe._runs.llm.files import TensorFile
+from twinprobe._runs.run import TENSORS, Run
+from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import polars as pl
+
+MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
+BASICS = ("max", "min", "mean")
+_KEPT, _BETWEEN = "report", "\0"
+METRICS: dict[str, str] = {
+    "cosine_similarity": "cosine",
+    "max_relative_error": "max_rel",
+    "mean_relative_error": "mean_rel",
+    "max_absolute_error": "max_abs",
+    "mean_absolute_error": "mean_abs",
+    "kl_divergence": "kl",
+    "relative_euclidean_distance": "euclid",
+}
+# How the web page and the other reports call what these columns hold.
+SHARED_NAMES = {
+    "my_data_path": "NPU Name",
+    "golden_data_path": "Bench Name",
+    "my_dtype": "NPU Dtype",
+    "golden_dtype": "Bench Dtype",
+    "my_shape": "NPU Tensor Shape",
+    "golden_shape": "Bench Tensor Shape",
+    "my_max_value": "NPU max",
+    "golden_max_value": "Bench max",
+    "my_min_value": "NPU min",
+    "golden_min_value": "Bench min",
+    "my_mean_value": "NPU mean",
+    "golden_mean_value": "Bench mean",
+}
+
+
+def token_table(
+    token: str,
+    device: str,
+    bases: tuple[str, str],
+    rows: Rows,
+    measured: MeasuredRows,
+    judged: Judged,
+    algorithms: Sequence[str],
+) -> pl.DataFrame:
+    """The rows of one token as they stand in the report, but for the running ``data_id``."""
+    import polars as pl
+
+    if _KEPT not in rows.kept:
+        rows.kept[_KEPT] = _known(rows)
+    known = rows.kept[_KEPT]
+    columns: dict[str, pl.Series] = {"token_id": pl.repeat(token, len(rows), dtype=pl.String, eager=True)}
+    for who, side in (("golden", 1), ("my", 0)):
+        columns |= _side(who, side, bases[side], known, measured)
+    for title, name in METRICS.items():
+        columns[title] = measured.column(name)
+    columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
+    for at, name in enumerate(algorithms):
+        own = [measured.custom[row][at][0] if row in measured.custom else "" for row in range(len(rows))]
+        columns[name] = pl.Series(own, dtype=pl.String)
+    columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
+    columns["Level"] = known["level"]
+    remarks = {at: f"{rows[at].rule} ({remark})" for at, remark in measured.remarks.items()}
+    columns["Matched By"] = _with(known["rule"], remarks)
+    columns["Max Absolute Error Everywhere"] = measured.column("max_abs_all")
+    columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
+    columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
+    columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
+    columns["Reason"] = pl.Series(judged.reason, dtype=pl.String)
+    # An empty text is quoted in csv; nothing is nothing.
+    return pl.DataFrame(columns).with_columns(pl.col(pl.String).replace("", None))
+
+
+def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: MeasuredRows) -> dict[str, pl.Series]:
+    import polars as pl
+
+    found = {
+        f"{who}_data_path": _paths(front, known[f"{who}_files"]),
+        f"{who}_op_type": known[f"{who}_type"],
+        f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
+        f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
+    }
+    for basic in BASICS:
+        found[f"{who}_{basic}_value"] = measured.column(f"{who}_{basic}")
+    return found
+
+
+def _known(rows: Rows) -> pl.DataFrame:
+    """The columns that follow from the rows alone."""
+    import polars as pl
+
+    columns = {
+        "my_files": [_names(row.my) for row in rows],
+        "golden_files": [_names(row.golden) for row in rows],
+        "my_type": [row.my_type for row in rows],
+        "golden_type": [row.golden_type for row in rows],
+        "level": [row.level for row in rows],
+        "rule": [row.rule for row in rows],
+        "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in rows],
+    }
+    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+
+def _names(files: tuple[TensorFile, ...]) -> str | None:
+    return _BETWEEN.join(file.file for file in files) if files else None
+
+
+def _paths(front: str, names: pl.Series) -> pl.Series:
+    """Several files of a row are told one after the other, each with its whole path."""
+    return (front + names).str.replace_all(_BETWEEN, f";{front}", literal=True)
+
+
+def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
+    """Why rows have no numbers, and what own metrics said; a tensor without counterpart has its reason already."""
+    told: dict[int, list[str]] = {at: [reason] for at, reason in (measured.reasons | measured.faults).items()}
+    for at, custom in measured.custom.items():
+        told.setdefault(at, []).extend(message for _, message in custom if message)
+    return {at: " ".join(words).strip() for at, words in told.items() if not alone[at]}
+
+
+def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
+    """A column with other texts in a few rows."""
+    import polars as pl
+
+    if not others:
+        return column
+    texts = column.to_list()
+    for at, text in others.items():
+        texts[at] = text
+    return pl.Series(texts, dtype=pl.String)
+
+
+def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The tables of all tokens under each other, with ``data_id`` in its place."""
+    import polars as pl
+
+    table = pl.concat(tables)
+    ids = pl.Series("data_id", range(table.height), dtype=pl.Int64)
+    return table.insert_column(1, ids)
+
+
+# Verdicts on the rows of one token: the rules of every comparison, on what inference reports measure.
+#
+# Engines differ in dtype and in axes of length one by design, so neither counts against a row here: sizes do.
+
+_JUDGED = "judged pairs"
+
+
+def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
+    """The verdict of every row, and where the difference begins."""
+    pairs = _pairs(rows, measured)
+    metrics = _metrics(measured)
+    matched = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
+    state = np.where(matched.to_numpy(), UNKNOWN, UNMATCHED).astype(np.uint8)
+    nothing = np.full(len(rows), np.nan)
+    recorded = Deviation(state, nothing, np.zeros(len(rows), dtype=bool))
+    deviation = of_tensors(pairs, metrics, recorded, limits.rounding)
+    # The share of elements within one thousandth says nothing where rounding explains the whole difference.
+    small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
+    share = np.where(small, 1.0, metrics["one_thousandth"].to_numpy())
+    metrics = metrics.with_columns(one_thousandth=share)
+    run = Run(path, TENSORS, "", "", [_judged_name(call.name, call.collective) for call in plan.calls], pairs, [])
+    return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
+
+
+def _judged_name(name: str, collective: bool) -> str:
+    """The rules know collectives by the recorders' prefix."""
+    return f"Distributed.{name}.0.forward" if collective else name
+
+
+def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
+    import polars as pl
+
+    if _JUDGED not in rows.kept:
+        rows.kept[_JUDGED] = _known_pairs(rows)
+    known = rows.kept[_JUDGED]
+    both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
+    dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
+    dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
+    shapes: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in measured.shapes)
+    for at, reason in measured.reasons.items():
+        if reason == SHAPE:
+            for told, shown in zip(shapes, measured.shapes, strict=True):
+                told[at] = shown[at]
+    return known.with_columns(
+        dtypes.alias("t_dtype"),
+        dtypes.alias("g_dtype"),
+        pl.Series("t_shape", shapes[0], dtype=pl.String),
+        pl.Series("g_shape", shapes[1], dtype=pl.String),
+    )
+
+
+def _known_pairs(rows: Rows) -> pl.DataFrame:
+    """The columns that follow from the rows alone."""
+    import polars as pl
+
+    count = len(rows)
+    mine = [at if row.my else None for at, row in enumerate(rows)]
+    theirs = [at if row.golden else None for at, row in enumerate(rows)]
+    texts = pl.Series([None] * count, dtype=pl.String)
+    flags = pl.Series([None] * count, dtype=pl.Boolean)
+    return pl.DataFrame(
+        {
+            "t_row": pl.Series(mine, dtype=pl.Int32),
+            "g_row": pl.Series(theirs, dtype=pl.Int32),
+            "t_kind": pl.Series([TENSOR if row.my else None for row in rows], dtype=pl.UInt8),
+            "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
+            "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
+            "t_role": pl.Series([_role(row) if row.my else None for row in rows], dtype=pl.UInt8),
+            "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
+            "t_max_text": texts,
+            "g_max_text": texts,
+            "t_requires_grad": flags,
+            "g_requires_grad": flags,
+        }
+    )
+
+
+def _role(row: Row) -> int:
+    return INPUT if row.is_input else OUTPUT
+
+
+@lru_cache(maxsize=1 << 10)
+def _coarser(dtypes: tuple[str, str]) -> str:
+    names = [name for text in dtypes for name in text.split(";") if name]
+    return max(names, key=epsilon) if names else ""
+
+
+def _metrics(measured: MeasuredRows) -> pl.DataFrame:
+    import polars as pl
+
+    count = len(measured)
+    status = ["ok"] * count
+    faults: list[str | None] = [None] * count
+    for at in measured.unmeasured.tolist():
+        status[at] = "unsupported"
+    identical = measured.values("identical") == 1
+    for at, reason in measured.reasons.items():
+        if reason == SHAPE or (reason == EMPTY and not identical[at]):
+            status[at] = "shape unmatched" if reason == SHAPE else "unsupported"
+    for at, fault in measured.faults.items():
+        faults[at] = fault
+    return pl.DataFrame(
+        {
+            "status": pl.Series(status, dtype=pl.String),
+            "fault": pl.Series(faults, dtype=pl.String),
+            "cosine": measured.values("true_cosine"),
+            "one_thousandth": measured.values("one_thousandth"),
+            "relative_norm": measured.values("relative_norm"),
+            "identical": identical,
+            "nonfinite": measured.values("nonfinite") == 1,
+        }
+    )

@@ -1,0 +1,387 @@
+"""One token on one device, compared: rows, measurements, verdicts, and its part of the report."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import isnan
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from twinprobe import __version__
+from twinprobe._compare.llm.custom import Algorithms
+from twinprobe._compare.llm.load import Store
+from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
+from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
+from twinprobe._compare.llm.table import judge_rows, token_table
+from twinprobe._compare.request import Command, once_in_folder, session_of
+from twinprobe._judge.origin import Divergence
+from twinprobe._judge.verdicts import Judged, Thresholds
+from twinprobe._measure.engine import engine_of
+from twinprobe._measure.llm_metrics import SHAPE
+from twinprobe._report.files import prepare_folder, replacing
+from twinprobe._runs.llm.dump import TORCH, WARMUP, Device, Layout, LlmDump, Token
+from twinprobe._runs.llm.files import TensorFile, atb_files, torch_files, under
+from twinprobe._runs.places import place
+from twinprobe._runs.remote.contents import local_copy
+from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
+from twinprobe._scale.ledger import Session
+from twinprobe.errors import NothingToCompare, TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._compare.llm.job import LlmRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """One side of a token: the dump's kind and root, the token's folder, and the same token's folder on all cards."""
+
+    kind: str
+    root: Path
+    folder: str
+    cards: tuple[str, ...] = ()
+
+    def store(self) -> Store:
+        files = (torch_files if self.kind == TORCH else atb_files)(self.root, self.folder)
+        return Store(self.root, self.folder, self.cards, files)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenJob:
+    """What a worker is asked to do."""
+
+    token: str
+    device: str
+    my: Where
+    golden: Where
+    plan: Plan
+    level: str | None = None
+    limits: Thresholds = field(default_factory=Thresholds)
+    algorithms: tuple[str, ...] = ()
+    timeout: float = 60.0
+    threads: int = 1
+    bytes_ahead: int = 0
+    """About how much all jobs together have to read, on both sides; 0 if nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What the summary wants to know of a token."""
+
+    matched: int
+    misshapen: int
+    """Matched rows whose sizes differ."""
+    unread: int
+    """Rows with a file that cannot be read."""
+    my_only: int
+    golden_only: int
+    first: Divergence | None
+
+
+@dataclass(slots=True)
+class TokenResult:
+    """A token's rows in the report, and the counts for the summary."""
+
+    table: pl.DataFrame
+    counts: TokenCounts
+
+
+def compare_token(job: TokenJob) -> TokenResult:
+    """Compare one token. Never raises anything that another process could not read."""
+    try:
+        return _compare(job)
+    except TwinProbeError:
+        raise
+    except Exception as error:  # a defect: it must not cost more than this token
+        raise TwinProbeError(f"token {job.token} could not be compared: {type(error).__name__}: {error}") from error
+
+
+def _compare(job: TokenJob) -> TokenResult:
+    my, golden = job.my.store(), job.golden.store()
+    return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
+
+
+def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResult:
+    """Measure and judge the rows of a token."""
+    algorithms = Algorithms(job.algorithms, timeout=job.timeout) if job.algorithms else None
+    try:
+        # Equal work gives equal digits, on however many workers: the engine goes by all of it.
+        engine = engine_of(job.bytes_ahead) if job.bytes_ahead else None
+        measured = measure_rows(rows, my, golden, Measuring(engine, algorithms, job.threads))
+    finally:
+        if algorithms is not None:
+            algorithms.close()
+    judged = judge_rows(job.my.root / job.my.folder, job.plan, rows, measured, job.limits)
+    names = algorithms.names if algorithms else ()
+    table = token_table(job.token, job.device, (my.base, golden.base), rows, measured, judged, names)
+    counts = TokenCounts(
+        matched=sum(bool(row.my and row.golden) for row in rows),
+        misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
+        unread=len(measured.faults),
+        my_only=sum(not row.golden for row in rows),
+        golden_only=sum(not row.my for row in rows),
+        first=_first(job, rows, measured, judged),
+    )
+    return TokenResult(table, counts)
+
+
+def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], judged: Judged) -> Divergence | None:
+    """The row where the difference begins, told in a sentence."""
+    at = judged.first_row
+    if at is None:
+        return None
+    row, one = rows[at], measured[at]
+    error = float(judged.error[at])
+    size = "" if isnan(error) else f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
+    call = job.plan.calls[row.call]
+    return Divergence(
+        op=f"token {job.token}: {call.name} ({call.op_type})",
+        row=_shown(job.my, row.my),
+        golden_row=_shown(job.golden, row.golden),
+        stack_line="",
+        target_values=_values(one, 0),
+        golden_values=_values(one, 1),
+        relative_error=None if isnan(error) else error,
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size}{judged.unread_before}",
+        origin=judged.origin[at],
+        order=at,
+    )
+
+
+def _shown(side: Where, files: tuple[TensorFile, ...]) -> str:
+    return ";".join(under(side.folder, file) for file in files)
+
+
+def _values(one: Measured, side: int) -> dict[str, str]:
+    values = {"dtype": one.dtypes[side], "shape": one.shapes[side]}
+    if one.metrics is not None:
+        basics = one.metrics.golden if side else one.metrics.my
+        values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
+    return values
+
+
+# Which device of one dump is compared with which of the other, and which of their tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePair:
+    """Two devices, and the folders of all cards where those of one side have to be joined."""
+
+    my: Device
+    golden: Device
+    my_cards: tuple[str, ...] = ()
+    golden_cards: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.my.name
+
+
+def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
+    """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
+    devices, notes = pair_devices(my.layout, golden.layout)
+    pairs: list[tuple[DevicePair, Token, Token]] = []
+    lost: list[str] = []
+    nothing: NothingToCompare | None = None
+    for devices_pair in devices:
+        try:
+            tokens, told, left = pair_tokens(my, golden, devices_pair)
+        except NothingToCompare as error:
+            nothing = error
+            lost.append(f"{devices_pair.label}: {error}")
+            continue
+        pairs += [(devices_pair, *both) for both in tokens]
+        notes += [note for note in told if note not in notes]
+        lost += [one for one in left if one not in lost]
+    if not pairs and nothing is not None:
+        raise nothing
+    return pairs, notes, lost
+
+
+def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
+    """As many devices on both sides: one by one. Otherwise the first of each, with the cards of a side joined."""
+    notes: list[str] = []
+    cards = [_one_per_number(layout, notes) for layout in (my, golden)]
+    chosen = [[layout.device] if layout.device else found for layout, found in zip((my, golden), cards, strict=True)]
+    same = len(cards[0]) == len(cards[1])
+    folders = [() if same or len(found) == 1 else tuple(one.folder for one in found) for found in cards]
+    if len(chosen[0]) != len(chosen[1]):
+        if same:  # one side names a device, the other does not: its counterpart has the same place
+            return [_counterpart(my, golden, cards)], notes
+        chosen = [devices[:1] for devices in chosen]
+    pairs = [
+        DevicePair(mine, theirs, folders[0], folders[1]) for mine, theirs in zip(chosen[0], chosen[1], strict=True)
+    ]
+    for side, devices in zip(("my", "the golden"), folders, strict=True):
+        if devices:
+            notes.append(f"the tensors of {side} dump's {len(devices)} cards are joined where only all of them fit")
+    return pairs, notes
+
+
+def _counterpart(my: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
+    side = 0 if my.device is not None else 1
+    device = my.device or golden.device
+    assert device is not None
+    at = next((at for at, one in enumerate(cards[side]) if one.number == device.number), 0)
+    other = cards[1 - side][at]
+    return DevicePair(device, other) if side == 0 else DevicePair(other, device)
+
+
+def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
+    """A folder may hold several runs: one process per device counts, the named one or the first."""
+    found: dict[int, Device] = {}
+    for device in layout.devices:
+        if layout.device is not None and device.number == layout.device.number:
+            found[device.number] = layout.device
+        elif device.number not in found:
+            found[device.number] = device
+    left = [device.name for device in layout.devices if found[device.number] is not device]
+    if left and layout.device is None:
+        notes.append(f"{layout.root}: several processes used one device; left out: {', '.join(left[:6])}")
+    return [found[number] for number in sorted(found)]
+
+
+def pair_tokens(
+    my: LlmDump, golden: LlmDump, pair: DevicePair
+) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
+    """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
+    mine, theirs = my.tokens(pair.my), golden.tokens(pair.golden)
+    by_label = {token.label: token for token in theirs}
+    common = [(token, by_label[token.label]) for token in mine if token.label in by_label]
+    if common:
+        return common, [], _left_out(mine, theirs)
+    named = my.layout.token is not None and golden.layout.token is not None
+    if named and mine and theirs:
+        note = f"token {mine[0].label} of my dump is compared with token {theirs[0].label} of the golden one"
+        return [(mine[0], theirs[0])], [note], []
+    raise NothingToCompare(
+        f"no token in common: my dump has {_listed(mine)}, the golden one {_listed(theirs)}",
+        where=my.layout.path,
+        hint="name one token's folder on each side to compare them whatever their numbers are",
+    )
+
+
+def _left_out(mine: Sequence[Token], theirs: Sequence[Token]) -> list[str]:
+    lost = []
+    labels = {token.label for token in mine} & {token.label for token in theirs}
+    for who, tokens in (("my", mine), ("the golden", theirs)):
+        rest = [token.label for token in tokens if token.label not in labels and token.label != WARMUP]
+        if rest:
+            lost.append(f"only {who} dump has the tokens {', '.join(rest[:8])}{' ...' if len(rest) > 8 else ''}")
+    return lost
+
+
+def _listed(tokens: Sequence[Token]) -> str:
+    labels = [token.label for token in tokens]
+    return ", ".join(labels[:8]) + (" ..." if len(labels) > 8 else "") if labels else "none"
+
+
+# A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
+
+
+class Notes:
+    """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
+
+    def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
+        told = (request.my, request.golden, request.mapping)
+        identity = repr(([str(path) for path in told], request.level, request.algorithms, request.thresholds))
+        self._command = Command("llm compare", identity, output, timestamp, resume)
+        self._open = ExitStack()
+        self._session: Session | None = None
+        self.timestamp: str | None = None
+        self.complete = True
+
+    def begin(self, *, is_long: bool) -> tuple[Session | None, list[str]]:
+        """Where finished tokens are kept, and what to tell the user; None for work that is quickly done again."""
+        if not (is_long or self._command.resume):
+            return None, []
+        prepare_folder(self._command.output)
+        self.timestamp, self._session, told = self._open.enter_context(session_of(self._command, keeps=True))
+        return self._session, told
+
+    def end(self) -> None:
+        """The report is written; notes are needed only where a token is missing in it."""
+        if self._session is not None and self.complete:
+            self._session.end(keep=False)
+
+    def __enter__(self) -> Notes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptToken:
+    """A token to compare, unless an interrupted command has; ``plan_mark`` stands for the plan it shares."""
+
+    job: TokenJob
+    session: Session
+    plan_mark: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A token's result without its rows, which lie in a file."""
+
+    file: Path
+    counts: TokenCounts
+
+
+def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
+    """The same jobs, with notes."""
+    marks: dict[int, str] = {}
+    for job in jobs:
+        if id(job.plan) not in marks:
+            marks[id(job.plan)] = hashlib.sha256(repr(job.plan).encode("utf-8", "surrogateescape")).hexdigest()
+    return [KeptToken(job, session, marks[id(job.plan)]) for job in jobs]
+
+
+def compare_kept(token: KeptToken) -> TokenResult:
+    """Compare one token, or take what was kept of it (perhaps in a worker process)."""
+    job, made = token.job, list[TokenResult]()
+
+    def work(folder: Path) -> tuple[_Found, list[Path]]:
+        result = compare_token(job)
+        made.append(result)
+        file = folder / "rows.arrow"
+        with replacing(file) as temporary, temporary.open("wb") as rows:
+            result.table.write_ipc(rows)
+        return _Found(file, result.counts), [file]
+
+    found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
+    return made[0] if made else _read(found)
+
+
+def _read(found: _Found) -> TokenResult:
+    import polars as pl
+
+    with local_copy(found.file) as copy:
+        table = pl.read_ipc(copy)
+    return TokenResult(table, found.counts)
+
+
+def _mark(token: KeptToken) -> str:
+    """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
+    job = token.job
+    told = (__version__, token.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
+    own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
+    sides = [_side_mark(token.session.stamp, side) for side in (job.my, job.golden)]
+    return hashlib.sha256(repr((told, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
+
+
+def _side_mark(command: str, side: Where) -> str:
+    folders = [side.root / folder for folder in dict.fromkeys((side.folder, *side.cards))]
+    return " ".join(_folder_mark(command, folder) for folder in folders)
+
+
+@lru_cache(maxsize=4096)
+def _folder_mark(_command: str, folder: Path) -> str:
+    """Cards look into each other's folders, where they share a tensor: read once per command and process."""
+    return files_fingerprint(folder, files_below(folder))

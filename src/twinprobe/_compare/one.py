@@ -1,0 +1,329 @@
+"""Compare one run with another: the whole path from two runs to a judged table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.links import Pairs, match_names
+from twinprobe._compare.pair_table import pair_table
+from twinprobe._judge.origin import Divergence, Side, Summary
+from twinprobe._judge.verdicts import Thresholds
+from twinprobe._runs.places import inside, remote
+from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
+from twinprobe._runs.table import STATS
+from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
+from twinprobe._scale.process import Beside, can_fork
+from twinprobe.errors import BadInput, DamagedTensor, NothingRecorded, NothingToCompare, TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._judge.verdicts import Evidence, Judged
+    from twinprobe._measure.pair import PairMetrics
+
+# Reading both runs at once, each on its own core, where they are large enough to be worth it.
+
+_LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
+
+
+def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
+    """Read two runs; the order of errors is as if one were read after the other."""
+    if not worth_two(target, golden):
+        return _open_first(target, golden), open_run(golden)
+    with Beside(lambda file: hand_over(open_run(golden), file)) as other:
+        first = open_run(target)
+        read = other.result()
+        return first, take_over(read) if read else open_run(golden)
+
+
+def _open_first(target: Path, golden: Path) -> Run:
+    """Read the target; where it holds nothing, see whether the golden run does."""
+    try:
+        return open_run(target)
+    except NothingToCompare as empty:
+        try:
+            open_run(golden)
+        except NothingToCompare:
+            raise NothingRecorded(empty.what, where=empty.where) from empty
+        raise
+
+
+def worth_two(target: Path, golden: Path) -> bool:
+    """Whether a second process for the second run pays, and may be started here."""
+    return _is_large(target) and _is_large(golden) and can_fork()
+
+
+def _is_large(path: Path) -> bool:
+    return remote(path) is None and path.exists() and find_run(path).stat().st_size >= _LARGE
+
+
+# The first divergence, told in a sentence.
+
+_FRAMEWORK_FILES = ("site-packages", "dist-packages", "/torch/", "/mindspore/", "/paddle/", "importlib")
+
+
+def describe_first(target: Run, evidence: Evidence, judged: Judged) -> Divergence | None:
+    """Where the two runs part, with both sides' values; None where they do not."""
+    if judged.first_row is None:
+        return None
+    row = evidence.pairs.row(judged.first_row, named=True)
+    op = target.ops[row["t_op"]]
+    error = float(judged.error[judged.first_row])
+    relative = None if isnan(error) else error
+    return Divergence(
+        op=op,
+        row=row["t_name"],
+        golden_row=row["g_name"] or "",
+        stack_line=user_line(target.stacks[op]),
+        target_values=_values(row, "t"),
+        golden_values=_values(row, "g"),
+        relative_error=relative,
+        sentence=_sentence(op, row["t_name"], judged.reason[judged.first_row], relative) + judged.unread_before,
+        origin=judged.origin[judged.first_row],
+        order=judged.first_row,
+    )
+
+
+def user_line(frames: Sequence[str]) -> str:
+    """The innermost frame that is not inside a framework, else the innermost one."""
+    for frame in frames:
+        if not any(part in frame.partition(", line ")[0] for part in _FRAMEWORK_FILES):
+            return _one_line(frame)
+    return _one_line(frames[0]) if frames else ""
+
+
+def _one_line(frame: str) -> str:
+    return " ".join(frame.split())
+
+
+def _values(row: dict[str, object], side: str) -> dict[str, str]:
+    values = {"dtype": str(row[f"{side}_dtype"]), "shape": str(row[f"{side}_shape"])}
+    for stat in STATS:
+        text = row[f"{side}_{stat}_text"]
+        values[stat] = str(text if text is not None else row[f"{side}_{stat}"])
+    digest = row[f"{side}_digest"]
+    return values | ({"checksum": str(digest)} if digest is not None else {})
+
+
+def _sentence(op: str, row: str, reason: str, relative: float | None) -> str:
+    place = row.removeprefix(op).strip(".") or row
+    size = (
+        "" if relative is None else f" (relative error {relative:.2%})" if relative < 10 else f" ({relative:.1e} times)"
+    )
+    return f"{place}: {reason}{size}"
+
+
+Matcher = Callable[[Run, Run], Pairs]
+Measurer = Callable[[Run, Run, "pl.DataFrame", Callable[[int, int], None]], "pl.DataFrame"]
+
+
+def silent(_done: int, _total: int) -> None:
+    """No progress is shown."""
+
+
+@dataclass
+class Options:
+    """How two runs are compared."""
+
+    match: Matcher = match_names
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    progress: Callable[[int, int], None] = silent
+    measure: Measurer | None = None
+    """How tensors are measured, if not here and at once."""
+
+
+@dataclass
+class Comparison:
+    """Two runs, compared: the typed pair table, the verdicts, the table people read, and the summary."""
+
+    target: Run
+    golden: Run
+    evidence: Evidence
+    judged: Judged
+    summary: Summary
+
+    def table(self) -> pl.DataFrame:
+        """The result table, every old column in its place."""
+        from twinprobe._report.columns import result_table
+
+        return result_table(self.target, self.evidence, self.judged)
+
+
+def compare_paths(target: Path, golden: Path, options: Options | None = None) -> Comparison:
+    """Compare two dump.json (or two debug.json) files."""
+    return compare_runs(*open_both(target, golden), options)
+
+
+def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Comparison:
+    """Pair, measure and judge two runs."""
+    from twinprobe._judge.verdicts import judge
+
+    options = options or Options()
+    mode = common_mode(target, golden)
+    pairs = options.match(target, golden)
+    evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
+    judged = judge(target, evidence, options.thresholds)
+    return Comparison(target, golden, evidence, judged, _summarise(mode, target, golden, evidence, judged, pairs))
+
+
+def common_mode(target: Run, golden: Run) -> str:
+    """The way both runs can be measured; BadInput where they cannot be compared at all."""
+    if target.single_points != golden.single_points:
+        raise BadInput(
+            f"{target.path.name} cannot be compared with {golden.path}",
+            where=target.path, hint="give two dump.json or two debug.json files",
+        )  # fmt: skip
+    if target.task != golden.task:
+        raise BadInput(
+            f'the tasks differ: {target.task!r} here, {golden.task!r} in {golden.path}',
+            where=target.path, hint="record both runs with the same task",
+        )  # fmt: skip
+    if target.mode != golden.mode:
+        with_digest, without = (target, golden) if target.mode == DIGESTS else (golden, target)
+        raise BadInput(
+            f"only {with_digest.path} holds checksums",
+            where=without.path, hint="record both runs with the same summary_mode",
+        )  # fmt: skip
+    if target.mode == TENSORS:
+        for run in (target, golden):
+            if not run.tensor_folder.is_dir():
+                raise BadInput("the folder of the tensors is missing", where=run.tensor_folder)
+    return target.mode
+
+
+def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Evidence:
+    from twinprobe._judge.deviation import of_digests, of_statistics, of_tensors
+    from twinprobe._judge.verdicts import Evidence
+    from twinprobe._measure.statistics import stat_difference
+    from twinprobe._runs.table import STATS
+
+    if mode == DIGESTS:
+        return Evidence(mode, pairs, of_digests(pairs))
+    rounding = options.thresholds.rounding
+    differences = {stat: stat_difference(pairs, stat) for stat in STATS}
+    recorded = of_statistics(pairs, differences, rounding)
+    if mode == STATISTICS:
+        return Evidence(mode, pairs, recorded, differences)
+
+    metrics = (options.measure or tensor_metrics)(target, golden, pairs, options.progress)
+    return Evidence(mode, pairs, of_tensors(pairs, metrics, recorded, rounding), differences, metrics)
+
+
+def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
+    matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
+    verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
+    return Summary(
+        mode=mode,
+        target=_side(target),
+        golden=_side(golden),
+        rows=len(pairs.target),
+        matched=matched,
+        target_only=int((pairs.golden < 0).sum()),
+        golden_only=int((pairs.target < 0).sum()),
+        verdicts=verdicts,
+        first=describe_first(target, evidence, judged),
+        notes=[*target.notes, *golden.notes, *pairs.notes],
+        files=[],
+        unread=int(judged.unread.sum()),
+    )
+
+
+def _side(run: Run) -> Side:
+    return Side(str(run.path), run.framework, run.task, run.level, len(run.ops), run.table.height)
+
+
+# Measuring the tensors that both runs kept.
+
+# Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
+AT_ONCE = 2 << 20
+_NUMBERS = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths", "relative_norm")
+
+
+def tensor_metrics(target: Run, golden: Run, pairs: pl.DataFrame, progress: Callable[[int, int], None]) -> pl.DataFrame:
+    """One row of metrics per pair; rows without two files say why in ``status`` or ``fault``."""
+    return file_metrics(target.tensor_folder, golden.tensor_folder, pairs, progress)
+
+
+def file_metrics(
+    target: Path, golden: Path, pairs: pl.DataFrame, progress: Callable[[int, int], None], *, work: int | None = None
+) -> pl.DataFrame:
+    """The metrics of pairs whose files (columns t_file and g_file) lie in these two folders.
+
+    ``work`` is the ``work_of`` the whole run, where these pairs are only some of it: a part is measured like the whole.
+    """
+    import polars as pl
+
+    from twinprobe._measure.pair import measure_pairs
+
+    rows = pairs.height
+    files = (pairs["t_file"].is_not_null() & pairs["g_file"].is_not_null()).to_numpy()
+    chosen = np.flatnonzero(files)
+    numbers = {name: np.full(rows, np.nan) for name in _NUMBERS}
+    absent = {name: np.ones(rows, dtype=bool) for name in _NUMBERS}
+    status = ["unsupported"] * rows
+    fault: list[str | None] = [None] * rows
+    identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
+    jobs = _jobs(target, golden, pairs, chosen.tolist())
+    results = measure_pairs(jobs, total_bytes=work_of(target, pairs) if work is None else work)
+    for done, (at, result) in enumerate(zip(chosen.tolist(), results, strict=True), start=1):
+        if isinstance(result, TwinProbeError):
+            fault[at] = str(result)
+        else:
+            _store(result, at, numbers, absent)
+            status[at], identical[at] = result.status, result.identical
+            nonfinite[at] = bool(result.nan_only_target or result.nan_only_golden or result.inf_differs)
+        if done % 16 == 0:
+            progress(done, len(chosen))
+    columns: dict[str, pl.Series] = {"status": pl.Series(status), "fault": pl.Series(fault, dtype=pl.String)}
+    for name in _NUMBERS:
+        column = pl.Series(numbers[name])
+        columns[name] = column.set(pl.Series(absent[name]), None)
+    columns["identical"] = pl.Series(identical)
+    columns["nonfinite"] = pl.Series(nonfinite)
+    return pl.DataFrame(columns)
+
+
+def _store(
+    result: PairMetrics, at: int, numbers: dict[str, NDArray[np.float64]], absent: dict[str, NDArray[np.bool_]]
+) -> None:
+    for name in _NUMBERS:
+        value = getattr(result, name)
+        if value is not None:
+            numbers[name][at] = value
+            absent[name][at] = False
+
+
+def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:
+    t_files, g_files = pairs["t_file"].to_list(), pairs["g_file"].to_list()
+    sides = (target, t_files), (golden, g_files)
+    if pairs["joined"].any() or pairs["turn"].null_count() < pairs.height:
+        from twinprobe._compare.pair_table import laid_out_jobs
+
+        return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
+    files = ((folder, names[at]) for at in rows for folder, names in sides)
+    loaders = tensor_loaders(files, at_once=AT_ONCE)
+    return zip(loaders, loaders, strict=True)
+
+
+def work_of(target: Path, pairs: pl.DataFrame) -> int:
+    """About how many bytes there are to read on both sides; enough to choose how to measure."""
+    both = pairs["t_file"].is_not_null() & pairs["g_file"].is_not_null()
+    return 2 * sum(file_sizes(target, pairs["t_file"].filter(both).to_list()))
+
+
+def file_sizes(folder: Path, names: list[str]) -> list[int]:
+    """The bytes of each tensor file; what cannot be read counts as nothing."""
+    sizes = []
+    for name in names:
+        try:
+            sizes.append(inside(folder, name).stat().st_size)
+        except (OSError, DamagedTensor):
+            sizes.append(0)
+    return sizes

@@ -1,0 +1,371 @@
+"""Many jobs on the engine: results as they finish, large ranks in slices, failures told in words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from twinprobe import __version__
+from twinprobe._align.matcher import MappingOptions
+from twinprobe._compare.request import Command, Job, Outcome, RankOutcome, Request, session_of
+from twinprobe._compare.slices import Cut, measure_slice
+from twinprobe._judge.deviation import DIFFERS
+from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
+from twinprobe._report.dataset import MEETINGS, Place, dataset_folder
+from twinprobe._report.overview import Cell, Overview, write_overview
+from twinprobe._runs.remote.contents import local_copies
+from twinprobe._runs.run import run_fingerprint, state_of
+from twinprobe._scale.engine import EngineOptions, Stream, open_stream
+from twinprobe._scale.ledger import Session
+from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
+
+if TYPE_CHECKING:
+    from twinprobe._compare.one import Comparison
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Gathered:
+    """Results and failures by job number, and where nothing was recorded on either side.
+
+    ``finished`` is False for a command that was interrupted.
+    """
+
+    results: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    finished: bool = True
+
+    def in_order(self) -> list[Any]:
+        """The results in the order of their jobs."""
+        return [self.results[at] for at in sorted(self.results)]
+
+    def told(self) -> list[str]:
+        """The failures in the order of their jobs."""
+        return [self.failures[at] for at in sorted(self.failures)]
+
+
+def run_all(
+    function: Callable[[Item], Result],
+    jobs: Sequence[Item],
+    request: Request,
+    advance: Callable[[str, int, int], None],
+    *,
+    size: int | None = None,
+    when_interrupted: Callable[[Gathered], None] | None = None,
+) -> Gathered:
+    """Run every job on the engine; BadInput if not one of them could be done."""
+    gathered = Gathered()
+    try:
+        with open_stream(request.options, _pieces(jobs, request.options), size) as stream:
+            work = _Work(function, jobs, stream, advance)
+            for ticket, result in stream:
+                work.take(ticket, result, gathered)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        gathered.finished = False
+        if when_interrupted is not None and gathered.results:
+            when_interrupted(gathered)
+        raise
+    if not gathered.results:
+        raise BadInput(f"nothing could be compared: {(gathered.told() + gathered.empty)[0]}", where=request.target)
+    return gathered
+
+
+def _pieces(jobs: Sequence[Any], options: EngineOptions) -> int:
+    """How many workers can be busy: one rank alone may become many slices."""
+    return len(jobs) if len(jobs) > 1 or not options.wanted else 1 << 30
+
+
+class _Work:
+    """Which ticket is which job or slice, and how far all of it is."""
+
+    def __init__(
+        self, function: Callable[[Any], Any], jobs: Sequence[Any], stream: Stream,
+        advance: Callable[[str, int, int], None],
+    ) -> None:  # fmt: skip
+        self._function = function
+        self._jobs = list(jobs)
+        self._stream = stream
+        self._advance = advance
+        self._tickets = {stream.add(function, job, _name(job)): at for at, job in enumerate(jobs)}
+        self._slices: dict[int, tuple[int, int]] = {}
+        self._left: dict[int, int] = {}
+        self._done = 0
+        self._slices_done = 0
+        self._slices_in_all = 0
+
+    def take(self, ticket: int, result: Any, gathered: Gathered) -> None:
+        if ticket in self._slices:
+            self._take_slice(*self._slices.pop(ticket), result)
+            return
+        at = self._tickets.pop(ticket)
+        if isinstance(result, Cut):
+            self._cut(at, result)
+            return
+        self._done += 1
+        if isinstance(result, NothingRecorded):
+            gathered.empty.append(str(result))
+        elif isinstance(result, TwinProbeError):
+            gathered.failures[at] = str(result)
+        else:
+            gathered.results[at] = result
+        self._tell()
+
+    def _cut(self, at: int, cut: Cut) -> None:
+        self._jobs[at] = replace(self._jobs[at], cut=cut)
+        self._left[at] = len(cut.slices)
+        self._slices_in_all += len(cut.slices)
+        for piece in cut.slices:
+            name = f"{_name(self._jobs[at])} slice {piece.number}".strip()
+            self._slices[self._stream.add(measure_slice, piece, name)] = (at, piece.number)
+
+    def _take_slice(self, at: int, number: int, result: Any) -> None:
+        job: Job = self._jobs[at]
+        if isinstance(result, TwinProbeError):
+            self._jobs[at] = job = replace(job, lost=(*job.lost, (number, str(result))))
+        self._left[at] -= 1
+        self._slices_done += 1
+        if not self._left[at]:
+            self._tickets[self._stream.add(self._function, job, _name(job))] = at
+        self._tell()
+
+    def _tell(self) -> None:
+        if len(self._jobs) == 1 and self._slices_in_all:
+            self._advance("slices", self._slices_done, self._slices_in_all)
+        else:
+            self._advance("ranks", self._done, len(self._jobs))
+
+
+def _name(job: Any) -> str:
+    return str(getattr(job, "name", ""))
+
+
+# What can only be said of all ranks together: where the difference began, and the map of verdicts.
+
+_MOST_FINDINGS = 20
+
+
+def rank_facts(comparison: Comparison, rank: int) -> RankFacts:
+    """What the search over ranks needs to know of one."""
+    run, calls = comparison.target, comparison.judged.calls
+    received = calls.outputs_differ & calls.collective & ~calls.inputs_differ
+    return RankFacts(
+        rank=rank,
+        meetings=tuple(meetings(run, rank)),
+        first_injected=_first(run.ops, calls.injected),
+        first_received=_first(run.ops, received),
+        differs=bool((comparison.evidence.deviation.state == DIFFERS).any()),
+    )
+
+
+def flat(found: Sequence[Meeting]) -> list[tuple[int, str]]:
+    """Exchanges as rows of a dataset."""
+    return [(meeting.order, key) for meeting in found for key in meeting.keys]
+
+
+def dataset_exchanges(dataset: Path, places: Sequence[Place]) -> Exchanges:
+    """The exchanges of these ranks, of which a dataset holds the texts and memory only numbers."""
+    import polars as pl
+
+    files = [file for place in places if (file := dataset / place.folder / MEETINGS).is_file()]
+    if not files:
+        return Exchanges.of([])
+    with local_copies(dataset, files) as here:
+        table = (
+            pl.scan_parquet(here, hive_partitioning=True)
+            .select(pl.col("rank").cast(pl.Int32), "order", pl.col("key").hash().reinterpret(signed=True))
+            .collect(engine="streaming")
+        )
+    return Exchanges(table["rank"].to_numpy(), table["order"].to_numpy(), table["key"].to_numpy())
+
+
+def words(culprit: Culprit, facts: Sequence[RankFacts]) -> str:
+    """Where a difference began, in a sentence."""
+    others = sorted(fact.rank for fact in facts if fact.differs and fact.rank != culprit.rank)
+    where = f"rank {culprit.rank}: " if len(facts) > 1 else ""
+    if culprit.exchanged:
+        return f"{where}{culprit.op} is the first to differ, though every rank gave equal data to it"
+    text = f"{where}the difference begins at {culprit.op}"
+    if others and len(facts) > 1:
+        named = ", ".join(map(str, others[:8])) + (" ..." if len(others) > 8 else "")
+        text += f"; ranks {named} differ as well" if len(others) > 1 else f"; rank {named} differs as well"
+    return text
+
+
+def conclude(
+    request: Request, jobs: Sequence[Job], gathered: Gathered, notes: Sequence[str], lost: Sequence[str]
+) -> Outcome:
+    """Everything that was found; with a dataset also the summary over all ranks and steps.
+
+    ``lost`` is what was asked for and could not even be tried.
+    """
+    results: list[RankOutcome] = gathered.in_order()
+    outcome = Outcome(
+        [result.summary for result in results], [*lost, *gathered.told()], [*notes, *sorted(gathered.empty)]
+    )
+    dataset = jobs[0].dataset
+    if dataset is None:
+        return outcome
+    doubts = doubts_of(outcome.summaries, outcome.failures)
+    outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
+    outcome.overview = write_overview(
+        Overview(
+            target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
+            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=outcome.notes,
+            lost=lost, finished=gathered.finished,
+        ),
+        request.output,
+    )  # fmt: skip
+    return outcome
+
+
+def doubts_of(summaries: Sequence[Summary], failures: Sequence[str]) -> list[str]:
+    """What keeps a first difference from being certain: rows that were not read, ranks that were not compared."""
+    unread = sum(summary.unread for summary in summaries)
+    doubts = [f"{unread_rows(unread)}: a difference may begin earlier"] if unread else []
+    if failures:
+        doubts.append(f"not everything was compared: a difference may begin there ({failures[0]}"
+                      + (f", and {len(failures) - 1} more)" if len(failures) > 1 else ")"))  # fmt: skip
+    return doubts
+
+
+def no_difference(*, agree: bool) -> str:
+    """What is said where no call differs."""
+    return "no call differs: the runs agree" if agree else "no call differs in what could be compared"
+
+
+def _first_step(dataset: Path, jobs: Sequence[Job], results: dict[int, RankOutcome], *, agree: bool) -> list[str]:
+    """Where the difference began in the first step that has one."""
+    by_step: dict[tuple[str, int], dict[Place, RankFacts]] = {}
+    for at in sorted(results):
+        known, place = results[at].facts, jobs[at].place
+        if known is not None:
+            by_step.setdefault((place.mode, place.step), {})[place] = known
+    for (mode, step), facts_of in sorted(by_step.items()):
+        facts = list(facts_of.values())
+        if not any(fact.first_injected or fact.first_received for fact in facts):
+            continue
+        culprits = find_culprits(facts, dataset_exchanges(dataset, list(facts_of)))
+        where = ", ".join(part for part in (mode, f"step {step}" if len(by_step) > 1 else "") if part)
+        found = [(f"{where}, " if where else "") + text for text in _grouped(culprits, facts)]
+        more = len(found) - _MOST_FINDINGS
+        return [*found[:_MOST_FINDINGS], f"{more} more calls differ by themselves"] if more > 0 else found
+    return [no_difference(agree=agree)]
+
+
+def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[str]:
+    """The beginnings in words, the same call of several ranks as one; most ranks first."""
+    by_call: dict[tuple[str, bool], list[Culprit]] = {}
+    for culprit in culprits:
+        by_call.setdefault((culprit.op, culprit.exchanged), []).append(culprit)
+    told = []
+    for (op, exchanged), same in sorted(by_call.items(), key=lambda entry: -len(entry[1])):
+        if len(same) == 1:
+            told.append(words(same[0], facts))
+            continue
+        ranks = ", ".join(str(one.rank) for one in same[:8]) + (" ..." if len(same) > 8 else "")
+        what = "is the first to differ, though every rank gave equal data to it" if exchanged else "differs by itself"
+        told.append(f"{op} {what} on {len(same)} ranks: {ranks}")
+    return told
+
+
+def _cells(jobs: Sequence[Job], gathered: Gathered) -> list[Cell]:
+    cells = []
+    for at, job in enumerate(jobs):
+        if at in gathered.results:
+            cells.append(Cell(job.place, job.name, gathered.results[at].summary))
+        elif at in gathered.failures:
+            cells.append(Cell(job.place, job.name, None, gathered.failures[at]))
+    return sorted(cells, key=lambda cell: cell.place)
+
+
+def _first(ops: list[str], mask: np.ndarray[Any, Any]) -> tuple[int, str] | None:
+    found = np.flatnonzero(mask)
+    return (int(found[0]), ops[int(found[0])]) if len(found) else None
+
+
+# Before the work: names that are ours alone, where results go, and what an interrupted command has finished.
+
+DATASET = "dataset"
+# So many ranks get a workbook each, unless the user says otherwise; more become a dataset.
+FEW_RANKS = 16
+
+
+@contextmanager
+def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[list[Job], list[str]]]:
+    """The jobs with their timestamp, formats, dataset and notes of what is done; and what to tell the user."""
+    with opened_session(request, kind, keeps=is_large(request, jobs)) as (stamp, session, notes):
+        ranks = len({job.name.rpartition("/")[2] for job in jobs})
+        many = ranks > FEW_RANKS or DATASET in request.formats
+        formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
+        dataset = dataset_folder(request.output, stamp) if many else None
+        size = request.options.slice_of(len(jobs))
+        made = [
+            replace(job.stamped(stamp), formats=formats, dataset=dataset, session=session, slice_bytes=size)
+            for job in jobs
+        ]
+        yield made, notes
+
+
+def is_large(request: Request, jobs: Sequence[object]) -> bool:
+    """Whether the work goes to the engine, rather than being done at once in this process."""
+    return len(jobs) > 1 or request.options.wanted or request.resume
+
+
+@contextmanager
+def opened_session(request: Request, kind: str, *, keeps: bool) -> Iterator[tuple[str, Session | None, list[str]]]:
+    """The command's timestamp, its notes (new, or those of the command that is resumed), and what to tell the user."""
+    command = Command(kind, request.identity(), request.output, request.timestamp, request.resume)
+    with session_of(command, keeps=keeps) as opened:
+        yield opened
+
+
+def finish(session: Session | None, gathered: Gathered, *, keep: bool) -> None:
+    """After the work: notes are needed only where something is left to do, or where doing it again would be long."""
+    if session is not None and gathered.finished and not gathered.failures:
+        session.end(keep=keep)
+
+
+def job_mark(job: Job) -> str:
+    """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
+    digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
+    digest.update(mapping_mark(job.request.mapping))
+    for run in (job.target, job.golden):
+        digest.update(run_fingerprint(run).encode())
+    return digest.hexdigest()
+
+
+def mapping_mark(mapping: MappingOptions) -> bytes:
+    """The content of the mapping files."""
+    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
+    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
+    return b"".join(hashlib.sha256(part).digest() for part in files)
+
+
+def job_name(job: Job) -> str:
+    """The name of a job's record."""
+    return f"{job.name or 'pair'} {job.target.name}"
+
+
+@contextmanager
+def unchanged(*paths: Path) -> Iterator[None]:
+    """Raise BadInput if one of these files changes meanwhile: its recorder is still at work."""
+    before = [state_of(path) for path in paths]
+    yield
+    for path, state in zip(paths, before, strict=True):
+        if state_of(path) != state:
+            raise BadInput(
+                "changed while it was read: it is still being written",
+                where=path, hint="compare this rank when its recorder has ended; --resume does only what is missing",
+            )  # fmt: skip

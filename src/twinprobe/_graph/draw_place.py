@@ -1,0 +1,260 @@
+"""One step and rank drawn into a file of its own, perhaps in a worker process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from twinprobe import __version__
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._compare.one import open_both, worth_two
+from twinprobe._compare.ranks import mapping_mark, unchanged
+from twinprobe._compare.request import once_in_folder
+from twinprobe._graph.communication import Call, write_calls
+from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
+from twinprobe._graph.golden_beside import GoldenBeside
+from twinprobe._graph.layouts.layout import Layouts
+from twinprobe._graph.layouts.merge import Merged, merge_ranks
+from twinprobe._graph.picture import DrawOptions, Picture, draw_one, draw_pair, log_calls
+from twinprobe._graph.vis_files import GraphDb, new_indices, old_indices, write_vis
+from twinprobe._judge.origin import Summary
+from twinprobe._judge.verdicts import Thresholds
+from twinprobe._report.files import Staging
+from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint
+from twinprobe._scale.engine import EngineOptions
+from twinprobe._scale.ledger import Session
+
+# A long graph command's notes: which places an interrupted one has drawn, known by the content of their dumps.
+
+
+def place_mark(place: Place, request: GraphRequest) -> str:
+    """What decides how a place is drawn: the content of its dumps and mapping files, the options, our version."""
+    told = (__version__, request.identity(), place.step, place.rank, place.label)
+    digest = hashlib.sha256(repr(told).encode("utf-8", "surrogateescape"))
+    digest.update(mapping_mark(request.mapping))
+    for file in run_files(place):
+        digest.update(run_fingerprint(file).encode())
+    return digest.hexdigest()
+
+
+def run_files(place: Place) -> list[Path]:
+    """The dump files that a place is drawn from; one that is not there has the name it should have."""
+    return [_run_file(folder) for folder in _folders(place)]
+
+
+def _folders(place: Place) -> Iterator[Path]:
+    if place.ranks is None:
+        yield place.target
+        if place.golden is not None:
+            yield place.golden
+        return
+    for side in place.ranks:
+        yield from side.values()
+
+
+def _run_file(folder: Path) -> Path:
+    return next((folder / name for name in RUN_FILES if (folder / name).is_file()), folder / DUMP)
+
+
+# What a user asks of the graph commands.
+
+VIS_FILE, DB_FILE, MERGED_DUMP = "vis", "db", "json"
+
+
+@dataclass(frozen=True)
+class GraphRequest:
+    """What the user asked for; without ``golden`` single graphs are drawn."""
+
+    target: Path
+    golden: Path | None
+    output: Path
+    form: str
+    timestamp: str
+    mapping: MappingOptions = field(default_factory=MappingOptions)
+    same_ancestors: bool = True
+    overflow_check: bool = False
+    log_calls: bool = False
+    complete_stack: bool = False
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    workers: int | None = None
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    layouts: Layouts = (None, None)
+    resume: bool = False
+
+    def identity(self) -> str:
+        """All that decides what is drawn, apart from what lies in the files."""
+        mapping = replace(self.mapping, output=None, timestamp="", label="")
+        flags = (self.same_ancestors, self.overflow_check, self.complete_stack)
+        return repr((str(self.target), str(self.golden), self.form, mapping, flags, self.thresholds, self.layouts))
+
+    @property
+    def kind(self) -> str:
+        """The first word of a result's name."""
+        return "build" if self.golden is None else "compare"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One place to draw, and what receives it: a file, or the notes of a long command."""
+
+    place: Place
+    to: Path | Session
+    request: GraphRequest
+
+
+@dataclass
+class Drawn:
+    """What came of a job, apart from its file."""
+
+    place: Place
+    part: Path
+    nodes: int
+    micro_steps: int
+    mode: str | None
+    sources: list[str]
+    ends: list[tuple[str, str, int]]
+    """Where in a ``.vis`` file the calls that communicate end: source, node, offset."""
+    summary: Summary | None
+    notes: list[str]
+
+    @property
+    def calls_file(self) -> Path:
+        """The calls that talk to other ranks: on disk, since all ranks' together may be too many for memory."""
+        return calls_file(self.part)
+
+
+def run_job(job: Job) -> Drawn:
+    """Draw one place (perhaps in a worker process), unless an interrupted command has done it."""
+    request, place, to = job.request, job.place, job.to
+    if isinstance(to, Path):
+        to.unlink(missing_ok=True)
+        return _draw_into(place, request, to, calls_file(to))
+
+    def work(folder: Path) -> tuple[Drawn, list[Path]]:
+        part = folder / f"part.{request.form}"
+        with Staging() as staging:
+            mine, calls = staging.file(part), staging.file(calls_file(part))
+            mine.unlink()
+            drawn = replace(_draw_into(place, request, mine, calls), part=part)
+        return drawn, [part, drawn.calls_file]
+
+    return once_in_folder(to, place.label or "graph", place_mark(place, request), Drawn, work)
+
+
+def _draw_into(place: Place, request: GraphRequest, part: Path, calls: Path) -> Drawn:
+    if _two_pay(place, request):
+        drawn = _draw_beside(place, request, part, calls)
+        if drawn is not None:
+            return drawn
+    picture = _drawn(place, request, None)
+    ends: list[tuple[str, str, int]] = []
+    if request.form == DB_FILE:
+        db = GraphDb(part, nodes=sum(len(side.tree) for side, _ in picture.sides))
+        db.add(picture)
+        db.close()
+    else:
+        file = write_vis(picture, part, overflow_check=request.overflow_check, complete_stack=request.complete_stack)
+        ends = [(source, node, end) for (source, node), end in file.ends.items()]
+    return _noted(picture, place, request, part, calls, ends)
+
+
+def _two_pay(place: Place, request: GraphRequest) -> bool:
+    if request.form != DB_FILE or place.ranks is not None or place.golden is None:
+        return False
+    check_dump(place.target)
+    check_dump(place.golden)
+    return worth_two(place.target, place.golden)
+
+
+def _draw_beside(place: Place, request: GraphRequest, part: Path, calls: Path) -> Drawn | None:
+    """Draw two runs with a second process; None where that one failed."""
+    assert place.golden is not None
+    with GoldenBeside(place.golden, part, place.step, place.rank, overflow_check=request.overflow_check) as beside:
+        picture = _drawn(place, request, beside)
+        if not beside.write(picture):
+            return None
+    return _noted(picture, place, request, part, calls, [])
+
+
+def _drawn(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
+    with unchanged(*run_files(place)):
+        return _draw(place, request, beside)
+
+
+def _noted(
+    picture: Picture, place: Place, request: GraphRequest, part: Path, calls: Path, ends: list[tuple[str, str, int]]
+) -> Drawn:
+    """What is to be known of a drawn place, once its rows are written."""
+    if request.log_calls:
+        log_calls(picture)
+    write_calls(calls, _calls(picture, request.form))
+    comparison = picture.comparison
+    summary = replace(comparison.summary, rank=place.label) if comparison is not None else None
+    return Drawn(
+        place=place,
+        part=part,
+        nodes=sum(len(side.tree) for side, _ in picture.sides),
+        micro_steps=picture.micro_steps,
+        mode=comparison.evidence.mode if comparison is not None else None,
+        sources=[side.source for side, _ in picture.sides],
+        ends=ends,
+        summary=summary,
+        notes=picture.target.run.notes if summary is None else summary.notes,
+    )
+
+
+def calls_file(part: Path) -> Path:
+    """Where the calls of a part that talk to other ranks are noted."""
+    return part.with_name(f"{part.name}.calls")
+
+
+def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
+    runs = open_runs(place, request, beside)
+    mapping = replace(request.mapping, label=place.label)
+    if place.ranks is not None and mapping.layer is None:
+        mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
+    options = DrawOptions(
+        match=build_matcher(mapping),
+        same_ancestors=request.same_ancestors and place.ranks is None,
+        overflow_check=request.overflow_check,
+        thresholds=request.thresholds,
+    )
+    if len(runs) == 1:
+        return draw_one(runs[0], place.step, place.rank, options)
+    return draw_pair(runs[0], runs[1], place.step, place.rank, options, beside)
+
+
+def open_runs(place: Place, request: GraphRequest, beside: GoldenBeside | None = None) -> list[Run] | list[Merged]:
+    """The run or the two runs of a place, the ranks of a layout merged."""
+    if place.ranks is None:
+        if place.golden is None:
+            return [open_dump(place.target)]
+        if beside is not None:
+            target = open_run(place.target)
+            golden = beside.run()
+            # What the other process hands over is nested, or it would not have handed it over.
+            return [nested(target), golden] if golden is not None else [nested(target), open_dump(place.golden)]
+        check_dump(place.target)
+        check_dump(place.golden)
+        return [nested(run) for run in open_both(place.target, place.golden)]
+    sides = [(folders, layout) for folders, layout in zip(place.ranks, request.layouts, strict=True) if layout]
+    return [
+        merge_ranks({rank: open_dump(folder) for rank, folder in folders.items()}, layout) for folders, layout in sides
+    ]
+
+
+def _calls(picture: Picture, form: str) -> list[Call]:
+    """The calls of a picture that talk to other ranks."""
+    found = []
+    indices = (new_indices if form == DB_FILE else old_indices)(picture)
+    for side, _ in picture.sides:
+        for name, messages in side.communication.calls.items():
+            node = side.tree.index[name]
+            index: object = indices[node] if side is picture.target else None
+            if side.overflow:
+                index = side.overflow[node]
+            text = "Nan" if index is None else str(index)
+            found.append(Call(side.source, picture.step, picture.rank, name, text, tuple(messages)))
+    return found

@@ -1,0 +1,245 @@
+"""Large graphs by two processes: a forked one reads and renders the trusted run, and writes the file.
+
+They exchange the trusted run's table and tree one way, as soon as they are there; the other way the tree of the run
+under test and the links, then its values. Whatever fails over there is done here instead, so that its error is raised
+here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from twinprobe._graph.communication import Communication, read_communication
+from twinprobe._graph.compare_json import nested
+from twinprobe._graph.node_values import CallValues
+from twinprobe._graph.picture import GOLDEN, Picture, Side, node_extras, side_of, summary_rows
+from twinprobe._graph.tree import CallSites, Tree
+from twinprobe._graph.values import DB, CallTexts
+from twinprobe._graph.vis_files import GraphDb, new_indices, tensor_folder
+from twinprobe._runs.run import Run, hand_over, open_run, take_over
+from twinprobe._scale.process import Forked
+
+# A side of a graph as bytes, for another process: its tree, call sites and links, without the run's values.
+
+
+class _Parts(msgspec.Struct):
+    source: str
+    names: list[str]
+    kinds: list[int]
+    parents: list[int]
+    children: list[list[int]]
+    ops: list[int]
+    micro_steps: list[int]
+    order: list[int]
+    frames: list[list[str]]
+    of_node: list[int]
+    overflow: list[str | None]
+    link: list[int]
+
+
+def pack_side(side: Side) -> bytes:
+    """All but the run, what it communicates, and what merging has told."""
+    tree = side.tree
+    return msgspec.msgpack.encode(
+        _Parts(
+            side.source, tree.names, tree.kinds, tree.parents, tree.children, tree.ops, tree.micro_steps,
+            side.order, side.sites.frames, side.sites.of_node, side.overflow, side.link,
+        )
+    )  # fmt: skip
+
+
+def unpack_side(packed: bytes, run: Run) -> Side:
+    """The side of this run, made in another process."""
+    parts = msgspec.msgpack.decode(packed, type=_Parts)
+    index = {name: at for at, name in enumerate(parts.names)}
+    tree = Tree(parts.names, parts.kinds, parts.parents, parts.children, parts.ops, parts.micro_steps, index)
+    sites = CallSites(run, tree, [])
+    sites.frames, sites.of_node = parts.frames, parts.of_node
+    return Side(parts.source, run, tree, parts.order, sites, Communication(), parts.link, parts.overflow)
+
+
+# Messages from one process to another through a file, so that the sender never waits for the reader.
+
+_LENGTH = 8
+
+
+class Spool:
+    """Made before a fork; afterwards one process only sends and the other only receives."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
+        self._heard, self._told = os.pipe()
+        self._at = 0
+
+    def sends(self) -> None:
+        """This process is the sender: the reader sees the end when it closes."""
+        os.close(self._heard)
+        self._heard = -1
+
+    def receives(self) -> None:
+        """This process is the reader."""
+        os.close(self._told)
+        self._told = -1
+
+    def send(self, *messages: bytes) -> None:
+        """Send messages; one that nobody is there to read is lost."""
+        for message in messages:
+            self._file.write(message)
+            self._file.flush()
+            with suppress(BrokenPipeError):
+                os.write(self._told, len(message).to_bytes(_LENGTH, "little"))
+
+    def receive(self) -> bytes | None:
+        """The next message, or None if the sender has ended."""
+        head = os.read(self._heard, _LENGTH)  # a write this small arrives whole
+        if not head:
+            return None
+        length = int.from_bytes(head, "little")
+        message = os.pread(self._file.fileno(), length, self._at)
+        self._at += length
+        return message
+
+    def close(self) -> None:
+        """Give back what this process holds."""
+        for end in (self._heard, self._told):
+            if end >= 0:
+                os.close(end)
+        self._heard = self._told = -1
+        self._file.close()
+
+
+_PIECES_AHEAD = 12  # rendered while the runs are matched; about 1 MB each
+
+
+class _Compared(msgspec.Struct):
+    """What is known of the run under test once it is compared: per call, and in all."""
+
+    severity: list[int]
+    drift: list[float]
+    error: list[float]
+    origin: list[str]
+    rule: list[str]
+    summary: list[tuple[Any, ...]]
+    tensor_folder: str | None
+
+
+class GoldenBeside:
+    """A process that writes the rows of both runs into ``part``, which it creates."""
+
+    def __init__(self, golden: Path, part: Path, step: int, rank: int, *, overflow_check: bool) -> None:
+        self._part = part
+        self._place = step, rank
+        self._ours, self._theirs = Spool(), Spool()
+        self._run_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+
+        def work() -> None:
+            self._ours.receives()
+            self._theirs.sends()
+            self._work(golden, overflow_check)
+
+        self._process = Forked(work)
+        self._ours.sends()
+        self._theirs.receives()
+
+    def _work(self, golden: Path, overflow_check: bool) -> None:
+        run = nested(open_run(golden))
+        _ = run.stacks  # for its notes
+        hand_over(run, self._run_file)
+        self._run_file.flush()
+        self._theirs.send(b"")
+        side, _ = side_of(GOLDEN, run, overflow_check=overflow_check)
+        self._theirs.send(pack_side(side))
+        texts = side.texts(DB)
+        rendered = list(islice(texts, _PIECES_AHEAD))
+        packed, link = self._next(), self._next()
+        target = unpack_side(packed, Run(run.path, "", "", "", [], run.table.clear(), []))
+        side.link = msgspec.msgpack.decode(link, type=list[int])
+        db = GraphDb(self._part, nodes=len(side.tree) + len(target.tree))
+        folder = tensor_folder(run)
+        db.add_side(side, target.paths, *self._place, chain(_used_up(rendered), texts), folder=folder)
+        self._write_target(db, side, target)
+        db.close()
+
+    def _write_target(self, db: GraphDb, side: Side, target: Side) -> None:
+        known = msgspec.msgpack.decode(self._next(), type=_Compared)
+        severity = np.array(known.severity, dtype=np.int8)
+        values = CallValues(severity, np.array(known.drift), np.array(known.error), known.origin, known.rule)
+        picture = Picture(*self._place, target, side, 0, None, values)
+        db.add_extras(node_extras(picture), known.summary)
+        indices, folder = new_indices(picture), known.tensor_folder
+        db.add_side(target, side.paths, *self._place, self._pieces(), indices, folder)
+
+    def _pieces(self) -> Iterator[CallTexts]:
+        decode = msgspec.msgpack.Decoder(CallTexts).decode
+        while piece := self._next():
+            yield decode(piece)
+
+    def _next(self) -> bytes:
+        message = self._ours.receive()
+        if message is None:
+            raise EOFError  # the other process has ended: so does this one
+        return message
+
+    def run(self) -> Run | None:
+        """The trusted run, or None where reading it failed."""
+        if self._theirs.receive() is None:
+            return None
+        self._run_file.seek(0)
+        return take_over(self._run_file)
+
+    def side(self, run: Run) -> Side | None:
+        """The trusted run's tree; None where the other process has given up."""
+        packed = self._theirs.receive()
+        if packed is None:
+            return None
+        side = unpack_side(packed, run)
+        side.communication = read_communication(run)
+        return side
+
+    def linked(self, target: Side, golden: Side) -> None:
+        """Let the other process write the trusted run's rows: both sides are matched."""
+        self._ours.send(pack_side(target), msgspec.msgpack.encode(golden.link))
+
+    def write(self, picture: Picture) -> bool:
+        """Have the rows of the run under test written; False where all has to be drawn anew, here."""
+        values, side = picture.values, picture.target
+        assert values is not None
+        known = _Compared(
+            values.severity.tolist(), values.drift.tolist(), values.error.tolist(), values.origin, values.rule,
+            list(summary_rows(picture)), tensor_folder(side.run),
+        )  # fmt: skip
+        encode = msgspec.msgpack.Encoder().encode
+        self._ours.send(encode(known))
+        for piece in picture.texts(side, DB):
+            self._ours.send(encode(piece))
+        self._ours.send(b"")
+        written = self._process.succeeds()
+        if not written:
+            self._part.unlink(missing_ok=True)
+        return written
+
+    def __enter__(self) -> GoldenBeside:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.stop()
+        self._ours.close()
+        self._theirs.close()
+        self._run_file.close()
+
+
+def _used_up(items: list[CallTexts]) -> Iterator[CallTexts]:
+    """The items of a list, each forgotten when the next is taken."""
+    items.reverse()
+    while items:
+        yield items.pop()

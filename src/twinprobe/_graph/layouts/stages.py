@@ -1,0 +1,175 @@
+"""Names in one logical model: layers of later pipeline stages, chunks and experts counted on."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from twinprobe._graph.tree import is_module
+from twinprobe._runs.names import GRADIENTS, parse_op
+from twinprobe._runs.run import Run
+
+_NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
+_EXPERTS = re.compile(r"((?:local_)?experts)\.(\d{1,18})(?=\.)")
+_CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
+
+
+def chunk_of(name: str) -> int | None:
+    """The number of the virtual stage that a module's name begins with."""
+    found = _CHUNK.match(name) if is_module(name) else None
+    return int(found[2]) if found else None
+
+
+class StageNames:
+    """Gives the calls of each stage, in the order of the model, the names that one rank alone would give them."""
+
+    def __init__(self, *, chunks: bool) -> None:
+        self._chunks = chunks
+        self._next_layer: dict[str, int] = defaultdict(int)
+        self._next_call: dict[str, int] = defaultdict(int)
+        self._offsets: dict[str, int] = {}
+
+    def stage(self, names: Iterable[str]) -> dict[str, str]:
+        """New names for the calls of the next stage (or of its next chunk)."""
+        names = list(names)
+        self._offsets = self._layer_offsets(names)
+        return self._renamed(names, {})
+
+    def experts(self, names: Iterable[str], before: dict[str, int]) -> dict[str, str]:
+        """New names for calls in experts of the same stage on another rank.
+
+        ``before`` counts, per list of experts, those that lie on earlier ranks.
+        """
+        return self._renamed(list(names), before)
+
+    def _renamed(self, names: list[str], before: dict[str, int]) -> dict[str, str]:
+        first_call = dict(self._next_call)
+        renamed = {}
+        for name in names:
+            if is_module(name) or GRADIENTS in name:
+                renamed[name] = self._module(name, before)
+                continue
+            op = parse_op(name)
+            if op.call < 0:
+                renamed[name] = name
+                continue
+            head = f"{op.prefix}.{op.body}"
+            call = op.call + first_call.get(head, 0)
+            self._next_call[head] = max(self._next_call[head], call + 1)
+            renamed[name] = op.renumbered(call)
+        return renamed
+
+    def _module(self, name: str, before: dict[str, int]) -> str:
+        offsets = self._offsets
+        name = self._folded(name)
+        layer = _NUMBER.search(name, self._start(name))
+        if layer and name[: layer.start()] in offsets:
+            shifted = int(layer[1]) + offsets[name[: layer.start()]]
+            name = f"{name[: layer.start()]}.{shifted}{name[layer.end() :]}"
+        if before:
+            name = _EXPERTS.sub(lambda found: f"{found[1]}.{int(found[2]) + before.get(found[1], 0)}", name)
+        return name
+
+    def _folded(self, name: str) -> str:
+        """All chunks of a rank become its first."""
+        return _CHUNK.sub(lambda found: f"{found[1]}.0.", name) if self._chunks and is_module(name) else name
+
+    def _start(self, name: str) -> int:
+        found = _CHUNK.match(name) if self._chunks else None
+        return found.end() - 1 if found else 0
+
+    def _layer_offsets(self, names: list[str]) -> dict[str, int]:
+        """How far each numbered list of this stage is moved: on, where its numbers were used before."""
+        seen: dict[str, set[int]] = defaultdict(set)
+        for name in map(self._folded, filter(is_module, names)):
+            layer = _NUMBER.search(name.rsplit(".", 2)[0] + ".", self._start(name))
+            if layer:
+                seen[name[: layer.start()]].add(int(layer[1]))
+        offsets = {}
+        for path, numbers in seen.items():
+            free = self._next_layer[path]
+            offsets[path] = free - min(numbers) if min(numbers) < free else 0
+            self._next_layer[path] = max(numbers) + offsets[path] + 1
+        return offsets
+
+
+def in_expert(name: str, parents: dict[str, str | None]) -> bool:
+    """Whether a call belongs to one of a list of experts: by its own name, or by the module around it."""
+    around: str | None = name
+    for _ in range(1000):  # parents of a damaged dump may go in circles
+        if around is None:
+            return False
+        if _EXPERTS.search(around):
+            return True
+        around = parents.get(around)
+    return False
+
+
+def experts_in(names: Iterable[str]) -> dict[str, set[int]]:
+    """The numbers of the experts that each list of experts has on a rank."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        for one in _EXPERTS.finditer(name):
+            found[one[1]].add(int(one[2]))
+    return found
+
+
+# In which order the calls of several stages would have run on one rank.
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ranks that share calls of one pipeline stage (of one chunk), and those calls' names in the whole model.
+
+    ``expert`` is set where experts lie on several ranks: the part holds those of one rank, or (-1) all but experts.
+    ``around`` has the new names of modules that belong to another part and hold calls of this one.
+    """
+
+    stage: int
+    chunk: int
+    ranks: list[tuple[tuple[int, int, int], Run]]
+    names: dict[str, str]
+    expert: int | None = None
+    around: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> Run:
+        """The rank that the order of the calls, their parents and stacks are taken from."""
+        return self.ranks[0][1]
+
+
+def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
+    """The new names of all parts' calls: round by round, forward from the first stage to the last, then back."""
+    keyed: dict[str, tuple[int, ...]] = {}
+    for part, own in zip(parts, names, strict=True):
+        turn = part.chunk * 10_000 + part.stage
+        parents = part.first.parents
+        micro = shared = 0
+        for at, name in enumerate(own):
+            inside = part.expert is not None and in_expert(name, parents)
+            shared += not inside
+            if name not in part.names:
+                continue
+            micro = _micro_step(name, parents, micro)
+            phase = _phase(name, parents)
+            # Experts of other ranks come where those of the first do: between the same two calls that all ranks have.
+            block = (shared, 1, (-part.expert if phase else part.expert)) if part.expert is not None and inside else ()
+            key = (micro, phase, -turn if phase else turn, *(block or (shared, 0, 0)), at)
+            # What wraps several stages ends with the last of them.
+            new = part.names[name]
+            keyed[new] = max(key, keyed[new]) if new in keyed else key
+    return sorted(keyed, key=keyed.__getitem__)
+
+
+def _phase(name: str, parents: dict[str, str | None]) -> int:
+    """0 for the forward pass, 1 for the backward pass and what is computed inside it, 2 for gradients."""
+    if GRADIENTS in name:
+        return 2
+    return int(".backward" in name or ".backward" in (parents.get(name) or ""))
+
+
+def _micro_step(name: str, parents: dict[str, str | None], current: int) -> int:
+    around = name if parse_op(name).is_module else parents.get(name)
+    return max(parse_op(around).call, 0) if around is not None else current

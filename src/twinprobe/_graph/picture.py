@@ -1,0 +1,287 @@
+"""One graph, or two compared: everything that a graph file says about one step and rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isnan
+from typing import TYPE_CHECKING, Any, Protocol
+
+from twinprobe._align.links import Pairs
+from twinprobe._compare.one import Comparison, Options, compare_runs
+from twinprobe._graph.communication import Communication, read_communication
+from twinprobe._graph.layouts.merge import Merged, ShapeFitter
+from twinprobe._graph.links import Matcher, TreeMatcher, reverse_links
+from twinprobe._graph.node_values import CallValues, call_values, overflow_levels
+from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree
+from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, ValueTexts, quoted
+from twinprobe._judge.verdicts import Thresholds
+from twinprobe._report.console import visible
+from twinprobe._runs.run import Run
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TARGET, GOLDEN = "NPU", "Bench"
+_CALLS_AT_A_TIME = 1024
+
+
+class Paths:
+    """The names from the root to a node, as the inside of a JSON array."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, node: int) -> str:
+        names, above = self._tree.names, self._tree.parents[node]
+        if above < 0:
+            return quoted(names[node])
+        prefix = self._known.get(above)
+        if prefix is None:
+            prefix = self._known[above] = ",".join(quoted(names[step]) for step in self._tree.path(above))
+        return f"{prefix},{quoted(names[node])}"
+
+
+@dataclass
+class Side:
+    """One run as a tree, with the partner of each node on the other side."""
+
+    source: str
+    run: Run
+    tree: Tree
+    order: list[int]
+    sites: CallSites
+    communication: Communication
+    link: list[int] = field(default_factory=list)
+    overflow: list[str | None] = field(default_factory=list)
+    merge_info: dict[int, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def paths(self) -> Paths:
+        """The way to each node, as text."""
+        return Paths(self.tree)
+
+    def children_text(self, node: int) -> str:
+        """The names of a node's children as a JSON array."""
+        names = self.tree.names
+        return f"[{','.join([quoted(names[child]) for child in self.tree.children[node]])}]"
+
+    def texts(self, style: Style, more: Callable[[int, int], pl.Series] | None = None) -> Iterator[CallTexts]:
+        """The inputs and outputs of the calls, a piece at a time; ``more`` adds to the text of some rows."""
+        return ValueTexts(self.run, style, more, self.communication.group_texts).pieces(_CALLS_AT_A_TIME)
+
+
+@dataclass
+class Picture:
+    """What is drawn for one step and rank; ``golden`` and what follows are there where two runs are compared."""
+
+    step: int
+    rank: int
+    target: Side
+    golden: Side | None
+    micro_steps: int
+    comparison: Comparison | None
+    values: CallValues | None
+
+    @property
+    def sides(self) -> list[tuple[Side, Side | None]]:
+        """Each side with the other one."""
+        if self.golden is None:
+            return [(self.target, None)]
+        return [(self.target, self.golden), (self.golden, self.target)]
+
+    def texts(self, side: Side, style: Style) -> Iterator[CallTexts]:
+        """The inputs and outputs of a side's calls, a piece at a time."""
+        more = None
+        if side is self.target and self.comparison is not None:
+            more = MetricTexts(self.comparison, style).rows
+        return side.texts(style, more)
+
+
+class Beside(Protocol):
+    """Another process that works on the trusted run's half."""
+
+    def side(self, run: Run) -> Side | None:
+        """The trusted run as a tree, or None if it has to be made here."""
+
+    def linked(self, target: Side, golden: Side) -> None:
+        """Told when the nodes of both sides are matched."""
+
+
+@dataclass(frozen=True)
+class DrawOptions:
+    """How graphs are drawn."""
+
+    match: Matcher
+    same_ancestors: bool = True
+    overflow_check: bool = False
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    progress: Callable[[int, int], None] = lambda _done, _total: None
+
+
+def draw_one(run: Run | Merged, step: int, rank: int, options: DrawOptions) -> Picture:
+    """The graph of a single run."""
+    side, micro_steps = side_of(TARGET, run, overflow_check=options.overflow_check)
+    return Picture(step, rank, side, None, micro_steps, None, None)
+
+
+def draw_pair(
+    target: Run | Merged, golden: Run | Merged, step: int, rank: int, options: DrawOptions, beside: Beside | None = None
+) -> Picture:
+    """Two runs compared, by the same engine as every other report."""
+    left, micro_steps = side_of(TARGET, target, overflow_check=options.overflow_check)
+    right = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
+    tell = beside.linked if beside is not None and right is not None else None
+    if right is None:
+        right, _ = side_of(GOLDEN, golden, overflow_check=options.overflow_check)
+    match = options.match
+    if isinstance(target, Merged) and isinstance(golden, Merged):
+        match = ShapeFitter(match, target, golden)
+    matcher = _Linking(left, right, match, tell, same_ancestors=options.same_ancestors)
+    comparison = compare_runs(
+        left.run, right.run, Options(match=matcher, thresholds=options.thresholds, progress=options.progress)
+    )
+    if tell is not None:
+        right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
+    for side, made in ((left, target), (right, golden)):
+        _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
+    values = call_values(comparison)
+    comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
+    return Picture(step, rank, left, right, micro_steps, comparison, values)
+
+
+class _Linking(TreeMatcher):
+    """A matcher that notes the links on both sides, and tells when they are there."""
+
+    def __init__(
+        self,
+        left: Side,
+        right: Side,
+        match: Matcher,
+        tell: Callable[[Side, Side], None] | None,
+        *,
+        same_ancestors: bool,
+    ) -> None:
+        super().__init__(left.tree, right.tree, match, same_ancestors=same_ancestors)
+        self._sides = left, right
+        self._tell = tell
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        pairs = super().__call__(target, golden)
+        left, right = self._sides
+        left.link, right.link = self.link, reverse_links(self.link, len(right.tree))
+        if self._tell is not None:
+            self._tell(left, right)
+        return pairs
+
+
+def side_of(source: str, made: Run | Merged, *, overflow_check: bool) -> tuple[Side, int]:
+    """A run as a tree, and how many micro steps it has."""
+    run = made.run if isinstance(made, Merged) else made
+    tree = build_tree(run)
+    micro_steps = assign_micro_steps(tree, run.folder / "construct.json")
+    order = tree.post_order()
+    communication = Communication() if isinstance(made, Merged) else read_communication(run)
+    side = Side(source, run, tree, order, CallSites(run, tree, order), communication)
+    _tell_merging(side, made)
+    if overflow_check:
+        levels = overflow_levels(run)
+        side.overflow = [levels[op] if op >= 0 else None for op in tree.ops]
+    return side, micro_steps
+
+
+def _tell_merging(side: Side, made: Run | Merged) -> None:
+    if isinstance(made, Merged):
+        side.merge_info = {side.tree.index[op]: told for op, told in made.info.items()}
+
+
+# What our page knows beyond the old viewers: continuous errors, origins, rules, the first divergence.
+#
+# It lives in tables (or, in ``.vis`` files, under a key) that old viewers never look at.
+
+CREATE_EXTRAS = """
+CREATE TABLE tb_twinprobe (
+    data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
+    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL,
+    PRIMARY KEY (step, rank, data_source, node_name)
+) WITHOUT ROWID;
+CREATE TABLE tb_twinprobe_summary (step INTEGER NOT NULL, rank INTEGER NOT NULL, key TEXT NOT NULL, value TEXT);
+"""
+
+
+def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
+    """One row per compared node of the run under test, in the order of the table's key."""
+    side, values = picture.target, picture.values
+    if values is None:
+        return
+    place = {node: at for at, node in enumerate(side.order)}
+    compared = [node for node, op in enumerate(side.tree.ops) if op >= 0 and values.severity[op] >= 0]
+    for node in sorted(compared, key=side.tree.names.__getitem__):
+        op = side.tree.ops[node]
+        yield (
+            side.source, picture.step, picture.rank, side.tree.names[node], _number(values.error[op]),
+            values.verdict(op), values.origin[op], values.rule[op], place[node], _number(values.drift[op]),
+        )  # fmt: skip
+
+
+def node_facts(picture: Picture) -> dict[str, dict[str, Any]]:
+    """The same for ``.vis`` files, by node."""
+    return {
+        str(name): {"error": error, "verdict": verdict, "origin": origin, "matched_by": rule}
+        for _, _, _, name, error, verdict, origin, rule, _, _ in node_extras(picture)
+    }
+
+
+def summary_facts(picture: Picture) -> dict[str, str]:
+    """Where the two runs part, in words, and the counts of the verdicts."""
+    if picture.comparison is None or picture.golden is None:
+        return {}
+    summary = picture.comparison.summary
+    facts = {"mode": summary.mode, "verdicts": json.dumps(summary.verdicts)}
+    if summary.first is not None:
+        node = picture.target.tree.index[summary.first.op]
+        partner = picture.target.link[node]
+        facts |= {
+            "first_node": summary.first.op,
+            "first_golden_node": picture.golden.tree.names[partner] if partner >= 0 else "",
+            "first_sentence": summary.first.sentence,
+            "first_stack": summary.first.stack_line,
+        }
+    return facts
+
+
+def summary_rows(picture: Picture) -> Iterator[tuple[object, ...]]:
+    """The rows of the summary table for one step and rank."""
+    for key, value in summary_facts(picture).items():
+        yield picture.step, picture.rank, key, value
+
+
+def _number(value: float) -> float | None:
+    return None if isnan(value) else float(value)
+
+
+# A line per compared call, for those who watch a comparison go by.
+
+
+def log_calls(picture: Picture) -> None:
+    """Write one line per call of the run under test to standard error: its counterpart, its error, its verdict."""
+    if picture.values is None or picture.golden is None:
+        return
+    side, values = picture.target, picture.values
+    for node in side.order:
+        op, partner = side.tree.ops[node], side.link[node]
+        if op < 0:
+            continue
+        if partner < 0:
+            line = f"{side.tree.names[node]} <-> no counterpart"
+        else:
+            error = values.error[op]
+            size = "" if isnan(error) else f" relative error {error:.6g}"
+            origin = f" ({values.origin[op]})" if values.origin[op] else ""
+            other = picture.golden.tree.names[partner]
+            line = f"{side.tree.names[node]} <-> {other}{size} {values.verdict(op) or 'no values'}{origin}"
+        sys.stderr.write(visible(line) + "\n")

@@ -1,0 +1,343 @@
+"""The hierarchy of a run: modules, the calls inside them, and what lies between them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from twinprobe._runs.names import CONTAINERS, DIRECTIONS, GRADIENTS, is_number
+from twinprobe._runs.run import Run
+from twinprobe._runs.structure import Stacks, read_micro_steps
+
+# Parents that a recorder could not know, put right before the tree is built.
+#
+# A backward call starts when a gradient arrives, often before (or without) its enclosing module's own backward; an
+# activation that is recomputed runs its module's forward once more in the middle of the backward pass.
+
+Parents = dict[str, str | None]
+
+_FRAME = re.compile(r"File ([^,]*), line \d+, in (\w+)")
+_RECOMPUTE_FILE = re.compile(r"checkpoint|recompute|tensor_parallel/random")
+_RECOMPUTE_FUNCTIONS = frozenset({"backward", "unpack_hook", "recompute_fn", "recompute", "_recompute", "re_forward"})
+
+
+def repaired_parents(run: Run) -> Parents:
+    """The enclosing call of each call, gradients of parameters included; None stands for the root."""
+    known = run.parents
+    again = _recomputing_stacks(run.stacks)
+    repaired: Parents = {}
+    for name, parent in known.items():
+        if ".backward" in name:
+            repaired[name] = _backward_parent(name, parent, known)
+        elif parent is None and again and run.stacks.of_op.get(name) in again and is_module(name):
+            repaired[name] = turned(known.get(with_call(name, "0")), known)
+        else:
+            repaired[name] = parent
+    _add_gradients(repaired, run.ops)
+    return repaired
+
+
+def is_module(name: str) -> bool:
+    """Whether a name is that of a module's call."""
+    return name.partition(".")[0] in CONTAINERS
+
+
+def forward_twin(name: str) -> str:
+    """The forward call that a backward call belongs to."""
+    head, found, tail = name.rpartition(".backward")
+    return f"{head}.forward{tail}" if found else name
+
+
+def with_call(name: str, call: str) -> str:
+    """The same module's call with another number."""
+    return f"{name.rpartition('.')[0]}.{call}"
+
+
+def turned(parent: str | None, known: Parents) -> str | None:
+    """The backward call of a forward module call, where one was recorded."""
+    if parent is None:
+        return None
+    head, found, tail = parent.rpartition(".forward")
+    if not found:
+        return parent if parent in known else None
+    for name in (f"{head}.backward{tail}", f"{head}.backward.0"):
+        if name in known:
+            return name
+    return None
+
+
+def _backward_parent(name: str, parent: str | None, known: Parents) -> str | None:
+    """The recorded one, unless there is none, its path says no, or the forward call lay deeper inside of it."""
+    twin = forward_twin(name)
+    if twin not in known and is_module(name):
+        twin = with_call(twin, "0")
+    better = turned(known.get(twin), known)
+    if twin not in known or better == name:
+        return parent
+    if parent is None or (is_module(name) and not _encloses(parent, name)):
+        return better
+    # MindSpore hangs all that follows an embedding's first gradient on the module around the embedding.
+    return better if better and is_module(parent) and _path(better).startswith(_path(parent) + ".") else parent
+
+
+def _encloses(parent: str, name: str) -> bool:
+    """Whether the parent's path is the beginning of the module's path; in-place modules are seen elsewhere."""
+    if not is_module(parent):
+        return True
+    return _path(name).startswith(_path(parent) + ".") or _path(parent) == parent.partition(".")[0]
+
+
+def _path(name: str) -> str:
+    return name.rsplit(".", 3)[0]
+
+
+def _recomputing_stacks(stacks: Stacks) -> set[int]:
+    """The call sites that lie inside the recomputation of a checkpoint."""
+    return {at for at, frames in enumerate(stacks.frames) if any(_recomputes(frame) for frame in frames)}
+
+
+def _recomputes(frame: str) -> bool:
+    if (
+        "backward" not in frame
+        and "recompute" not in frame
+        and "unpack_hook" not in frame
+        and "re_forward" not in frame
+    ):
+        return False
+    found = _FRAME.match(frame)
+    return found is not None and found[2] in _RECOMPUTE_FUNCTIONS and _RECOMPUTE_FILE.search(found[1]) is not None
+
+
+def _add_gradients(parents: Parents, ops: list[str]) -> None:
+    """Put the gradients of a module's parameters under its last backward, else its last forward."""
+    gradients = [name for name in ops if GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]]
+    if not gradients:
+        return
+    last: dict[str, str] = {}
+    for name in parents:
+        if is_module(name):
+            head, _, call = name.rpartition(".")
+            if is_number(call) and (head not in last or int(call) > int(last[head].rpartition(".")[2])):
+                last[head] = name
+    for name in gradients:
+        module = name.rpartition(f".{GRADIENTS}")[0]
+        parents.setdefault(name, last.get(f"{module}.backward") or last.get(f"{module}.forward"))
+
+
+ROOT = "DefaultModel"
+BETWEEN_MODULES = "Apis_Between_Modules"
+MODULE, API, COLLECTION = 0, 1, 9
+
+_API_PREFIXES = frozenset({
+    "Tensor", "Torch", "Functional", "NPU", "VF", "Distributed", "Aten", "Mint", "Primitive", "Jit", "MintFunctional",
+    "MindSpeed", "MintDistributed",
+})  # fmt: skip
+_MODULE_PREFIXES = frozenset({"Module", "Cell", "optimizer", "clip_grad", ROOT})
+
+
+@dataclass
+class Tree:
+    """Nodes by number, the root first, in the order in which the recorder names them."""
+
+    names: list[str] = field(default_factory=list)
+    kinds: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    children: list[list[int]] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)
+    micro_steps: list[int] = field(default_factory=list)
+    index: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, kind: int) -> int:
+        """Append a node without a parent."""
+        at = self.index[name] = len(self.names)
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.parents.append(-1)
+        self.children.append([])
+        self.ops.append(-1)
+        return at
+
+    def attach(self, child: int, parent: int) -> None:
+        """Make a node the last child of another."""
+        self.parents[child] = parent
+        self.children[parent].append(child)
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root down to this one."""
+        steps = []
+        while node >= 0:
+            steps.append(node)
+            node = self.parents[node]
+        return steps[::-1]
+
+    def post_order(self) -> list[int]:
+        """All nodes, children before their parent, the root last."""
+        order: list[int] = []
+        waiting = [0]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting.extend(self.children[node])
+        return order[::-1]
+
+    def pre_order(self) -> list[int]:
+        """All nodes, each before its children."""
+        order: list[int] = []
+        waiting = [0]
+        while waiting:
+            node = waiting.pop()
+            order.append(node)
+            waiting.extend(reversed(self.children[node]))
+        return order
+
+
+def build_tree(run: Run) -> Tree:
+    """The hierarchy of a run, with what the recorder left open put right and loose APIs gathered."""
+    tree = _hang(repaired_parents(run), run.ops)
+    _gather_apis(tree)
+    for at, name in enumerate(run.ops):
+        tree.ops[tree.index[name]] = at
+    return tree
+
+
+def node_kind(name: str) -> int:
+    """Module or API, by the name's prefix; an unknown prefix is an API where the name is written like one."""
+    prefix = name.partition(".")[0]
+    if prefix in _API_PREFIXES:
+        return API
+    if prefix in _MODULE_PREFIXES:
+        return MODULE
+    tail = name.rsplit(".", 2)
+    return API if len(tail) == 3 and tail[2] in DIRECTIONS and tail[1].isdigit() else MODULE
+
+
+def _hang(parents: Parents, ops: list[str]) -> Tree:
+    tree = Tree()
+    tree.add(ROOT, MODULE)
+    links: list[tuple[int, int]] = []
+    for child, parent in parents.items():
+        if child == ROOT:
+            continue
+        above = 0 if parent is None else _find(tree, parent)
+        links.append((_find(tree, child), above))
+    placed = bytearray(len(tree))
+    for below, above in links:
+        placed[below] = 1
+        tree.attach(below, above)
+    placed[0] = 1
+    for node in range(len(placed)):
+        if not placed[node]:  # named as a parent only
+            tree.attach(node, 0)
+    for name in ops:
+        if name not in tree.index:
+            tree.attach(tree.add(name, node_kind(name)), 0)
+    _cut_circles(tree)
+    return tree
+
+
+def _find(tree: Tree, name: str) -> int:
+    at = tree.index.get(name)
+    return tree.add(name, node_kind(name)) if at is None else at
+
+
+def _cut_circles(tree: Tree) -> None:
+    """Hang every group of nodes that cannot be reached from the root (a circle of parents) under it."""
+    reached = bytearray(len(tree))
+    waiting = [0]
+    for start in range(len(tree)):
+        while waiting:
+            node = waiting.pop()
+            reached[node] = 1
+            waiting.extend(tree.children[node])
+        if not reached[start]:
+            tree.children[tree.parents[start]].remove(start)
+            tree.attach(start, 0)
+            waiting = [start]
+
+
+def _gather_apis(tree: Tree) -> None:
+    """Put two or more APIs in a row at the top level into a collection of their own."""
+    groups: list[list[int]] = []
+    for node in tree.children[0]:
+        if tree.kinds[node] != API or not groups or tree.kinds[groups[-1][0]] != API:
+            groups.append([node])
+        else:
+            groups[-1].append(node)
+    tree.children[0] = []
+    made = 0
+    for group in groups:
+        if len(group) == 1:
+            tree.attach(group[0], 0)
+            continue
+        while f"{BETWEEN_MODULES}.{made}" in tree.index:
+            made += 1
+        collection = tree.add(f"{BETWEEN_MODULES}.{made}", COLLECTION)
+        tree.attach(collection, 0)
+        for node in group:
+            tree.attach(node, collection)
+
+
+# Call stacks of nodes, each distinct one kept once.
+
+
+class CallSites:
+    """Distinct stacks, numbered in the order in which nodes first need them."""
+
+    def __init__(self, run: Run, tree: Tree, order: list[int]) -> None:
+        self.frames: list[list[str]] = []
+        self.of_node: list[int] = [0] * len(tree)
+        numbers: dict[tuple[str, ...], int] = {}
+        known: dict[int, int] = {}
+        stacks = run.stacks if order else Stacks()
+        for node in order:
+            place = _place(tree.names[node], stacks.of_op)
+            number = known.get(place)
+            if number is None:
+                frames = [] if place < 0 else stacks.frames[place]
+                number = numbers.setdefault(tuple(frames), len(self.frames))
+                if number == len(self.frames):
+                    self.frames.append(frames)
+                known[place] = number
+            self.of_node[node] = number
+
+
+def _place(name: str, of_op: dict[str, int]) -> int:
+    """Which recorded stack a node has; a backward call without one borrows its forward's."""
+    place = of_op.get(name)
+    if place is None and ".backward" in name:
+        twin = forward_twin(name)
+        place = of_op.get(twin)
+        if place is None and is_module(twin):
+            place = of_op.get(with_call(twin, "0"))
+    return -1 if place is None else place
+
+
+# Micro steps: the rounds of forward and backward inside one recorded step.
+
+
+def assign_micro_steps(tree: Tree, construct: Path) -> int:
+    """Give every node its micro step and return how many there are.
+
+    A forward module after any other module begins the next round; APIs belong to the round they stand in. Megatron
+    dumps say it themselves.
+    """
+    said = read_micro_steps(construct)
+    tree.micro_steps = [0] * len(tree)
+    current, others_seen = 0, False
+    for node in tree.children[0]:
+        name = tree.names[node]
+        if tree.kinds[node] == MODULE:
+            if ".forward" not in name:
+                others_seen = True
+            elif others_seen:
+                current, others_seen = current + 1, False
+        tree.micro_steps[node] = said.get(name, current)
+    for node in tree.pre_order()[1:]:
+        parent = tree.parents[node]
+        if parent > 0:
+            tree.micro_steps[node] = said.get(tree.names[node], tree.micro_steps[parent])
+    return max(tree.micro_steps) + 1

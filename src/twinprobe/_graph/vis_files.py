@@ -1,0 +1,413 @@
+"""``.vis.db`` files: SQLite, all steps and ranks in one file."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import BinaryIO
+
+from twinprobe._graph.node_values import (
+    TASKS,
+    drift_colours,
+    drift_index,
+    tool_tips,
+    verdict_colours,
+    verdict_index,
+    worse,
+)
+from twinprobe._graph.picture import (
+    CREATE_EXTRAS,
+    Paths,
+    Picture,
+    Side,
+    node_extras,
+    node_facts,
+    summary_facts,
+    summary_rows,
+)
+from twinprobe._graph.read.db import database_uri
+from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT
+from twinprobe._graph.values import DB, VIS, CallTexts, json_list, quoted
+from twinprobe._report.console import json_bytes
+from twinprobe._runs.names import GRADIENTS
+from twinprobe._runs.run import DIGESTS, TENSORS, Run
+
+_CREATE = """
+CREATE TABLE tb_nodes (
+    id TEXT PRIMARY KEY, graph_id TEXT NOT NULL, node_order INTEGER NOT NULL, node_name TEXT NOT NULL,
+    node_type TEXT NOT NULL, up_node TEXT, sub_nodes TEXT, precision_index INTEGER, overflow_level TEXT,
+    micro_step_id INTEGER NOT NULL, matched_node_link TEXT, stack_id TEXT, parallel_merge_info TEXT,
+    matched_distributed TEXT, modified INTEGER NOT NULL, input_data TEXT, output_data TEXT, data_source TEXT,
+    dump_data_dir TEXT, step INTEGER NOT NULL, rank INTEGER NOT NULL, is_distributed INTEGER
+);
+CREATE TABLE tb_stack (id TEXT PRIMARY KEY, stack_info TEXT);
+CREATE TABLE tb_config (
+    id TEXT PRIMARY KEY, graph_type TEXT NOT NULL, task TEXT, tool_tip TEXT, micro_steps INTEGER,
+    overflow_check INTEGER, node_colors TEXT NOT NULL, rank_list TEXT NOT NULL, step_list TEXT NOT NULL
+);
+"""
+_INDEX = """
+CREATE INDEX index1 ON tb_nodes (step, rank, data_source, up_node, node_order);
+CREATE INDEX index2 ON tb_nodes (step, rank, data_source, node_name);
+CREATE INDEX index3 ON tb_nodes (step, rank, data_source, node_order);
+CREATE INDEX index4 ON tb_nodes (step, rank, node_order);
+CREATE INDEX index5 ON tb_nodes (step, rank, micro_step_id, node_order);
+CREATE INDEX index6 ON tb_nodes (step, rank, modified, matched_node_link);
+CREATE INDEX index7 ON tb_nodes (is_distributed);
+"""
+_SMALL_PAGE, _LARGE_PAGE = 4096, 32768
+_MANY_NODES = 8192
+Row = tuple[object, ...]
+Indices = list[float | int | None]
+_KIND_TEXTS = {kind: str(kind) for kind in (MODULE, API, COLLECTION)}
+
+
+class GraphDb:
+    """A graph database in the making, without a journal: write it under a temporary name.
+
+    Large pages waste less on rows of one to three kilobytes; a small graph would only have many half-empty ones.
+    """
+
+    def __init__(self, path: Path, *, nodes: int | None) -> None:
+        """Create a file for about so many nodes; None opens one that ``close`` has left."""
+        self._connection = sqlite3.connect(database_uri(path), uri=True, isolation_level=None)
+        page = _LARGE_PAGE if (nodes or 0) >= _MANY_NODES else _SMALL_PAGE
+        for pragma in (f"page_size={page}", "journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE",
+                       "cache_size=-4096", "temp_store=MEMORY"):  # fmt: skip
+            self._connection.execute(f"PRAGMA {pragma}")
+        if nodes is not None:
+            self._connection.executescript(_CREATE + CREATE_EXTRAS)
+        self._connection.execute("BEGIN")
+
+    def absorb(self, part: Path) -> None:
+        """Take over all rows of another file that was closed without ``finish``."""
+        self._connection.execute("COMMIT")
+        self._connection.execute("ATTACH ? AS part", (database_uri(part),))
+        self._connection.execute("BEGIN")
+        for table in ("tb_nodes", "tb_stack", "tb_twinprobe", "tb_twinprobe_summary"):
+            self._connection.execute(f"INSERT INTO main.{table} SELECT * FROM part.{table}")
+        self._connection.execute("COMMIT")
+        self._connection.execute("DETACH part")
+        self._connection.execute("BEGIN")
+
+    def add(self, picture: Picture) -> None:
+        """Write one step and rank: the trusted run first, since in large graphs it is ready first."""
+        if picture.golden is not None:
+            self.add_side(picture.golden, picture.target.paths, picture.step, picture.rank, picture.golden.texts(DB),
+                          folder=tensor_folder(picture.golden.run))  # fmt: skip
+        side, other = picture.target, picture.golden.paths if picture.golden is not None else None
+        texts, indices, folder = picture.texts(side, DB), new_indices(picture), tensor_folder(side.run)
+        self.add_side(side, other, picture.step, picture.rank, texts, indices, folder)
+        self.add_extras(node_extras(picture), summary_rows(picture))
+
+    def add_side(
+        self,
+        side: Side,
+        other: Paths | None,
+        step: int,
+        rank: int,
+        texts: Iterable[CallTexts],
+        indices: Indices | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """Write the nodes of one side: ``texts`` are its values, ``indices`` the numbers of its nodes."""
+        graph = f"{side.source}_{step}_{rank}"
+        self._insert("tb_stack", 2, ((f"{graph}_{at}", json_list(one)) for at, one in enumerate(side.sites.frames)))
+        columns = _Columns(side, other, step, rank, indices or [None] * len(side.tree), folder)
+        self._insert("tb_nodes", 22, _rows(columns, texts))
+
+    def add_extras(self, extras: Iterable[Row], summary: Iterable[Row]) -> None:
+        """Write what only our page knows."""
+        self._insert("tb_twinprobe", 10, extras)
+        self._insert("tb_twinprobe_summary", 4, summary)
+
+    def _insert(self, table: str, columns: int, rows: Iterable[Row]) -> None:
+        self._connection.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * columns)})", rows)
+
+    def link_ranks(self, links: Iterable[tuple[str, int, int, str, str]]) -> None:
+        """Note which calls of other ranks a call talks to: (source, step, rank, node, JSON)."""
+        rows = ((text, f"{source}_{step}_{rank}_{node}") for source, step, rank, node, text in links)
+        self._connection.executemany("UPDATE tb_nodes SET matched_distributed=? WHERE id=?", rows)
+
+    def finish(
+        self, *, mode: str | None, micro_steps: int, overflow_check: bool, ranks: list[int], steps: list[int]
+    ) -> None:
+        """Write the configuration (``mode`` is None for single graphs) and the indexes, and close the file."""
+        row = (
+            "1",
+            "build" if mode is None else "compare",
+            "" if mode is None else TASKS[mode],
+            None if mode is None else json.dumps(tool_tips(mode), ensure_ascii=False),
+            micro_steps,
+            int(overflow_check),
+            "null" if mode is None else json.dumps(verdict_colours(), ensure_ascii=False),
+            json.dumps(ranks),
+            json.dumps(steps),
+        )
+        self._connection.execute("INSERT INTO tb_config VALUES (?,?,?,?,?,?,?,?,?)", row)
+        self._connection.execute("COMMIT")
+        self._connection.executescript(_INDEX)
+        self._connection.close()
+
+    def close(self) -> None:
+        """Close the file as it is, without configuration and indexes."""
+        self._connection.execute("COMMIT")
+        self._connection.close()
+
+
+def _rows(columns: _Columns, texts: Iterable[CallTexts]) -> Iterator[Row]:
+    """The rows of one side: the calls in their order, a piece at a time, then the nodes without values."""
+    ops = columns.side.tree.ops
+    node_of_op = [0] * (max(ops) + 1)
+    silent = []
+    for node, op in enumerate(ops):
+        if op >= 0:
+            node_of_op[op] = node
+        else:
+            silent.append(node)
+    for piece in texts:
+        nodes = node_of_op[piece.first : piece.first + len(piece.inputs)]
+        yield from columns.rows(nodes, piece.inputs, piece.outputs)
+    nothing = ["{}"] * len(silent)
+    yield from columns.rows(silent, nothing, nothing)
+
+
+class _Columns:
+    """Everything but the values of a side's nodes, made column by column."""
+
+    def __init__(
+        self, side: Side, other: Paths | None, step: int, rank: int, indices: Indices, folder: str | None
+    ) -> None:
+        self.side = side
+        self._other = other
+        self._step, self._rank = step, rank
+        self._graph = f"{side.source}_{step}_{rank}"
+        self._place = [0] * len(side.tree)
+        for at, node in enumerate(side.order):
+            self._place[node] = at
+        self._index = indices
+        self._folder = folder
+
+    def rows(self, nodes: list[int], inputs: list[str], outputs: list[str]) -> Iterator[Row]:
+        """Rows of tb_nodes for these nodes."""
+        side, tree, graph = self.side, self.side.tree, self._graph
+        names = [tree.names[node] for node in nodes]
+        merged = [side.merge_info.get(node) for node in nodes] if side.merge_info else []
+        return zip(
+            [f"{graph}_{name}" for name in names],
+            repeat(graph),
+            [self._place[node] for node in nodes],
+            names,
+            [_KIND_TEXTS[tree.kinds[node]] for node in nodes],
+            [tree.names[above] if (above := tree.parents[node]) >= 0 else "" for node in nodes],
+            [side.children_text(node) if tree.children[node] else "" for node in nodes],
+            [self._index[node] for node in nodes],
+            [side.overflow[node] for node in nodes] if side.overflow else repeat(None),
+            [tree.micro_steps[node] for node in nodes],
+            self._links(nodes),
+            [f"{graph}_{side.sites.of_node[node]}" for node in nodes],
+            [json_list(info) if info else "" for info in merged] if merged else repeat(""),
+            repeat("{}"),
+            repeat(0),
+            inputs,
+            outputs,
+            repeat(side.source),
+            repeat(self._folder),
+            repeat(self._step),
+            repeat(self._rank),
+            [int(name.startswith("Distributed")) for name in names],
+            strict=False,
+        )
+
+    def _links(self, nodes: list[int]) -> list[str]:
+        other, link = self._other, self.side.link
+        if other is None:
+            return ["[]"] * len(nodes)
+        return [f"[{other[partner]}]" if (partner := link[node]) >= 0 else "[]" for node in nodes]
+
+
+def new_indices(picture: Picture) -> Indices:
+    """The number of each node of the run under test; a collection takes its worst child's."""
+    side = picture.target
+    tree = side.tree
+    if picture.values is None:
+        return [None] * len(tree)
+    severity = picture.values.severity
+    of_node = [int(severity[op]) if op >= 0 and side.link[node] >= 0 else -1 for node, op in enumerate(tree.ops)]
+    for node, kind in enumerate(tree.kinds):
+        if kind == COLLECTION and side.link[node] >= 0:
+            of_node[node] = max((of_node[child] for child in tree.children[node]), default=-1)
+    return [verdict_index(level) for level in of_node]
+
+
+def tensor_folder(run: Run) -> str | None:
+    """Where the viewer finds a run's tensors."""
+    return str(run.tensor_folder) if run.task == TENSORS else None
+
+
+# ``.vis`` files: one JSON document per step and rank, as the first generation of viewers reads them.
+
+
+@dataclass
+class VisFile:
+    """A file just written, and where in it the calls that communicate end: (source, node) to byte offset."""
+
+    path: Path
+    ends: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+def write_vis(picture: Picture, path: Path, *, overflow_check: bool, complete_stack: bool) -> VisFile:
+    """Write one picture."""
+    file = VisFile(path)
+    writer = _Writer(picture, file, complete_stack)
+    with path.open("wb") as out:
+        if picture.golden is None:
+            out.write(b"{")
+            writer.side(out, picture.target, None)
+        else:
+            for start, (side, other) in zip((b'{"NPU":{', b'},\n"Bench":{'), picture.sides, strict=True):
+                out.write(start)
+                writer.side(out, side, other)
+            out.write(b"}")
+        for key, value in _tail(picture, overflow_check).items():
+            out.write(b",\n" + quoted(key).encode() + b":" + json_bytes(value))
+        out.write(b"}\n")
+    return file
+
+
+def _tail(picture: Picture, overflow_check: bool) -> dict[str, object]:
+    if picture.comparison is None:
+        return {"MicroSteps": picture.micro_steps, "OverflowCheck": overflow_check}
+    mode = picture.comparison.evidence.mode
+    facts: dict[str, object] = {**summary_facts(picture)}
+    return {
+        "ToolTip": json.dumps(tool_tips(mode), ensure_ascii=False),
+        "Colors": drift_colours(mode),
+        "MicroSteps": picture.micro_steps,
+        "task": TASKS[mode],
+        "OverflowCheck": overflow_check,
+        "TwinProbe": facts | {"nodes": node_facts(picture)},
+    }
+
+
+class _Writer:
+    def __init__(self, picture: Picture, file: VisFile, complete_stack: bool) -> None:
+        self._picture = picture
+        self._file = file
+        self._complete_stack = complete_stack
+        self._indices = _indices(picture)
+
+    def side(self, out: BinaryIO, side: Side, other: Side | None) -> None:
+        """Write the members of a graph's object."""
+        folder = str(side.run.tensor_folder) if side.run.task == TENSORS else None
+        out.write(f'"root":"{ROOT}","dump_data_dir":{json.dumps(folder)},"node":{{\n'.encode())
+        between = b""
+        for node, inputs, outputs in self._texts(side):
+            name = side.tree.names[node]
+            out.write(between + self._node(side, other, node, inputs, outputs).encode("utf-8", "backslashreplace"))
+            if name in side.communication.calls:
+                self._file.ends[side.source, name] = out.tell()
+            out.write(b"}")
+            between = b",\n"
+        out.write(b"}")
+
+    def _texts(self, side: Side) -> Iterator[tuple[int, str, str]]:
+        """Nodes in the order of their calls; those without values stand before the next one named after them."""
+        silent = [node for node, op in enumerate(side.tree.ops) if op < 0]
+        node_of_op = {op: node for node, op in enumerate(side.tree.ops) if op >= 0}
+        shown = 0
+        for texts in self._picture.texts(side, VIS):
+            for at, (inputs, outputs) in enumerate(zip(texts.inputs, texts.outputs, strict=True), start=texts.first):
+                node = node_of_op[at]
+                while shown < len(silent) and silent[shown] < node:
+                    yield silent[shown], "{}", "{}"
+                    shown += 1
+                if not _is_gradient(side.tree.names[node]):
+                    yield node, inputs, outputs
+        for node in silent[shown:]:
+            yield node, "{}", "{}"
+
+    def _node(self, side: Side, other: Side | None, node: int, inputs: str, outputs: str) -> str:
+        tree = side.tree
+        name, above, partner = tree.names[node], tree.parents[node], side.link[node] if other is not None else -1
+        children = [tree.names[child] for child in tree.children[node] if not _is_gradient(tree.names[child])]
+        link = f"[{other.paths[partner]}]" if other is not None and partner >= 0 else "[]"
+        upper = quoted(tree.names[above]) if above >= 0 else '"None"'
+        micro_step = f'"micro_step_id":{tree.micro_steps[node]},' if above == 0 else ""
+        key = quoted(name)
+        return (
+            f'{key}:{{"id":{key},"node_type":{tree.kinds[node]},"output_data":{outputs},"input_data":{inputs},'
+            f'"upnode":{upper},"subnodes":{json_list(children)},"matched_node_link":{link},"suggestions":{{}},'
+            f'"stack_info":{json_list(self._stack(side, node))},{micro_step}"data":{self._data(side, node)}'
+        )
+
+    def _stack(self, side: Side, node: int) -> list[str]:
+        """A module's stack is the line that calls it by its name, where there is one."""
+        frames = side.sites.frames[side.sites.of_node[node]]
+        if self._complete_stack or side.tree.kinds[node] != MODULE:
+            return frames
+        attribute = side.tree.names[node].rsplit(".", 3)[0].rpartition(".")[2]
+        return next(([frame] for frame in frames if f".{attribute}(" in frame), frames)
+
+    def _data(self, side: Side, node: int) -> str:
+        data: dict[str, object] = {}
+        if side is self._picture.target and self._indices[node] is not None:
+            data["precision_index"] = self._indices[node]
+            comparison = self._picture.comparison
+            if comparison is not None and comparison.evidence.mode == DIGESTS and side.tree.kinds[node] != COLLECTION:
+                data["Result"] = "pass" if self._indices[node] else "Different"
+        if side.overflow and side.overflow[node] is not None:
+            data["overflow_level"] = side.overflow[node]
+        return json.dumps(data)
+
+
+def old_indices(picture: Picture) -> list[float | int | None]:
+    """The old number of each node of the run under test; a collection takes its worst child's."""
+    return _indices(picture)
+
+
+def _indices(picture: Picture) -> list[float | int | None]:
+    side, values = picture.target, picture.values
+    if values is None or picture.comparison is None:
+        return [None] * len(side.tree)
+    mode = picture.comparison.evidence.mode
+    found: list[float | int | None] = [
+        drift_index(float(values.drift[op]), mode)
+        if op >= 0 and side.link[node] >= 0 and values.severity[op] >= 0
+        else None
+        for node, op in enumerate(side.tree.ops)
+    ]
+    for node, kind in enumerate(side.tree.kinds):
+        if kind == COLLECTION and side.link[node] >= 0:
+            inside = [index for child in side.tree.children[node] if (index := found[child]) is not None]
+            found[node] = worse(mode, inside) if inside else None
+    return found
+
+
+def _is_gradient(name: str) -> bool:
+    return GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]
+
+
+def add_rank_links(source: Path, target: Path, ends: dict[int, str]) -> None:
+    """Copy a file and add to the nodes that end at these offsets which calls of other ranks they talk to."""
+    with source.open("rb") as old, target.open("wb") as new:
+        at = 0
+        for end in sorted(ends):
+            _copy(old, new, end - at)
+            new.write(f',"matched_distributed":{ends[end]}'.encode())
+            at = end
+        _copy(old, new, None)
+
+
+def _copy(old: BinaryIO, new: BinaryIO, count: int | None) -> None:
+    while count is None or count > 0:
+        block = old.read(1 << 20 if count is None else min(count, 1 << 20))
+        if not block:
+            return
+        new.write(block)
+        if count is not None:
+            count -= len(block)

@@ -1,0 +1,206 @@
+"""How far apart a pair of recorded values is, in one number and one word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import canonical, epsilon
+from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
+from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# The state of a row. UNKNOWN: both sides exist, but nothing that could be compared was recorded.
+UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass
+class Deviation:
+    """Per row: the state, the relative error (NaN where there is none), and whether NaN or inf stand alone."""
+
+    state: NDArray[np.uint8]
+    error: Floats
+    nonfinite: Bools
+
+
+def of_statistics(pairs: pl.DataFrame, differences: dict[str, StatDifference], rounding: float) -> Deviation:
+    """Judge rows by their recorded statistics.
+
+    The error is the largest of the norm's relative error and the differences of max, min and mean measured against
+    the golden tensor's amplitude, so that a value near zero is no alarm and a flipped sign is.
+    """
+    rows = Rows(pairs)
+    amplitude = np.fmax(np.abs(rows.number("g", "max")), np.abs(rows.number("g", "min")))
+    error = np.full(pairs.height, np.nan)
+    for stat, difference in differences.items():
+        scale = np.abs(rows.number("g", "norm")) if stat == "norm" else amplitude
+        known = (difference.case == NUMBER) | (difference.case == SAME)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            gap = np.where(difference.case == SAME, 0.0, np.abs(difference.diff))
+            share = np.where(gap == 0, 0.0, gap / scale)
+        error = np.where(known & ~rows.blank(stat), np.fmax(error, share), error)
+    return _settle(rows, error, _nonfinite(differences, rows), rounding, all_same=_all_same(differences, rows))
+
+
+def of_digests(pairs: pl.DataFrame) -> Deviation:
+    """Judge rows by their checksums: equal or not."""
+    rows = Rows(pairs)
+    t, g = (pairs[f"{side}_digest"].fill_null(pairs[f"{side}_value_digest"]) for side in "tg")
+    both = (t.is_not_null() & g.is_not_null()).to_numpy() | (rows.null & rows.matched)
+    equal = bools(t == g) | rows.null
+    both &= equal | ~turned(pairs)  # a checksum does not survive turning
+    state = np.where(~rows.matched, UNMATCHED, np.where(~both, UNKNOWN, np.where(equal, IDENTICAL, DIFFERS)))
+    error = np.where(both & rows.matched, np.where(equal, 0.0, np.nan), np.nan)
+    deviation = Deviation(state.astype(np.uint8), error, np.zeros(pairs.height, dtype=bool))
+    _judge_values(rows, deviation)
+    return deviation
+
+
+class Rows:
+    """Shorthand for the columns that every rule looks at."""
+
+    def __init__(self, pairs: pl.DataFrame) -> None:
+        self.pairs = pairs
+        self.matched: Bools = (pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()).to_numpy()
+        self._t_kind = pairs["t_kind"].fill_null(255).to_numpy()
+        self._g_kind = pairs["g_kind"].fill_null(255).to_numpy()
+        self.tensor: Bools = (self._t_kind == TENSOR) & (self._g_kind == TENSOR)
+        self.value: Bools = (self._t_kind == VALUE) & (self._g_kind == VALUE)
+        self.null: Bools = (self._t_kind == NULL) & (self._g_kind == NULL)
+        self.mixed: Bools = self.matched & (self._t_kind != self._g_kind)
+
+    def number(self, side: str, stat: str) -> Floats:
+        return self.pairs[f"{side}_{stat}"].to_numpy()
+
+    def blank(self, stat: str) -> Bools:
+        """Whether a side recorded no number for this statistic."""
+        target, golden = (self.pairs[f"{side}_{stat}_kind"].fill_null(TEXT) for side in "tg")
+        return bools((target == TEXT) | (golden == TEXT))
+
+    def empty(self) -> Bools:
+        """Whether the tensor has no elements."""
+        return bools(self.pairs["t_shape"].str.contains(r"[\[ ]0[,\]]"))
+
+    def epsilon(self) -> Floats:
+        """The coarser machine epsilon of the two dtypes."""
+        return np.maximum(*(_by_distinct(self.pairs[f"{side}_dtype"], epsilon) for side in "tg"))
+
+
+def _by_distinct(column: pl.Series, function: object) -> Floats:
+    """Apply a function of a text to the few distinct texts of a column."""
+    assert callable(function)
+    codes: dict[str | None, float] = {text: function(text) for text in column.unique().to_list()}
+    return np.fromiter((codes[text] for text in column.to_list()), dtype=np.float64, count=len(column))
+
+
+def bools(column: pl.Series) -> Bools:
+    """A polars column of booleans as an array, null taken as false."""
+    array: Bools = column.fill_null(value=False).to_numpy()
+    return array
+
+
+def dtypes_differ(pairs: pl.DataFrame) -> Bools:
+    """Whether the dtypes differ in meaning, whatever a framework calls them."""
+    sides = pairs.select("t_dtype", "g_dtype").unique()
+    other = [(t, g) for t, g in sides.iter_rows() if t is not None and g is not None and canonical(t) != canonical(g)]
+    result: Bools = np.zeros(pairs.height, dtype=bool)
+    for t, g in other:
+        result |= bools((pairs["t_dtype"] == t) & (pairs["g_dtype"] == g))
+    return result
+
+
+def shapes_differ(pairs: pl.DataFrame) -> Bools:
+    """Whether the recorded shapes differ, and not only in their layout."""
+    return bools(pairs["t_shape"] != pairs["g_shape"]) & ~turned(pairs)
+
+
+def turned(pairs: pl.DataFrame) -> Bools:
+    """Whether the target's tensor is compared after turning it to the golden layout."""
+    return pairs["turn"].is_not_null().to_numpy() if "turn" in pairs.columns else np.zeros(pairs.height, dtype=bool)
+
+
+def _nonfinite(differences: dict[str, StatDifference], rows: Rows) -> Bools:
+    """Whether NaN or an infinity stands on one side only."""
+    found: Bools = np.zeros(len(rows.matched), dtype=bool)
+    # Recorders take mean and norm in the tensor's own dtype: in float16 they overflow while the tensor is finite.
+    narrow = bools(
+        rows.pairs["t_dtype"].str.contains("(?i)[.]?float16$") & ~rows.pairs["t_dtype"].str.contains("(?i)bf")
+    )
+    for stat, difference in differences.items():
+        infinite = np.isin(difference.case, (PLUS_INF, MINUS_INF))
+        found |= difference.case == NAN
+        found |= infinite if stat in ("max", "min") else infinite & ~narrow
+    return found
+
+
+def _all_same(differences: dict[str, StatDifference], rows: Rows) -> Bools:
+    same: Bools = np.all([difference.case == SAME for difference in differences.values()], axis=0)
+    nothing: Bools = np.all([rows.blank(stat) for stat in STATS], axis=0)
+    return same & ~(nothing & rows.tensor & ~rows.empty())
+
+
+def _settle(rows: Rows, error: Floats, nonfinite: Bools, rounding: float, all_same: Bools) -> Deviation:
+    with np.errstate(invalid="ignore"):
+        small = error <= rounding * rows.epsilon()
+    state = np.full(len(error), UNKNOWN, dtype=np.uint8)
+    state[~np.isnan(error)] = DIFFERS
+    state[small] = ROUNDING
+    state[all_same] = IDENTICAL
+    error = np.where(all_same, 0.0, error)
+    nonfinite = nonfinite & rows.tensor
+    state[nonfinite] = DIFFERS
+    state[~rows.matched] = UNMATCHED
+    deviation = Deviation(state, np.where(rows.matched, error, np.nan), nonfinite)
+    deviation.state[rows.tensor & shapes_differ(rows.pairs)] = DIFFERS
+    _judge_values(rows, deviation)
+    return deviation
+
+
+def _judge_values(rows: Rows, deviation: Deviation) -> None:
+    """Plain values are equal or not; a number is equal whatever Python type it has."""
+    pairs = rows.pairs
+    if not rows.value.any() and not rows.mixed.any():
+        return
+    t, g = (pairs[f"{side}_max_text"] for side in "tg")
+    t_meaning, g_meaning = pairs["t_meaning"].fill_null(""), pairs["g_meaning"].fill_null("")
+    equal = (t.fill_null("") == g.fill_null("")).to_numpy() & (t_meaning == g_meaning).to_numpy()
+    numbers = ~rows.blank("max")
+    with np.errstate(invalid="ignore"):
+        t_number, g_number = rows.number("t", "max"), rows.number("g", "max")
+        same_number = (t_number == g_number) | (np.isnan(t_number) & np.isnan(g_number))
+    equal = np.where(numbers, same_number, equal) | devices(pairs)
+    deviation.state[rows.value] = np.where(equal, IDENTICAL, DIFFERS)[rows.value]
+    deviation.state[rows.mixed] = UNKNOWN
+    deviation.error[rows.value | rows.mixed] = np.nan
+
+
+def devices(pairs: pl.DataFrame) -> Bools:
+    """Whether both values name a device: two runs on two devices are no difference."""
+    pattern = r"^(npu|cpu|cuda|gpu|xpu|mps)(:\w+)?$"
+    target, golden = (bools(pairs[f"{side}_max_text"].str.contains(pattern)) for side in "tg")
+    return target & golden
+
+
+def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, rounding: float) -> Deviation:
+    """Judge rows by their tensors' elements; where no tensor was kept or can be read, by the recorded statistics."""
+    rows = Rows(pairs)
+    measured = metrics["status"].is_in(["ok", "scalar", "N/A"]).to_numpy() & rows.tensor
+    nonfinite = np.where(measured, metrics["nonfinite"].to_numpy(), recorded.nonfinite)
+    error = np.where(measured, metrics["relative_norm"].to_numpy(), recorded.error)
+    state = recorded.state.copy()
+    with np.errstate(invalid="ignore"):
+        small = error <= rounding * rows.epsilon()
+    state[measured] = np.where(small, ROUNDING, DIFFERS)[measured]
+    state[measured & metrics["identical"].to_numpy()] = IDENTICAL
+    state[measured & nonfinite] = DIFFERS
+    differ = rows.tensor & (metrics["status"] == "shape unmatched").to_numpy()
+    state[differ | (rows.tensor & shapes_differ(pairs))] = DIFFERS
+    return Deviation(state.astype(np.uint8), error, nonfinite)

@@ -1,0 +1,173 @@
+"""Did a call cause its difference, or did it inherit one?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._judge.deviation import DIFFERS, Deviation
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Bools = NDArray[np.bool_]
+
+# Calls whose result is memory nobody has written yet, or a plain copy of bytes: their values say nothing.
+UNINITIALISED = frozenset({
+    "empty", "empty_like", "numpy", "to", "__setitem__", "empty_with_format", "new_empty_strided", "new_empty",
+    "empty_strided",
+})  # fmt: skip
+# Collectives whose recorded input is partly a receive buffer.
+BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+_SPECIAL = UNINITIALISED | BUFFERED
+
+
+@dataclass
+class Calls:
+    """What is known of each target call, and which call each row belongs to (-1 for golden-only rows)."""
+
+    of_row: NDArray[np.int64]
+    role: NDArray[np.uint8]
+    exempt: Bools
+    collective: Bools
+    buffered: Bools
+    inputs_differ: Bools
+    parameters_differ: Bools
+    outputs_differ: Bools
+    from_outside: Bools
+    injected: Bools
+
+    def spread(self, per_call: Bools) -> Bools:
+        """A fact of each call, given to each of its rows."""
+        return np.where(self.of_row >= 0, per_call[self.of_row], False)
+
+
+def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
+    """Find, for every call of the target run, whether a difference begins there.
+
+    A call injects a difference when an output differs while all inputs and parameters agree; also when its
+    parameters differ and its inputs agree, and when the very first difference of the run enters through an input
+    that no earlier call gave. What comes out of a collective may have begun on another rank, so it never counts.
+    """
+    count = len(run.ops)
+    of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
+    role = pairs["t_role"].fill_null(255).to_numpy()
+    exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
+    for at, name in enumerate(run.ops if not run.single_points else ()):
+        prefix, _, rest = name.partition(".")
+        collective[at] = prefix in COLLECTIVE_PREFIXES
+        if rest.partition(".")[0] in _SPECIAL:
+            op = parse_op(name)
+            exempt[at] = op.body in UNINITIALISED and not op.is_module
+            buffered[at] = op.body in BUFFERED
+    differs = (deviation.state == DIFFERS) & (of_row >= 0)
+    differs &= ~np.where(of_row >= 0, exempt[of_row], False)
+
+    def any_in(mask: Bools) -> Bools:
+        found = np.zeros(count, dtype=bool)
+        found[of_row[differs & mask]] = True
+        return found
+
+    inputs = any_in(role == INPUT)
+    parameters = any_in(role == PARAMETER)
+    outputs = any_in((role == OUTPUT) | (role == GRADIENT) | (role == POINT))
+    bare = any_in((role == GRADIENT) | (role == POINT))  # values recorded without the call that made them
+    first = _first(inputs | parameters | outputs)
+    from_outside = parameters & ~inputs
+    received = outputs & collective & ~inputs
+    injected = outputs & ~inputs & ~parameters & ~collective & ~bare & ~_around(run, received)
+    if first is not None and (inputs[first] or bare[first]) and not collective[first]:
+        from_outside[first] |= bool(inputs[first])
+        injected[first] |= bool(bare[first])
+    injected |= from_outside
+    return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected)
+
+
+def _around(run: Run, calls: Bools) -> Bools:
+    """The module calls that enclose any of these calls: what they give may have come from another rank too."""
+    found = np.zeros(len(run.ops), dtype=bool)
+    chosen = np.flatnonzero(calls).tolist()
+    if not chosen:
+        return found
+    place = {name: at for at, name in enumerate(run.ops)}
+    seen: set[str] = set()  # a damaged construct.json may hold circles
+    for at in chosen:
+        parent = run.parents.get(run.ops[at])
+        while parent is not None and parent not in seen:
+            seen.add(parent)
+            if parent in place:
+                found[place[parent]] = True
+            parent = run.parents.get(parent)
+    return found
+
+
+def _first(mask: Bools) -> int | None:
+    found = np.flatnonzero(mask)
+    return int(found[0]) if len(found) else None
+
+
+# What a comparison found, in a form that every report can show.
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two runs: where it is and what was recorded."""
+
+    path: str
+    framework: str
+    task: str
+    level: str
+    ops: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A place where the runs part. ``order`` is its row in the result table, counted from zero."""
+
+    op: str
+    row: str
+    golden_row: str
+    stack_line: str
+    target_values: dict[str, str]
+    golden_values: dict[str, str]
+    relative_error: float | None
+    sentence: str
+    origin: str
+    order: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts of a comparison and its first divergence. ``verdicts`` counts pass, warning and error rows."""
+
+    mode: str
+    target: Side
+    golden: Side
+    rows: int
+    matched: int
+    target_only: int
+    golden_only: int
+    verdicts: dict[str, int]
+    first: Divergence | None
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    rank: str = ""
+    unread: int = 0
+    """Rows with a tensor that could not be read: their recorded statistics were compared, where there are any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, texts and numbers, with the field names as keys."""
+        return asdict(self)
+
+
+def unread_rows(count: int, where: str = "") -> str:
+    """Say how many rows, ``where`` in the run, could not be read."""
+    return f"{count:,} row{'' if count == 1 else 's'}{where} could not be read"

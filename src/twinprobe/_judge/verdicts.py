@@ -1,0 +1,328 @@
+"""From measured pairs to verdicts: every rule is applied here, in one readable list."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._judge.deviation import (
+    DIFFERS,
+    IDENTICAL,
+    ROUNDING,
+    UNKNOWN,
+    UNMATCHED,
+    Deviation,
+    Rows,
+    bools,
+    devices,
+    dtypes_differ,
+    shapes_differ,
+    turned,
+)
+from twinprobe._judge.origin import Calls, call_facts, unread_rows
+from twinprobe._measure.statistics import NUMBER, StatDifference
+from twinprobe._runs.run import DIGESTS, Run
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+# The rules behind a verdict: each is one line of this table, one bit of a row's findings.
+
+PASS, WARNING, ERROR = "pass", "warning", "error"
+_RANK = {PASS: 0, WARNING: 1, ERROR: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A finding: how grave it is and what it means in words."""
+
+    severity: str
+    words: str
+
+
+RULES: dict[str, Rule] = {
+    "identical": Rule(PASS, "identical"),
+    "rounding": Rule(PASS, "equal within rounding"),
+    "turned": Rule(PASS, "compared in the golden run's layout"),
+    "device": Rule(PASS, "the device differs, as it may"),
+    "uninitialised": Rule(PASS, "not judged: the values of this call are not defined"),
+    "target_only": Rule(WARNING, "no counterpart in the golden run"),
+    "golden_only": Rule(WARNING, "no counterpart in the target run"),
+    "unreadable": Rule(WARNING, "the tensor could not be read"),
+    "by_statistics": Rule(WARNING, "the recorded statistics are compared instead"),
+    "unknown": Rule(WARNING, "nothing that could be compared was recorded"),
+    "mixed": Rule(WARNING, "one side recorded a tensor, the other a plain value or None"),
+    "input": Rule(WARNING, "this input already differs"),
+    "parameter": Rule(WARNING, "this parameter differs"),
+    "outside": Rule(WARNING, "this input comes from outside the recorded calls and already differs"),
+    "inherited": Rule(WARNING, "the output differs, and so do the inputs: inherited"),
+    "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
+    "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
+    "injected_by_parameter": Rule(WARNING, "the output differs because a parameter differs: injected here"),
+    "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: injected here"),
+    "point": Rule(WARNING, "the saved value differs"),
+    "gradient": Rule(WARNING, "the parameter's gradient differs"),
+    "growth": Rule(WARNING, "the error grows more than tenfold within this call"),
+    "cosine": Rule(WARNING, "the cosine falls by more than 0.1 within this call"),
+    "far_norm": Rule(ERROR, "the output's norm is off by more than 50 % while the inputs' are within 10 %"),
+    "far_ratio": Rule(ERROR, "under 60 % of the output's elements are within 0.1 % while over 90 % of the inputs' are"),
+    "far_point": Rule(ERROR, "the saved value is far off"),
+    "nonfinite": Rule(ERROR, "NaN or infinity stands on one side only, or with the other sign"),
+    "digest": Rule(ERROR, "the checksum differs, and the difference begins here"),
+    "requires_grad": Rule(ERROR, "requires_grad differs"),
+    "value": Rule(ERROR, "the value differs"),
+    "dtype": Rule(ERROR, "the dtype differs"),
+    "shape": Rule(ERROR, "the shape differs"),
+}  # fmt: skip
+_BIT = {name: np.int64(1) << at for at, name in enumerate(RULES)}
+
+
+class Findings:
+    """Which rules hold for which rows, one bit per rule."""
+
+    def __init__(self, rows: int) -> None:
+        self.bits: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+
+    def mark(self, rule: str, rows: NDArray[np.bool_]) -> None:
+        """Record that a rule holds for these rows."""
+        self.bits[rows] |= _BIT[rule]
+
+    def has(self, rule: str) -> NDArray[np.bool_]:
+        """For which rows a rule holds."""
+        held: NDArray[np.bool_] = (self.bits & _BIT[rule]) != 0
+        return held
+
+    def verdicts(self) -> tuple[list[str], list[str], list[str]]:
+        """Per row: the verdict, the messages as a JSON list, the reason in words."""
+        distinct, place = np.unique(self.bits, return_inverse=True)
+        texts = [_describe(int(bits)) for bits in distinct]
+        rows = [texts[at] for at in place.tolist()]
+        return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _describe(bits: int) -> tuple[str, str, str]:
+    held = [rule for name, rule in RULES.items() if bits & int(_BIT[name])]
+    held.sort(key=lambda rule: -_RANK[rule.severity])
+    verdict = held[0].severity if held else PASS
+    messages = [f"{rule.severity}: {rule.words}" for rule in held if rule.severity != PASS]
+    told = [rule.words for rule in held if verdict == PASS or rule.severity != PASS]
+    return verdict, json.dumps(messages), "; ".join(told)
+
+
+# The numbers behind the verdicts.
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Every limit that a verdict depends on; docs/metrics.md explains each."""
+
+    rounding: float = 64.0
+    """A relative error below this many machine epsilons of the coarser dtype is rounding."""
+    small_input: float = 0.1
+    """Inputs whose norms are this close count as close when an output is far off."""
+    large_output: float = 0.5
+    """An output norm this far off, from close inputs, is an error."""
+    growth: float = 10.0
+    """An error that grows this much within one call is worth a word."""
+    close_ratio: float = 0.9
+    """Inputs count as close when this share of their elements is within one thousandth."""
+    far_ratio: float = 0.6
+    """An output with a smaller share, from close inputs, is an error."""
+    cosine_drop: float = 0.1
+    """A cosine that falls this much within one call is worth a word."""
+
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+_OTHER_LAYOUT = ("qkv", "gate_up")
+
+
+@dataclass
+class Judged:
+    """The verdict of every row, and the calls they belong to."""
+
+    verdict: list[str]
+    messages: list[str]
+    reason: list[str]
+    origin: list[str]
+    error: NDArray[np.float64]
+    calls: Calls
+    first_row: int | None
+    unread: Bools
+    """Rows with a tensor that could not be read."""
+
+    @property
+    def unread_before(self) -> str:
+        """What the sentence about the first divergence adds where rows up to it could not be read."""
+        if self.first_row is None:
+            return ""
+        earlier = (self.calls.of_row >= 0) & (self.calls.of_row <= self.calls.of_row[self.first_row]) & self.unread
+        count = int(earlier.sum()) - int(earlier[self.first_row])
+        return f"; {unread_rows(count, ' before it')}: the difference may begin earlier" if count else ""
+
+
+@dataclass
+class Evidence:
+    """All that was measured of a pair table."""
+
+    mode: str
+    pairs: pl.DataFrame
+    deviation: Deviation
+    differences: dict[str, StatDifference] | None = None
+    metrics: pl.DataFrame | None = None
+
+
+def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
+    """Apply the rules to a measured pair table; ``run`` is the target run."""
+    pairs, deviation = evidence.pairs, evidence.deviation
+    calls = call_facts(run, pairs, deviation)
+    findings = Findings(pairs.height)
+    rows = Rows(pairs)
+    exempt = calls.spread(calls.exempt)
+    buffered = calls.spread(calls.buffered)
+    silent = exempt | (buffered & (calls.role != OUTPUT))
+    unread = np.zeros(pairs.height, dtype=bool)
+    if evidence.metrics is not None:
+        unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
+
+    _mark_states(findings, rows, deviation, calls, silent)
+    _mark_facts(findings, rows, deviation, silent)
+    _mark_differences(findings, deviation, calls, evidence.mode, silent)
+    findings.mark("unreadable", unread)
+    findings.mark("by_statistics", unread & (deviation.state != UNKNOWN))
+    unjudged = silent | buffered
+    if evidence.metrics is not None:
+        _mark_tensors(findings, evidence.metrics, deviation, calls, thresholds, unread, unjudged)
+        unjudged |= ~unread
+    if evidence.differences is not None:
+        _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, unjudged)
+
+    verdict, messages, reason = findings.verdicts()
+    if evidence.metrics is not None:
+        _name_faults(reason, evidence.metrics)
+    differs = deviation.state == DIFFERS
+    injected = calls.spread(calls.injected) & differs & ~silent
+    origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
+    return Judged(
+        verdict, messages, reason, origin.tolist(), deviation.error, calls, _first_row(calls, injected), unread
+    )
+
+
+def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
+    state = deviation.state
+    target_only = (state == UNMATCHED) & (calls.of_row >= 0)
+    findings.mark("identical", state == IDENTICAL)
+    findings.mark("rounding", state == ROUNDING)
+    findings.mark("target_only", target_only)
+    findings.mark("golden_only", (state == UNMATCHED) & ~target_only)
+    findings.mark("mixed", rows.mixed & ~silent)
+    findings.mark("unknown", (state == UNKNOWN) & ~rows.mixed & ~silent)
+    findings.mark("uninitialised", silent & (state != UNMATCHED))
+
+
+def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, silent: Bools) -> None:
+    """What a row says by itself: NaN and inf, requires_grad, values, dtype, shape."""
+    pairs = rows.pairs
+    findings.mark("nonfinite", deviation.nonfinite & ~silent)
+    grads = bools(pairs["t_requires_grad"] != pairs["g_requires_grad"])
+    findings.mark("requires_grad", grads & ~silent)
+    findings.mark("value", rows.value & (deviation.state == DIFFERS) & ~silent)
+    other_device = devices(pairs) & bools(pairs["t_max_text"] != pairs["g_max_text"])
+    findings.mark("device", other_device & rows.value)
+    free = bools(pairs["g_name"].str.contains("|".join(_OTHER_LAYOUT)))
+    findings.mark("dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
+    findings.mark("turned", turned(pairs) & rows.tensor & (deviation.state != UNKNOWN) & ~silent)
+    findings.mark("shape", shapes_differ(pairs) & rows.tensor & ~silent)
+
+
+def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mode: str, silent: Bools) -> None:
+    """Where a difference comes from: from before, from outside, or from this very call."""
+    differs = (deviation.state == DIFFERS) & (calls.of_row >= 0) & ~silent
+    inputs, parameters, outside, collective, injected = (
+        calls.spread(fact)
+        for fact in (
+            calls.inputs_differ, calls.parameters_differ, calls.from_outside, calls.collective, calls.injected,
+        )
+    )  # fmt: skip
+    outputs = differs & (calls.role == OUTPUT)
+    findings.mark("outside", differs & (calls.role == INPUT) & outside)
+    findings.mark("input", differs & (calls.role == INPUT) & ~outside)
+    findings.mark("parameter", differs & (calls.role == PARAMETER))
+    findings.mark("gradient", differs & (calls.role == GRADIENT))
+    findings.mark("point", differs & (calls.role == POINT))
+    findings.mark("inherited", outputs & inputs & ~outside)
+    findings.mark("injected_by_input", outputs & inputs & outside)
+    findings.mark("injected_by_parameter", outputs & ~inputs & parameters)
+    findings.mark("received", outputs & ~inputs & ~parameters & collective)
+    findings.mark("injected", outputs & injected & ~inputs & ~parameters)
+    if mode == DIGESTS:
+        findings.mark("digest", differs & injected)
+
+
+def _mark_statistics(
+    findings: Findings, norm: StatDifference, deviation: Deviation, calls: Calls, limits: Thresholds, silent: Bools
+) -> None:
+    relative = np.where(norm.case == NUMBER, norm.relative, 0.0)
+    is_input = np.isin(calls.role, (INPUT, PARAMETER))
+    before = _per_call(np.fmax, np.where(np.isfinite(relative), relative, 0.0), is_input, calls, 0.0)
+    outputs = (calls.role == OUTPUT) & ~silent
+    findings.mark("far_norm", outputs & (before < limits.small_input) & (relative > limits.large_output))
+    grown = (before > 0) & (relative > limits.growth * before) & (deviation.state == DIFFERS)
+    findings.mark("growth", outputs & grown & np.isfinite(relative))
+    points = (calls.role == POINT) & (relative > limits.large_output)
+    findings.mark("far_point", points & ~silent)
+
+
+def _mark_tensors(
+    findings: Findings,
+    metrics: pl.DataFrame,
+    deviation: Deviation,
+    calls: Calls,
+    limits: Thresholds,
+    unread: Bools,
+    silent: Bools,
+) -> None:
+    is_input = np.isin(calls.role, (INPUT, PARAMETER))
+    outputs = (calls.role == OUTPUT) & ~silent
+    ratio = metrics["one_thousandth"].to_numpy()
+    # An input that nobody read is close only if its recorded statistics say so.
+    agrees = (deviation.state == IDENTICAL) | (deviation.state == ROUNDING)
+    seen = np.where(unread, agrees.astype(np.float64), ratio)
+    before = _per_call(np.fmin, seen, is_input, calls, 1.0)
+    with np.errstate(invalid="ignore"):
+        findings.mark("far_ratio", outputs & (before > limits.close_ratio) & (ratio < limits.far_ratio))
+        cosine = metrics["cosine"].to_numpy()
+        close = _per_call(np.fmin, np.where(unread, agrees.astype(np.float64), cosine), is_input, calls, 1.0)
+        drop = (close > limits.close_ratio) & (close - cosine > limits.cosine_drop)
+        findings.mark("cosine", outputs & drop)
+        findings.mark("far_point", (calls.role == POINT) & (ratio < limits.far_ratio) & ~silent)
+
+
+def _per_call(combine: Any, values: Floats, mask: Bools, calls: Calls, start: float) -> Floats:
+    """Fold the values of a call's chosen rows into one and give it to all its rows."""
+    folded = np.full(len(calls.exempt), start)
+    chosen = mask & (calls.of_row >= 0)
+    combine.at(folded, calls.of_row[chosen], values[chosen])
+    return np.where(calls.of_row >= 0, folded[calls.of_row], start)
+
+
+def _name_faults(reason: list[str], metrics: pl.DataFrame) -> None:
+    faults, words = metrics["fault"], RULES["unreadable"].words
+    for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
+        reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
+
+
+def _first_row(calls: Calls, injected: Bools) -> int | None:
+    """The row that shows the first divergence: an output of the first injecting call, else what differs there."""
+    rows = np.flatnonzero(injected)
+    if not len(rows):
+        return None
+    first = calls.of_row[rows].min()
+    rows = rows[calls.of_row[rows] == first]
+    outputs = rows[calls.role[rows] == OUTPUT]
+    return int(outputs[0] if len(outputs) else rows[0])

@@ -1,0 +1,202 @@
+"""What live comparison asks of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from twinprobe._live.live_run import MemoryEngine
+from twinprobe._live.recorders import RecorderShelf
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.eager.modules import ModuleInfo
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe.errors import BadInput
+
+Loss = Callable[[Any], Any]
+OnGradient = Callable[[HostTensor], HostTensor | None]
+NewMask = Callable[[tuple[int, ...], float], Any]
+
+
+@dataclass
+class Call:
+    """What a model is called with."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What one forward (and backward) pass gave."""
+
+    output: Any = None
+    loss: Any = None
+
+
+class Adapter(Protocol):
+    """The verbs of one framework. Nothing here compares or prints."""
+
+    name: str  # as recordings spell it
+    title: str
+    container: str
+    model_class: Any
+
+    def is_tensor(self, value: Any) -> bool:
+        """Whether this is a tensor of the framework."""
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        """All modules with their paths in the order of definition, the model itself first under ""."""
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        """A module's own parameters."""
+
+    def is_transposed(self, module: Any, name: str) -> bool:
+        """Whether this parameter is stored [in, out]."""
+
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
+        """Record a model, itself included, while the block runs. Nothing is left on the model afterwards."""
+
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+        """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
+
+    def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        """Take their gradients from the parameters, to be given back with ``set_gradients``."""
+
+    def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
+        """Give these parameters their gradients back."""
+
+    def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
+        """Forget the gradients that a model's modules have from earlier passes."""
+
+    def step(self, model: Any, optimizer: Any, /) -> None:
+        """Let the optimizer change the parameters, then forget the gradients."""
+
+    def to_host(self, value: Any) -> HostTensor:
+        """A tensor, or what a recorder kept of one, in host memory."""
+
+    def tensor(self, host: HostTensor, model: Any = None, /) -> Any:
+        """A new tensor of the framework, where the model's parameters are if one is given."""
+
+    def copied(self, tensor: Any) -> Any:
+        """A copy of an input that a run may change."""
+
+    def seed(self, number: int) -> None:
+        """Make random numbers repeatable."""
+
+    def random_state(self) -> Any:
+        """The state of the random generators, for ``set_random_state``."""
+
+    def set_random_state(self, state: Any) -> None:
+        """Put the random generators back."""
+
+    def training(self, module: Any) -> bool:
+        """Whether a module is in training mode."""
+
+    def set_training(self, module: Any, training: bool) -> None:
+        """Put this one module, not those inside it, into training or evaluation mode."""
+
+    def dropouts(self, new_mask: NewMask) -> AbstractContextManager[None]:
+        """While the block runs, every dropout multiplies with a mask from ``new_mask(shape, p)``."""
+
+    def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
+        """While the block runs, ``before(module, args, kwargs)`` gives what each module is called with, ahead of the
+        recorder, and ``after(module, output)`` what it returns, behind the recorder."""
+
+    def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
+        """A tensor with other values in the place of this one; its gradient passes through ``on_gradient``."""
+
+
+# What all adapters do alike: recording in memory, calls of one class of modules, arrays of numpy.
+
+
+def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
+    """Whole tensors of everything, kept in memory and not measured."""
+    modes = frozenset({"all"} if backward else {"forward"})
+    return RecordConfig(Path(), task="tensor", level="mix" if apis else "L0", data_mode=modes, summary_mode="none")
+
+
+@contextmanager
+def recorded_in_memory(
+    shelf: RecorderShelf, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
+) -> Iterator[MemoryEngine]:
+    """Record a model with an eager recorder. What a framework's own layers (``is_whole``) call inside is left out: it
+    says nothing that their output does not."""
+    with shelf.lend(config) as recorder:
+        engine = recorder.engine
+        assert isinstance(engine, MemoryEngine)
+        container = "Cell" if recorder.name == "mindspore" else "Module"
+        recorder.modules.infos[id(model)] = ModuleInfo(model, f"{container}.{type(model).__name__}.")
+        recorder.start(model)
+        for info in recorder.modules.infos.values():
+            info.closed = is_whole(info.module)
+        try:
+            yield engine
+        finally:
+            recorder.stop()
+
+
+@contextmanager
+def calls_around(kind: Any, modules: Iterator[tuple[str, Any]], before: Any, after: Any) -> Iterator[None]:
+    """Run functions before and after every call of these modules, all of them of this class."""
+    original = kind.__call__
+    inside = {id(module) for _, module in modules}
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) not in inside:
+            return original(module, *args, **kwargs)
+        args, kwargs = before(module, args, kwargs) or (args, kwargs)
+        output = original(module, *args, **kwargs)
+        other = after(module, output)
+        return output if other is None else other
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = original
+
+
+def array_on_host(value: np.ndarray) -> HostTensor:
+    """An array as the kernels take it."""
+    name = _names.get(value.dtype)
+    if name is None:
+        name = _names[value.dtype] = value.dtype.name
+    flat = value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    return HostTensor(name, value.shape, flat.reshape(-1))
+
+
+_names: dict[np.dtype[Any], str] = {}  # numpy makes a name anew each time it is asked
+
+
+class Modes:
+    """Training and evaluation mode, which all frameworks keep in the same attribute."""
+
+    def training(self, module: Any) -> bool:
+        """Whether a module is in training mode."""
+        return bool(module.training)
+
+    def set_training(self, module: Any, training: bool) -> None:
+        """Change the mode of this module alone."""
+        module.training = training
+
+
+# The loss that stands in where none is given.
+
+
+def mean_of_means(outputs: list[Any], mean: Callable[[Any], Any]) -> Any:
+    """The mean of the means of all outputs that depend on something; ``mean`` answers None for the others."""
+    means = [one for one in map(mean, outputs) if one is not None]
+    if not means:
+        raise BadInput(
+            "no output of the model depends on its parameters, so there is nothing to run backward from",
+            hint='give loss_fn, or diff_phase="forward"',
+        )
+    total = means[0]
+    for one in means[1:]:
+        total = total + one
+    return total / len(means)

@@ -1,0 +1,203 @@
+"""MindSpore in PyNative mode, as live comparison sees it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from mindspore.common.api import _pynative_executor as executor
+
+from twinprobe._live.frameworks.adapter import (
+    Call,
+    Loss,
+    Modes,
+    NewMask,
+    OnGradient,
+    Outcome,
+    array_on_host,
+    calls_around,
+    mean_of_means,
+    memory_config,
+    recorded_in_memory,
+)
+from twinprobe._live.live_run import MemoryEngine
+from twinprobe._live.recorders import RecorderShelf
+from twinprobe._record.eager.modules import tensors_in
+from twinprobe._record.mindspore.adapter import make_recorder
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+
+
+class MindSporeAdapter(Modes):
+    """The verbs, for MindSpore. Gradients are no part of its parameters, so the last ones are kept here."""
+
+    name = "mindspore"
+    title = "MindSpore"
+    container = "Cell"
+    model_class = nn.Cell
+
+    def __init__(self) -> None:
+        self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
+
+    def is_tensor(self, value: Any) -> bool:
+        return isinstance(value, ms.Tensor)
+
+    def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
+        yield from model.cells_and_names()
+
+    def parameters(self, module: Any) -> Mapping[str, Any]:
+        return {name: one for name, one in module._params.items() if one is not None}
+
+    def is_transposed(self, _module: Any, _name: str) -> bool:
+        return False
+
+    def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
+        shelf = RecorderShelf(make_recorder)  # a new one each time: a recorder here is quickly made
+        return recorded_in_memory(shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
+
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+        if not backward:
+            return Outcome(model(*call.args, **call.kwargs))
+        outcome = Outcome()
+
+        def forward() -> Any:
+            outcome.output = model(*call.args, **call.kwargs)
+            if loss is not None:
+                return loss(outcome.output)
+            return mean_of_means(tensors_in(outcome.output, self.is_tensor, []), _float_mean)
+
+        weights = model.trainable_params()
+        try:
+            outcome.loss, gradients = ms.value_and_grad(forward, None, weights)()
+        except BaseException:
+            executor.clear_res()  # otherwise the next backward pass of this process fails
+            raise
+        self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
+        return outcome
+
+    def take_gradients(self, _modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
+        return []
+
+    def set_gradients(self, _gradients: list[tuple[Any, Any]], /) -> None:
+        pass
+
+    def clear_gradients(self, model: Any, _modules: Iterable[Any], /) -> None:
+        self._gradients.pop(model, None)
+
+    def step(self, model: Any, optimizer: Any, /) -> None:
+        gradients = self._gradients.get(model, {})
+        if isinstance(optimizer, nn.Optimizer | ms.experimental.optim.Optimizer):
+            wanted = getattr(optimizer, "parameters", None) or model.trainable_params()
+            optimizer(tuple(gradients[id(weight)] for weight in wanted))
+        else:
+            optimizer(*([tuple(gradients.values())] if _takes_one(optimizer) else []))
+        self.clear_gradients(model, ())
+
+    def to_host(self, value: Any) -> HostTensor:
+        if isinstance(value, np.ndarray):
+            return array_on_host(value)
+        name = str(value.dtype).lower()
+        array = np.ascontiguousarray(value.asnumpy())
+        flat = array.reshape(-1)
+        return HostTensor(
+            name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name])
+        )
+
+    def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
+        array = np.array(host.data).reshape(host.shape)
+        if host.dtype == "bfloat16":
+            return ms.Tensor((array.astype(np.uint32) << 16).view(np.float32)).astype(ms.bfloat16)
+        return ms.Tensor(array)
+
+    def copied(self, tensor: Any) -> Any:
+        return tensor.copy()
+
+    def seed(self, number: int) -> None:
+        ms.set_seed(number)
+        ms.manual_seed(number)
+
+    def random_state(self) -> Any:
+        return ms.get_rng_state(), ms.get_seed()
+
+    def set_random_state(self, state: Any) -> None:
+        if state[1] is not None:
+            ms.set_seed(state[1])
+        ms.set_rng_state(state[0])
+
+    @contextmanager
+    def dropouts(self, new_mask: NewMask) -> Iterator[None]:
+        places = [(nn.Dropout, "construct", _construct_dropout), (ops, "dropout", _dropout)]
+        mint = getattr(ms, "mint", None)
+        if mint is not None:
+            places += [(mint.nn.Dropout, "construct", _construct_dropout), (mint.nn.functional, "dropout", _dropout)]
+        before = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
+        _masks.append(new_mask)
+        for place, name, made in places:
+            setattr(place, name, made)
+        try:
+            yield
+        finally:
+            _masks.pop()
+            for place, name, original in before:
+                setattr(place, name, original)
+
+    def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
+        return calls_around(nn.Cell, self.modules(model), before, after)
+
+    def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
+        return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
+
+
+# The functions are the same for all runs: a recorder that finds others in their place starts from scratch.
+_masks: list[NewMask] = []  # the innermost replacement last
+
+
+def _masked(x: Any, p: float) -> Any:
+    return x * ms.Tensor(_masks[-1](tuple(x.shape), float(p))).astype(x.dtype)
+
+
+def _construct_dropout(cell: Any, x: Any) -> Any:
+    p = cell.p if getattr(cell, "p", None) is not None else 1 - cell.keep_prob
+    return _masked(x, p) if cell.training and p else x
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any) -> Any:
+    return _masked(input, p) if training and p else input
+
+
+class _Substitute(ms._Function):  # type: ignore[misc]  # mindspore is not followed by mypy
+    @staticmethod
+    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: MindSporeAdapter) -> Any:
+        ctx.on_gradient, ctx.owner = on_gradient, owner
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        other = ctx.on_gradient(ctx.owner.to_host(gradient))
+        if other is not None:
+            gradient = ctx.owner.tensor(other).astype(gradient.dtype)
+        return gradient, None, None, None
+
+
+def _takes_one(function: Any) -> bool:
+    import inspect
+
+    try:
+        return len(inspect.signature(function).parameters) == 1
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_whole(module: Any) -> bool:
+    return not module._cells and type(module).__module__.startswith("mindspore.")
+
+
+def _float_mean(tensor: Any) -> Any:
+    return tensor.astype(ms.float32).mean() if tensor.is_floating_point() else None
+
+
+adapter = MindSporeAdapter()

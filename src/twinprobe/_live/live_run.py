@@ -1,0 +1,477 @@
+"""A run that was recorded in memory, in the form in which the rest of TwinProbe knows runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from twinprobe._measure.elements import address_of
+from twinprobe._measure.tolerance import Spot, spot_of
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.engine import Engine, Framework, Step
+from twinprobe._record.filters import NameFilter
+from twinprobe._record.rows import Entry, Note
+from twinprobe._record.rows import Leaf as PlainLeaf
+from twinprobe._record.stacks import StackTable
+from twinprobe._record.writer import Problems
+from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.places import inside
+from twinprobe._runs.run import Run
+from twinprobe._runs.structure import Stacks
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, TableBuilder, settle
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
+
+# What a recorder left in memory, as rows: which call, what to it, under which name, and the value itself.
+
+# What a call took and gave, in the order of roles, in which its rows stand.
+_PARTS = {
+    FORWARD: (
+        ("input_args", INPUT, "input"), ("input_kwargs", INPUT, "input"), ("parameters", PARAMETER, "parameters"),
+        ("output", OUTPUT, "output"),
+    ),
+    BACKWARD: (("input", INPUT, "input"), ("output", OUTPUT, "output")),
+}  # fmt: skip
+_NO_LIST: list[Any] = []
+_NO_DICT: dict[str, Any] = {}
+_NOTES = {Note}
+
+# The role of each row of a call, and what follows the call's name in the row's, such as ``output.0``.
+Layout = tuple[tuple[int, ...], tuple[str, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
+    """The layout of a call that takes and gives tensors only, so many or under these names. Thousands share a few."""
+    rows = []
+    for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
+        rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]
+    return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
+
+
+@lru_cache(maxsize=4096)
+def _gradients(*names: str) -> Layout:
+    """The layout of a module's gradients of parameters."""
+    return (GRADIENT,) * len(names), names
+
+
+@dataclass
+class LiveRows:
+    """The calls of a run in the order in which they ended, each with its layout, and the values of all of them.
+
+    ``starts`` has the first row of each call, and one past the last row of all. ``plain`` has what is no tensor by its
+    row.
+    """
+
+    names: list[str] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
+    starts: list[int] = field(default_factory=lambda: [0])
+    value: list[Any] = field(default_factory=list)
+    plain: dict[int, Leaf] = field(default_factory=dict)
+
+    def append(self, entry: Entry) -> None:
+        """Take over a call as soon as it has ended: what it is made of is at hand now, and need not be kept."""
+        parts = entry.parts
+        if entry.boxed:
+            self._add(entry.name, _gradients(*parts), list(parts.values()))
+            return
+        if "input" in parts:
+            direction = BACKWARD
+            arrived, left = parts["input"], parts["output"]
+            values = arrived + left
+            layout = _layout(BACKWARD, len(arrived), len(left))
+        else:
+            direction = FORWARD
+            args, given = parts.get("input_args", _NO_LIST), parts.get("output", _NO_LIST)
+            kwargs, own = parts.get("input_kwargs", _NO_DICT), parts.get("parameters", _NO_DICT)
+            values = [*args, *kwargs.values(), *own.values(), *given]
+            layout = _layout(FORWARD, len(args), tuple(kwargs), tuple(own), len(given))
+        if values and set(map(type, values)) != _NOTES:
+            self._append_mixed(entry.name, parts, direction)
+        else:
+            self._add(entry.name, layout, values)
+
+    def _add(self, name: str, layout: Layout, values: list[Any]) -> None:
+        self.names.append(name)
+        self.layouts.append(layout)
+        self.value += values
+        self.starts.append(len(self.value))
+
+    def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
+        numbered = enumerate(rows, len(self.value))
+        self.plain |= {row: _plain(one, "") for row, (_, _, one) in numbered if type(one) is not Note}
+        layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
+        self._add(name, layout, [one for _, _, one in rows])
+
+    def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
+        """A call with other values than tensors, or with tensors inside of others."""
+        rows: list[tuple[int, str, Any]] = []
+        for key, role, front in _PARTS[direction]:
+            held = parts.get(key)
+            if held:
+                _flatten(role, front, held, rows)
+        self._add_mixed(name, rows)
+
+    def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
+        """Append a call made of another's rows: of each of these calls those in these roles."""
+        rows: list[tuple[int, str, Any]] = []
+        for call, roles in parts:
+            values = source.value[source.starts[call] : source.starts[call + 1]]
+            rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
+        self._add_mixed(name, rows)
+
+    @cached_property
+    def role(self) -> list[int]:
+        """What each row is to its call."""
+        return [role for roles, _ in self.layouts for role in roles]
+
+    @cached_property
+    def suffix(self) -> list[str]:
+        """What follows the name of the call in that of each row."""
+        return [suffix for _, suffixes in self.layouts for suffix in suffixes]
+
+    @cached_property
+    def op(self) -> list[int]:
+        """The number of each row's call."""
+        return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
+
+    def release(self) -> None:
+        """Let go of all tensors; what they look like stays."""
+        for row in self.plain:
+            self.value[row] = None
+        for note in self.value:
+            if note is not None:
+                note.row = None
+
+
+def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]]) -> None:
+    """Append a value, or all that are in it."""
+    kind = type(value)
+    if kind is list or kind is dict:
+        for key, item in value.items() if kind is dict else enumerate(value):
+            _flatten(role, f"{suffix}.{key}", item, rows)
+    elif kind is not PlainLeaf or "value" in value.json:
+        rows.append((role, suffix, value))
+
+
+class Columns:
+    """The columns of a run by name, each made when it is asked for."""
+
+    def __init__(self, rows: LiveRows) -> None:
+        self._rows = rows
+        self._made: dict[str, list[Any]] = {}
+
+    def __getitem__(self, name: str) -> list[Any]:
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = getattr(self, f"_{name}")()
+        return found
+
+    def _op(self) -> list[int]:
+        return self._rows.op
+
+    def _role(self) -> list[int]:
+        return self._rows.role
+
+    def _name(self) -> list[str]:
+        rows = self._rows
+        return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
+
+    def _kind(self) -> list[int]:
+        return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
+
+    def _shape(self) -> list[str | None]:
+        return self._with_plain([type(one) is Note and _shown(one.shape) for one in self._rows.value], "shown_shape")
+
+    def _dtype(self) -> list[str | None]:
+        return self._with_plain([type(one) is Note and one.dtype for one in self._rows.value], "dtype")
+
+    def _with_plain(self, column: list[Any], name: str) -> list[Any]:
+        for row, leaf in self._rows.plain.items():
+            column[row] = getattr(leaf, name)
+        return column
+
+
+def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:
+    """The rows as a table. ``alike``: tensors that look the same have the same leaf, as they are not measured."""
+    builder = TableBuilder()
+    known: dict[tuple[Any, ...], Leaf] = {}
+    for op, role, name, value in zip(rows.op, rows.role, names, rows.value, strict=True):
+        if type(value) is not Note:
+            leaf = _plain(value, name.rpartition(".")[2])
+        elif not alike:
+            leaf = settle(leaf_of(value), "")
+        else:
+            key = value.type, value.dtype, value.shape, value.requires_grad
+            if key not in known:
+                known[key] = settle(leaf_of(value), "")
+            leaf = known[key]
+        builder.add(op, role, name, leaf)
+    return builder.build()
+
+
+def _plain(value: Any, argument: str) -> Leaf:
+    """A value that is no tensor."""
+    if value is None:
+        return settle(None, argument)
+    if isinstance(value, PlainLeaf):
+        return settle(Leaf(str(value.json.get("type")), value=value.json["value"]), argument)
+    return settle(Leaf(type(value).__name__, value=value), argument)
+
+
+_texts: dict[tuple[int, ...], str] = {}
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    text = _texts.get(shape)
+    if text is None:
+        if len(_texts) > 10_000:
+            _texts.clear()
+        text = _texts[shape] = str(list(shape))
+    return text
+
+
+# An engine for the recorders that keeps what they record in memory: no thread, no folder, no file.
+
+_MODULES = ("Module.", "Cell.")
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
+
+
+class MemoryEngine(Engine):
+    """Takes entries as they come. ``rows``, ``parents`` and ``stacks`` are what a dump folder would hold.
+
+    What runs outside the model (the loss, say) is not the model's, and no call is inside of it: it is left out.
+    """
+
+    def __init__(self, config: RecordConfig, framework: Framework, *, hidden: tuple[str, ...] = ()) -> None:
+        # Engine's own __init__ opens the writer; nothing of that is wanted here.
+        self.config = config
+        self.framework = framework
+        self.filter = NameFilter(config)
+        self.problems = Problems()
+        self.bench = None
+        self.active = self.failed = self.begun = False
+        self.step_number = 0
+        step = self.step = Step(0, cast(Any, None), (_PACKAGE, *hidden))
+        self.parents = step.construct  # the enclosing call of each call
+        self._trees = True
+        self.rows = LiveRows()
+
+    def begin(self) -> bool:
+        """Start taking entries."""
+        self.begun = self.active = True
+        return True
+
+    def end(self) -> None:
+        """Stop; what still lies on a device is brought to the host."""
+        self.begun = self.active = False
+        job = self.framework.collect()
+        if job is not None:
+            job()
+
+    def next_step(self) -> None:
+        """Runs are kept apart by their engines, so there is nothing to do."""
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def link(self, child: str, parent: str | None) -> None:
+        """Note the enclosing call."""
+        if parent or child.startswith(_MODULES):
+            self.parents[child] = parent
+
+    def emit(self, entry: Entry) -> None:
+        """Keep a finished entry."""
+        name = entry.name
+        if name.startswith(_MODULES) or name in self.parents:
+            self.rows.append(entry)
+
+
+ToHost = Callable[[Any], HostTensor]
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT32_NAMES = frozenset({"torch.float32", "paddle.float32", "Float32", "float32"})
+IN_OUT = "in_out"
+_NO_TENSOR = Note("", "", (), None)
+_extra_of = attrgetter("extra")
+
+
+@dataclass
+class Values(Run):
+    """A run together with its tensors, wherever they are.
+
+    ``live`` has the rows of a run in memory; it is None for a run read from a folder. The table of a live run is made
+    when somebody asks for it, which few comparisons do.
+    """
+
+    live: LiveRows | None = None
+    to_host: ToHost | None = None
+    measured: bool = True
+    stack_table: StackTable | None = None
+    _read: list[HostTensor] = field(default_factory=list)
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """Call sites of the calls."""
+        return super().stacks if self.stack_table is None else _stacks(self.stack_table.to_json())
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "table" or self.__dict__.get("live") is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self.table = self._new_table(None)
+        return self.table
+
+    def _new_table(self, statistics: ToHost | None) -> Any:
+        assert self.live is not None
+        return table_of(self.live, self.columns["name"], lambda note: _leaf(note, statistics), statistics is None)
+
+    @cached_property
+    def columns(self) -> Columns | dict[str, list[Any]]:
+        """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
+        if self.live is None:
+            return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
+        return Columns(self.live)
+
+    def _note(self, row: int) -> Note | None:
+        assert self.live is not None
+        value = self.live.value[row]
+        return value if type(value) is Note else None
+
+    def tensor(self, row: int) -> HostTensor | None:
+        """The tensor of a row; None where it was not kept."""
+        if self.to_host is not None:
+            note = self._note(row)
+            if note is None or note.row is None:
+                return None
+            if note.row.payload is None:
+                return _empty(note)
+            return _hosted(note.row, self.to_host)
+        file = self.table["file"][row]
+        return open_tensor(inside(self.tensor_folder, file)) if file else None
+
+    def spot(self, row: int) -> Spot | None:
+        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go_files``."""
+        host = self.tensor(row)
+        if host is None:
+            return None
+        if self.to_host is None:
+            self._read.append(host)
+        return spot_of(host)
+
+    def let_go_files(self) -> None:
+        """Nobody uses the spots of tensors from files any more."""
+        self._read.clear()
+
+    def release(self) -> None:
+        """Nobody asks for the tensors of a live run any more."""
+        if self.live is not None:
+            self.live.release()
+
+    @cached_property
+    def plain(self) -> set[int]:
+        """Rows that are no tensors."""
+        if self.live is not None:
+            return set(self.live.plain)
+        return {row for row, kind in enumerate(self.columns["kind"]) if kind != TENSOR}
+
+    @cached_property
+    def turned(self) -> set[int]:
+        """Rows of weights and of their gradients that are stored the other way round."""
+        if self.live is None:
+            found = [row for row, layout in enumerate(self.table["layout"].to_list()) if layout == IN_OUT]
+        else:
+            notes = self.live.value
+            if self.live.plain:
+                notes = [one if type(one) is Note else _NO_TENSOR for one in notes]
+            extras = enumerate(map(_extra_of, notes))
+            found = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
+        roles = self.columns["role"]
+        return {row for row in found if roles[row] in (PARAMETER, GRADIENT)}
+
+    def measure(self) -> None:
+        """Fill in the statistics, which the automatic alignment goes by."""
+        if self.measured:
+            return
+        self.measured = True
+        self.table = self._new_table(self.to_host)
+
+
+def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHost) -> Values:
+    """What a recorder has left in its engine, as a run."""
+    # Recorders are held by circles: their content must not wait for the garbage collector.
+    rows, engine.rows = engine.rows, LiveRows()
+    run = Values(Path(title), "tensor", "mix", framework, rows.names, None, [], rows, to_host, False)  # type: ignore[arg-type]
+    del run.table  # until somebody asks
+    assert engine.step is not None
+    run.__dict__["parents"] = dict(engine.parents)
+    run.stack_table = engine.step.stacks
+    return run
+
+
+def read_run(run: Run) -> Values:
+    """A run from a folder in the same form."""
+    return Values(run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes)
+
+
+def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
+    leaf = Leaf(note.type, note.dtype, list(note.shape), requires_grad=note.requires_grad, kind=TENSOR)
+    if statistics is not None and note.row is not None and note.row.payload is not None:
+        leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = _statistics(note.row, statistics)
+    return leaf
+
+
+def address_in(note: Note) -> int:
+    """Where a float32 tensor lies; 0 for any other one, and where that cannot be told."""
+    if note.row is None or note.dtype not in _FLOAT32_NAMES:
+        return 0
+    payload = note.row.payload
+    kind = type(payload)
+    if payload is None or kind is HostTensor or tuple(payload.shape) != note.shape:  # of a sparse tensor, its values
+        return 0
+    if kind is not np.ndarray:
+        return int(payload.data_ptr())  # recorders keep tensors on the host only
+    return address_of(payload) if payload.dtype == _FLOAT32 and payload.flags.c_contiguous else 0
+
+
+def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:
+    if row.values is None:
+        from twinprobe._measure.statistics import statistics
+
+        row.values = statistics(_hosted(row, to_host))
+    values = row.values
+    return values.max, values.min, values.mean, values.norm
+
+
+def _hosted(row: Any, to_host: ToHost) -> HostTensor:
+    if not isinstance(row.payload, HostTensor):
+        row.payload = to_host(row.payload)
+    found: HostTensor = row.payload
+    return found
+
+
+def _empty(note: Note) -> HostTensor | None:
+    return HostTensor("float32", note.shape, np.empty(0, np.float32)) if 0 in note.shape else None
+
+
+@lru_cache(maxsize=256)
+def short_dtype(text: str) -> str:
+    """``float32`` for torch.float32, paddle.float32 and Float32."""
+    return text.rpartition(".")[2].lower()
+
+
+def _stacks(document: dict[str, Any]) -> Stacks:
+    stacks = Stacks()
+    for names, frames in document.values():
+        at = len(stacks.frames)
+        stacks.frames.append(frames)
+        stacks.of_op.update(dict.fromkeys(names, at))
+    return stacks

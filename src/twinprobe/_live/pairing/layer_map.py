@@ -1,0 +1,294 @@
+"""LayerMap: what a user knows about two models that no rule can find out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import Adapter
+from twinprobe._live.live_run import LiveRows, MemoryEngine
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+from twinprobe.errors import BadInput
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Layers of one model that together do what those of the other do."""
+
+    one: tuple[Any, ...]
+    other: tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ApiCall:
+    """A layer that the other model writes as a call of a function: which one, and which of its calls."""
+
+    layer: Any
+    function: str
+    call: int | None
+
+
+class LayerMap:
+    """Which layers belong together, and which take no part in a comparison.
+
+    ``map`` takes dicts of layers, either model first, as often as needed. A mapped layer is compared as a whole: what
+    is inside is not.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+        self.groups: list[Group] = []
+        self.apis: list[ApiCall] = []
+        self._ignored: dict[int, Any] = {}
+        self._ignored_inside: dict[int, Any] = {}
+
+    @property
+    def map(self) -> dict[Any, Any]:
+        """The mapped pairs. Assigning adds to them."""
+        return dict(self._pairs)
+
+    @map.setter
+    def map(self, pairs: Mapping[Any, Any]) -> None:
+        if not isinstance(pairs, Mapping):
+            raise BadInput(f"LayerMap.map is a {type(pairs).__name__}", hint="give a dict {layer: layer}")
+        for one, other in pairs.items():
+            _check(one, "LayerMap.map")
+            _check(other, "LayerMap.map")
+            for known, partner in self._pairs:
+                if (known is one or partner is one) and (known is not other and partner is not other):
+                    raise BadInput(f"{type(one).__name__} is mapped twice, to two different layers")
+            self._pairs.append((one, other))
+
+    @property
+    def pairs(self) -> list[tuple[Any, Any]]:
+        """The mapped pairs as they were given."""
+        return list(self._pairs)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self._pairs or self.groups or self.apis or self._ignored or self._ignored_inside)
+
+    def group(self, ones: Any, others: Any) -> None:
+        """Several layers, in the order in which they run, are several others: what the last ones give is compared."""
+        group = Group(_several(ones, "LayerMap.group"), _several(others, "LayerMap.group"))
+        if not group.one or not group.other:
+            raise BadInput("LayerMap.group got an empty list", hint="give at least one layer of each model")
+        self.groups.append(group)
+
+    def map_api(self, layer: Any, function: str, call: int | None = None) -> None:
+        """A layer of one model is a function in the other, by its name: its ``call``-th call, or the next free one."""
+        _check(layer, "LayerMap.map_api")
+        if not isinstance(function, str) or not function:
+            raise BadInput(f"LayerMap.map_api got {function!r}", hint='give the name of a function, such as "relu"')
+        self.apis.append(ApiCall(layer, function.rpartition(".")[2], call))
+
+    def ignore(self, layers: Any) -> None:
+        """Leave out a layer (or each of a list), but not what is inside it."""
+        for layer in _several(layers, "LayerMap.ignore"):
+            self._ignored[id(layer)] = layer
+
+    def ignore_recursively(self, layers: Any) -> None:
+        """Leave out a layer (or each of a list) with everything inside it."""
+        for layer in _several(layers, "LayerMap.ignore_recursively"):
+            self._ignored[id(layer)] = layer
+            self._ignored_inside[id(layer)] = layer
+
+    ignore_recursivly = ignore_recursively  # as the old manual spells it
+
+    def ignore_class(self, root: Any, classes: Any = None) -> None:
+        """``ignore`` every layer of these classes below ``root``, itself included; the Sequential ones by default."""
+        _check(root, "LayerMap.ignore_class")
+        wanted = classes if classes is not None else _sequential(root)
+        if not isinstance(wanted, tuple):
+            wanted = (wanted,)
+        if not all(isinstance(one, type) for one in wanted):
+            raise BadInput(f"LayerMap.ignore_class got {classes!r}", hint="give a class or a tuple of classes")
+        for _, layer in adapter_of(root).modules(root):
+            if isinstance(layer, wanted):
+                self._ignored[id(layer)] = layer
+
+    def auto(self, one: Any, other: Any) -> bool:
+        """Map the layers whose weights only a special rule can copy, in the order of definition.
+
+        Says why and changes nothing where the two models do not have the same number of them.
+        """
+        from twinprobe._live.console import say
+        from twinprobe._live.weights.special import special_pairs
+
+        try:
+            self._pairs += special_pairs(one, other, self)
+        except BadInput as error:
+            say(str(error))
+            return False
+        return True
+
+    def is_ignored(self, layer: Any) -> bool:
+        """Whether a layer itself is left out."""
+        return id(layer) in self._ignored
+
+    def is_ignored_inside(self, layer: Any) -> bool:
+        """Whether everything inside a layer is left out."""
+        return id(layer) in self._ignored_inside
+
+    def partner(self, layer: Any) -> Any:
+        """The layer that this one is mapped to; None where it is not mapped."""
+        for one, other in self._pairs:
+            if one is layer:
+                return other
+            if other is layer:
+                return one
+        return None
+
+    def layers(self) -> list[Any]:
+        """Every layer that is named anywhere, for checking that it belongs to one of the models."""
+        found = [layer for pair in self._pairs for layer in pair]
+        found += [layer for group in self.groups for layer in (*group.one, *group.other)]
+        found += [api.layer for api in self.apis]
+        return found + list(self._ignored.values())
+
+
+def as_layer_map(value: Any) -> LayerMap:
+    """A LayerMap from what a user may give: a LayerMap, a plain dict, or nothing."""
+    if isinstance(value, LayerMap):
+        return value
+    found = LayerMap()
+    if value is None:
+        return found
+    if not isinstance(value, Mapping):
+        raise BadInput(f"layer_map is a {type(value).__name__}", hint="give a LayerMap or a dict {layer: layer}")
+    found.map = value
+    return found
+
+
+def _check(layer: Any, where: str) -> None:
+    if framework_of(layer) is None:
+        raise BadInput(f"{where} got {type(layer).__name__}, which is no layer of a model")
+
+
+def _several(layers: Any, where: str) -> tuple[Any, ...]:
+    found = tuple(layers) if isinstance(layers, list | tuple) else (layers,)
+    for layer in found:
+        _check(layer, where)
+    return found
+
+
+def _sequential(root: Any) -> type:
+    framework = framework_of(root)
+    package = import_module({"torch": "torch.nn", "paddle": "paddle.nn"}.get(framework or "", "mindspore.nn"))
+    found: type = package.SequentialCell if framework == "mindspore" else package.Sequential
+    return found
+
+
+# A recorded model with the user's LayerMap laid over it: which calls take part, and what encloses them.
+
+_TAKEN, _GIVEN = frozenset({INPUT}), frozenset({OUTPUT})
+_ALL = _TAKEN | _GIVEN | {PARAMETER, GRADIENT}
+
+
+@dataclass
+class Paths:
+    """The paths of one model's layers."""
+
+    of: dict[int, str] = field(default_factory=dict)
+    layer: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, adapter: Adapter, model: Any) -> Paths:
+        """All layers of a model; one that is used twice has its first path."""
+        found = cls()
+        for path, layer in adapter.modules(model):
+            found.of.setdefault(id(layer), path)
+            found.layer[path] = layer
+        return found
+
+
+def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
+    """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
+    if layer_map.is_empty:
+        return
+    scene = _Scene(engine.parents, paths, layer_map)
+    kept = LiveRows()
+    for call, name in enumerate(engine.rows.names):
+        if not scene.drops(name):
+            kept.take(name, engine.rows, (call, _ALL))
+    for group in layer_map.groups:
+        for side in (group.one, group.other):
+            if all(id(layer) in paths.of for layer in side):
+                kept = _merged(kept, [paths.of[id(layer)] for layer in side])
+    parents = engine.parents
+    moved = {name: _kept_parent(name, parents, scene) for name in parents if not scene.drops(name)}
+    engine.rows = kept
+    parents.clear()
+    parents.update(moved)
+
+
+class _Scene:
+    def __init__(self, parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> None:
+        self._parents = parents
+        self._paths = paths
+        self._map = layer_map
+        grouped = {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+        whole = {id(layer) for pair in layer_map.pairs for layer in pair} | grouped
+        whole |= {id(api.layer) for api in layer_map.apis}
+        self._closed = {path for path, layer in paths.layer.items() if id(layer) in whole}
+        self._gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
+        self._gone_inside = {path for path, layer in paths.layer.items() if layer_map.is_ignored_inside(layer)}
+        self._known: dict[str, bool] = {}
+
+    def drops(self, name: str) -> bool:
+        """Whether this call takes no part."""
+        found = self._known.get(name)
+        if found is None:
+            found = self._known[name] = self._is_hidden(name)
+        return found
+
+    def _is_hidden(self, name: str) -> bool:
+        op = parse_op(name)
+        if op.is_module and op.body in self._gone:
+            return True
+        inner = self._closed | self._gone_inside
+        if not inner:
+            return False
+        if op.is_module:
+            return any(op.body.startswith(f"{path}.") or (not path and op.body) for path in inner)
+        around = self._parents.get(name)
+        if around is None:
+            return False
+        path = parse_op(around).body
+        return any(path == one or path.startswith(f"{one}.") or not one for one in inner)
+
+
+def _kept_parent(name: str, parents: dict[str, str | None], scene: _Scene) -> str | None:
+    parent = parents.get(name)
+    while parent is not None and scene.drops(parent):
+        parent = parents.get(parent)
+    return parent
+
+
+def _merged(rows: LiveRows, members: list[str]) -> LiveRows:
+    """A group as one call: what the first took, what the last gave; the same backward."""
+    first, last = members[0], members[-1]
+    starts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    kept = LiveRows()
+    for call, name in enumerate(rows.names):
+        op = parse_op(name)
+        if not op.is_module or op.body not in members:
+            kept.take(name, rows, (call, _ALL))
+        elif op.direction == FORWARD:
+            if op.body == first:
+                starts[op.call] = call
+            if op.body == last:
+                kept.take(name, rows, (starts.get(op.call, call), _TAKEN), (call, _GIVEN))
+        elif op.direction == BACKWARD:
+            if op.body == last:
+                ends[op.call] = call
+            if op.body == first and op.call in ends:
+                end = ends[op.call]
+                kept.take(rows.names[end], rows, (end, _TAKEN), (call, _GIVEN))
+    return kept

@@ -1,0 +1,309 @@
+"""Which layer of one model belongs to which of the other, before anything has run: for copying weights."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from twinprobe._align.auto.aligner import align_sides
+from twinprobe._align.calls import Side
+from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.adapter import Adapter
+from twinprobe._live.live_run import Values
+from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
+from twinprobe._live.weights.special import kind_of
+from twinprobe._record.rows import Row
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, TableBuilder, settle
+from twinprobe.errors import BadInput
+
+# The layers of a model that take part in copying weights, and their structure in the form of a run.
+
+WHOLE = ("attention", "LSTM", "GRU", "RNN")  # kinds of layers that are one thing, whatever is inside
+
+
+@dataclass
+class Tree:
+    """The layers of a model that take part, each with what it holds."""
+
+    adapter: Adapter
+    model: Any
+    layers: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, dict[str, Any]] = field(default_factory=dict)
+    partners: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any, layer_map: LayerMap) -> Tree:
+        tree = cls(adapter_of(model), model)
+        closed: list[str] = []
+        for path, layer in tree.adapter.modules(model):
+            if any(not outer or path.startswith(f"{outer}.") for outer in closed):
+                continue
+            if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
+                closed.append(path)
+                continue
+            if layer_map.is_ignored(layer):
+                continue
+            tree.layers[path] = layer
+            tree.weights[path] = dict(tree.adapter.parameters(layer))
+            if kind_of(layer) in WHOLE:
+                closed.append(path)
+                tree.weights[path] = {
+                    f"{inner}.{name}": one
+                    for inner, below in tree.adapter.modules(layer)
+                    for name, one in tree.adapter.parameters(below).items()
+                }
+        return tree
+
+    @property
+    def holding(self) -> list[str]:
+        return [path for path, weights in self.weights.items() if weights]
+
+
+def sizes_of(tensors: Iterable[Any]) -> list[list[int]]:
+    """What tensors look like, whichever way round they are stored."""
+    return sorted(sorted(int(size) for size in tensor.shape) for tensor in tensors)
+
+
+def structure(tree: Tree) -> Run:
+    """The layers of a model as if each had been called once, in the order of definition."""
+    name = {
+        path: ".".join(filter(None, (tree.adapter.container, path, type(layer).__name__))) + ".forward.0"
+        for path, layer in tree.layers.items()
+    }
+    parents = {name[path]: name.get(_around(path, name)) if path else None for path in name}
+    order = _inside_first(list(name))
+    builder = TableBuilder()
+    for op, path in enumerate(order):
+        layer = tree.layers[path]
+        for parameter, tensor in tree.weights[path].items():
+            shape = [int(size) for size in tensor.shape]
+            if len(shape) == 2 and tree.adapter.is_transposed(layer, parameter):
+                shape.reverse()
+            leaf = Leaf("Tensor", "float32", shape)
+            builder.add(op, PARAMETER, f"{name[path]}.parameters.{parameter}", settle(leaf, parameter))
+    run = Run(
+        Path(type(tree.model).__name__), "statistics", "L0", tree.adapter.name,
+        [name[path] for path in order], builder.build(), [],
+    )  # fmt: skip
+    run.__dict__["parents"] = parents
+    return run
+
+
+def _around(path: str, known: dict[str, str]) -> str:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in known:
+            break
+    return path
+
+
+def _inside_first(paths: list[str]) -> list[str]:
+    """Each path after those inside it, as calls end; otherwise in the order given."""
+    children: dict[str, list[str]] = {}
+    known = set(paths)
+    for path in paths:
+        if path:
+            parent = path.rpartition(".")[0]
+            while parent and parent not in known:
+                parent = parent.rpartition(".")[0]
+            children.setdefault(parent, []).append(path)
+    order: list[str] = []
+
+    def visit(path: str) -> None:
+        for child in children.get(path, []):
+            visit(child)
+        if path in known:
+            order.append(path)
+
+    visit("")
+    return order
+
+
+# Layers by what flows into them: what reads the result of paired layers is a pair itself.
+
+Pair = tuple[str, str]
+
+
+def pair_by_flow(target: Tree, source: Tree, one: Values, other: Values, pairs: list[Pair]) -> None:
+    """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
+    feeds = _feeding(target, one), _feeding(source, other)
+    while True:
+        known = {pair[0]: pair[1] for pair in reversed(pairs)}
+        taken = set(known), {pair[1] for pair in pairs}
+        found = []
+        for path in target.holding:
+            if path in taken[0]:
+                continue
+            sources = {known[feeder] for feeder in feeds[0].get(path, ()) if feeder in known}
+            fitting = [
+                to
+                for to in source.holding
+                if to not in taken[1]
+                and sources & feeds[1].get(to, set())
+                and sizes_of(source.weights[to].values()) == sizes_of(target.weights[path].values())
+            ]
+            if len(fitting) == 1:
+                found.append((path, fitting[0]))
+        ends = [[pair[at] for pair in found] for at in (0, 1)]
+        found = [pair for pair in found if ends[0].count(pair[0]) == ends[1].count(pair[1]) == 1]
+        if not found:
+            return
+        pairs += found
+
+
+def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
+    """For each layer that holds weights: the layers whose result it takes as it is."""
+    made: dict[Row, str] = {}
+    taken: dict[str, set[Row]] = defaultdict(set)
+    names = [parse_op(name) for name in run.ops]
+    notes = run.live.value if run.live is not None else []
+    for row, (op, role) in enumerate(zip(run.columns["op"], run.columns["role"], strict=True)):
+        name, held = names[op], getattr(notes[row], "row", None)
+        if held is None or not name.is_module or name.direction != FORWARD or not tree.weights.get(name.body):
+            continue
+        if role == OUTPUT:
+            made.setdefault(held, name.body)
+        elif role == INPUT:
+            taken[name.body].add(held)
+    return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}
+
+
+_MOST_STRANGERS = 0.2  # of the layers that hold weights may have another path where the rest have the same
+
+
+def pair_modules(target: object, source: object, layer_map: Any = None) -> list[Pair]:
+    """Pairs of (target path, source path) of the layers that belong together; "" is the model itself."""
+    chosen = as_layer_map(layer_map)
+    sides = Tree.of(target, chosen), Tree.of(source, chosen)
+    mapped = mapped_paths(target, source, chosen)
+    return [*mapped, *(_by_name(*sides) or pair_trees(*sides, structure(sides[0]), structure(sides[1])))]
+
+
+def pair_by_names(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
+    """All layers of the same path, if those that hold weights have the same paths in both models; else none."""
+    return _by_name(Tree.of(target, layer_map), Tree.of(source, layer_map))
+
+
+def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
+    """The pairs that the user has mapped, as paths."""
+    if not layer_map.pairs:
+        return []
+    places = [{id(layer): path for path, layer in adapter_of(model).modules(model)} for model in (target, source)]
+    found = []
+    for one, other in layer_map.pairs:
+        if id(one) in places[0] and id(other) in places[1]:
+            found.append((places[0][id(one)], places[1][id(other)]))
+        elif id(other) in places[0] and id(one) in places[1]:
+            found.append((places[0][id(other)], places[1][id(one)]))
+        else:
+            raise BadInput(
+                f"LayerMap.map pairs a {type(one).__name__} and a {type(other).__name__}: not one of each model",
+                hint="map layers of the very models that are compared",
+            )
+    return found
+
+
+def _by_name(target: Tree, source: Tree) -> list[Pair]:
+    if set(target.holding) != set(source.holding):
+        return []
+    return [(path, path) for path in target.layers if path in source.layers]
+
+
+def pair_trees(target: Tree, source: Tree, one_run: Run, other_run: Run) -> list[Pair]:
+    """Pair layers by how the two models ran, or by their structure in the form of a run."""
+    ones, others = set(target.holding), set(source.holding)
+    known = [*_specials(target, source)]
+    strangers = len(ones ^ others)
+    if strangers <= _MOST_STRANGERS * len(ones | others):
+        taken = {one for one, _ in known}, {other for _, other in known}
+        known += [
+            (path, path)
+            for path in target.holding
+            if path in others and path not in taken[0] | taken[1] and _alike(target, source, path)
+        ]
+    names = [_first_calls(run) for run in (one_run, other_run)]
+    given = [
+        (names[0][one], names[1][other]) for one, other in [("", ""), *known] if one in names[0] and other in names[1]
+    ]
+    alignment = align_sides(Side(one_run), Side(other_run), given)
+    found = []
+    for relation in alignment.relations:
+        ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
+        if relation.one_to_one and all(end.is_module for end in ends):
+            found.append((ends[0].body, ends[1].body))
+    found = [pair for pair in dict.fromkeys(found) if pair[0] in target.weights and pair[1] in source.weights]
+    pairs = list(known) + [pair for pair in found if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
+    _unfold(target, source, [pair for pair in found if pair not in pairs], pairs)
+    if isinstance(one_run, Values) and isinstance(other_run, Values):
+        pair_by_flow(target, source, one_run, other_run, pairs)
+    _by_looks(target, source, pairs)
+    if target.weights.get("") and source.weights.get(""):
+        pairs.append(("", ""))
+    return list(dict.fromkeys(pairs))
+
+
+def _first_calls(run: Run) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in run.ops:
+        op = parse_op(name)
+        if op.is_module and op.direction == FORWARD:
+            found.setdefault(op.body, name)
+    return found
+
+
+def _unfold(target: Tree, source: Tree, wrapped: list[Pair], pairs: list[Pair]) -> None:
+    """A layer against a module that wraps it: the layers inside, where they look alike and nothing else claims them."""
+    for one, other in wrapped:
+        inner = []
+        for at, (tree, path) in enumerate(((target, one), (source, other))):
+            taken = {pair[at] for pair in pairs}
+            inner.append([below for below in tree.holding if _within(below, path) and below not in taken])
+        sizes = [
+            [sizes_of(tree.weights[path].values()) for path in paths]
+            for tree, paths in zip((target, source), inner, strict=True)
+        ]
+        if sizes[0] == sizes[1]:
+            pairs += zip(*inner, strict=True)
+
+
+def _by_looks(target: Tree, source: Tree, pairs: list[Pair]) -> None:
+    """Layers that no rule has paired, defined in another order say: by the sizes of what they hold, if these tell."""
+    around = dict(pairs)
+    for inside_pairs in (True, False):
+        looks: list[dict[object, list[str]]] = []
+        for at, tree in enumerate((target, source)):
+            taken = {pair[at] for pair in pairs}
+            found: dict[object, list[str]] = {}
+            for path in tree.holding:
+                if path not in taken:
+                    outer = path.rpartition(".")[0]
+                    place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
+                    found.setdefault((place, str(sizes_of(tree.weights[path].values()))), []).append(path)
+            looks.append(found)
+        for look, ones in looks[0].items():
+            others = looks[1].get(look, [])
+            if len(ones) == len(others) == 1:
+                pairs.append((ones[0], others[0]))
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or not outer or path.startswith(f"{outer}.")
+
+
+def _specials(target: Tree, source: Tree) -> list[Pair]:
+    """Attention and recurrent layers, whose weights do not look alike, by kind and order."""
+    found: list[Pair] = []
+    for kind in WHOLE:
+        paths = [[path for path, layer in tree.layers.items() if kind_of(layer) == kind] for tree in (target, source)]
+        if len(paths[0]) == len(paths[1]):
+            found += zip(*paths, strict=True)
+    return found
+
+
+def _alike(target: Tree, source: Tree, path: str) -> bool:
+    return sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())

@@ -1,0 +1,277 @@
+"""A recording in the place of a model: made elsewhere, perhaps by a framework that cannot share this process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinprobe._align.auto.aligner import align_sides
+from twinprobe._align.calls import Side
+from twinprobe._align.rows import pair_parameters
+from twinprobe._live.comparing import PHASES, Story, add_findings, alone_notes, finish
+from twinprobe._live.findings import find_differences, only_places
+from twinprobe._live.kept_state import KeptState, copying
+from twinprobe._live.live_run import Values, read_run
+from twinprobe._live.options import Options
+from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.pairing.layers import Tree, structure
+from twinprobe._live.pairing.matching import match_runs
+from twinprobe._live.result import Result
+from twinprobe._live.running import Model, recorded_masks, run_model
+from twinprobe._measure.tolerance import transposed
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.run import RUN_FILES, open_run, run_folders
+from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
+from twinprobe.errors import BadInput
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One run in a folder of several: its name (mode, step and rank), its step, and where it is."""
+
+    label: str
+    step: int
+    path: Path
+
+
+def recorded_runs(path: Path) -> list[RecordedRun]:
+    """All runs under a folder; a folder with a dump.json is one run."""
+    if path.is_file() or any((path / name).is_file() for name in RUN_FILES):
+        return [RecordedRun("step 0", 0, path)]
+    if not path.exists():
+        raise BadInput("does not exist", where=path, hint="give a model, or the folder of a recording")
+    folders = run_folders(path)
+    runs_of = Counter((folder.key.graph_mode, folder.key.step) for folder in folders)
+    found = []
+    for folder in folders:
+        mode, step = folder.key.graph_mode, max(folder.key.step, 0)
+        label = f"{mode} step {step}".strip()
+        if runs_of[mode, folder.key.step] > 1 and not folder.by_process:
+            label += f" rank {folder.key.rank}"
+        found += [RecordedRun(label, step, file) for file in folder.files()[:1]]
+    return found
+
+
+def compare_with_recording(
+    base: Model | Path,
+    raw: Model | Path,
+    layer_map: LayerMap,
+    options: Options,
+    kept: KeptState,
+    *,
+    auto_weights: bool,
+    notes: list[str],
+) -> Result:
+    """Compare a model, run step by step, with what another left on disk."""
+    story = Story(notes=notes)
+    if options.single_step:
+        story.notes.append("single_step needs two live models: the recording is compared as it is")
+    if not isinstance(base, Path):
+        raise BadInput("a recording is always the base", hint="give the model and the folder in either order")
+    if isinstance(raw, Path):
+        _two_recordings(base, raw, layer_map, options, story)
+        return finish(story, str(base), str(raw))
+    runs = _one_per_step(recorded_runs(base), story)
+    begin = min(runs)
+    if max(runs) - begin >= options.steps:
+        story.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
+    for step in range(begin, min(begin + options.steps, max(runs) + 1)):
+        if step in runs:
+            _compare_step(raw, read_run(open_run(runs[step])), layer_map, options, step, story, kept, auto_weights)
+        else:  # not recorded, but what comes after depends on it
+            story.notes += run_model(raw, options, layer_map, None).problems
+        if raw.optimizer is not None:
+            kept.steps += 1
+            raw.adapter.step(raw.model, raw.optimizer)
+        if story.first is not None:
+            break
+    return finish(story, str(base), raw.title)
+
+
+def _one_per_step(runs: list[RecordedRun], story: Story) -> dict[int, Path]:
+    """A live model is one rank: it is compared with the first of each step."""
+    found: dict[int, Path] = {}
+    for run in runs:
+        found.setdefault(run.step, run.path)
+    if len(found) < len(runs):
+        story.notes.append(f"the recording holds {len(runs)} runs of {len(found)} steps: the first of each is compared")
+    return found
+
+
+def _compare_step(
+    raw: Model,
+    reference: Values,
+    layer_map: LayerMap,
+    options: Options,
+    step: int,
+    story: Story,
+    kept: KeptState,
+    auto_weights: bool,
+) -> None:
+    story.notes += reference.notes
+    if raw.inputs is None:
+        raw.inputs = inputs_of(reference, raw)
+    if story.steps == 0:
+        if auto_weights:
+            with copying(kept, raw, str(reference.path)):
+                load_weights(raw, reference, layer_map, story.notes)
+        kept.keep_buffers()
+    masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
+    tested = run_model(raw, options, layer_map, masks)
+    story.notes += tested.problems
+    _compare(tested.run, reference, layer_map, raw, options, step, story)
+
+
+def _two_recordings(base: Path, raw: Path, layer_map: LayerMap, options: Options, story: Story) -> None:
+    sides = recorded_runs(base), recorded_runs(raw)
+    if len(sides[0]) != len(sides[1]):
+        raise BadInput(
+            f"holds {len(sides[1])} runs, {base} holds {len(sides[0])}",
+            where=raw,
+            hint="record the same steps and ranks",
+        )
+    for one, other in zip(*sides, strict=True):
+        if one.label != other.label:
+            raise BadInput(
+                f"holds {other.label} where {base} holds {one.label}",
+                where=raw,
+                hint="record the same steps and ranks, or give the folders of two steps",
+            )
+    for one, other in zip(*sides, strict=True):
+        _compare(
+            read_run(open_run(other.path)), read_run(open_run(one.path)), layer_map, None, options, one.step, story
+        )
+        if story.first is not None:
+            break
+
+
+def _compare(
+    tested: Values, reference: Values, layer_map: LayerMap, raw: Model | None, options: Options, step: int, story: Story
+) -> None:
+    matches = match_runs(tested, reference, layer_map, raw.paths if raw is not None else None, None)
+    found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
+    tested.release()
+    reference.release()
+    if options.only:
+        found = only_places(found, options.only)
+    if not found:
+        raise BadInput(
+            "nothing of it could be compared", where=reference.path,
+            hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
+        )  # fmt: skip
+    if story.steps == 0:
+        story.notes += [*matches.notes, *alone_notes(matches)]
+        if reference.task != "tensor":
+            story.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
+    add_findings(story, found, [], tested, reference, matches)
+    story.steps += 1
+
+
+def inputs_of(reference: Values, raw: Model) -> Any:
+    """What the recorded model was called with: its own inputs if they are there, else those of its first module."""
+    numbers = {name: at for at, name in enumerate(reference.ops)}
+    began = [name for name in (reference.parents or numbers) if name in numbers and _is_forward_module(name)]
+    root = [name for name in began if not parse_op(name).body]
+    chosen = numbers[(root or began)[0]] if began else None
+    columns = {name: reference.table[name].to_list() for name in ("op", "role", "kind", "name")}
+    found: list[Any] = []
+    named: dict[str, Any] = {}
+    for row, (op, role, kind) in enumerate(zip(columns["op"], columns["role"], columns["kind"], strict=True)):
+        if op == chosen and role == INPUT and kind == TENSOR:
+            host = reference.tensor(row)
+            if host is None:
+                continue
+            key = columns["name"][row].rpartition(".")[2]
+            made = raw.adapter.tensor(host, raw.model)
+            if key.isdecimal():
+                found.append(made)
+            else:
+                named[key] = made
+    if not found and not named:
+        raise BadInput("no inputs are given and the recording holds none", where=reference.path, hint="give inputs")
+    return (tuple(found), named)
+
+
+def _is_forward_module(name: str) -> bool:
+    op = parse_op(name)
+    return op.is_module and op.direction == FORWARD
+
+
+def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list[str]) -> None:
+    """The recorded parameters, to the live model, where layers and shapes leave no doubt."""
+    from twinprobe._live.weights.stores import store_of
+
+    store = store_of(raw.model)
+    recorded = _recorded_parameters(reference)
+    if not recorded:
+        notes.append("the recording holds no parameters: the model keeps its own")
+        return
+    tree = Tree.of(raw.model, layer_map)
+    missing = []
+    for path, weights in tree.weights.items():
+        if not weights:
+            continue
+        rows = recorded.get(_partners(tree, reference, recorded).get(path, path), {})
+        shapes = {name: reference.table["shape"][row] for name, row in rows.items()}
+        turned = {name: _turned(tree, path, name, reference, rows) for name in weights}
+        pairs = pair_parameters(
+            [(name, str(list(one.shape)[::-1] if turned[name] else list(one.shape))) for name, one in weights.items()],
+            list(shapes.items()),
+        )
+        for name, parameter in weights.items():
+            row = rows.get(pairs[name][0]) if name in pairs else rows.get(name)
+            host = reference.tensor(row) if row is not None else None
+            if host is None:
+                missing.append(f"{path}.{name}" if path else name)
+                continue
+            host = transposed(host) if turned[name] else host
+            if host.shape != tuple(int(size) for size in parameter.shape):
+                raise BadInput(
+                    f"{path}.{name} {list(parameter.shape)} cannot take the recorded {list(host.shape)}",
+                    where=reference.path, hint="give auto_weights=False, or map the layers with a LayerMap",
+                )  # fmt: skip
+            array = np.array(host.data).reshape(host.shape)
+            if host.dtype == "bfloat16":
+                array = (array.astype("uint32") << 16).view("float32")
+            store.write(parameter, array)
+    if missing:
+        notes.append(
+            f"{len(missing)} parameters are not in the recording and keep their values: {', '.join(missing[:5])}"
+        )
+
+
+def _turned(tree: Tree, path: str, name: str, reference: Values, rows: dict[str, int]) -> bool:
+    row = rows.get(name)
+    mine = tree.adapter.is_transposed(tree.layers[path], name)
+    return mine != (row in reference.turned)
+
+
+def _recorded_parameters(reference: Values) -> dict[str, dict[str, int]]:
+    """Path of a layer -> name of a parameter -> its row."""
+    found: dict[str, dict[str, int]] = {}
+    columns = (reference.table[name].to_list() for name in ("op", "role", "name", "kind"))
+    for row, (op, role, name, kind) in enumerate(zip(*columns, strict=True)):
+        if role == PARAMETER and kind == TENSOR:
+            whole = parse_op(reference.ops[op])
+            found.setdefault(whole.body, {}).setdefault(name.removeprefix(f"{whole.text}.parameters."), row)
+    return found
+
+
+def _partners(tree: Tree, reference: Values, recorded: dict[str, dict[str, int]]) -> dict[str, str]:
+    """Which recorded path each live layer belongs to, where their paths differ."""
+    known = tree.partners
+    if known:
+        return known
+    if set(tree.holding) <= set(recorded):
+        known = {path: path for path in tree.holding}
+    else:
+        alignment = align_sides(Side(structure(tree)), Side(reference))
+        for relation in alignment.relations:
+            if relation.one_to_one:
+                known.setdefault(parse_op(relation.target[0]).body, parse_op(relation.golden[0]).body)
+    tree.partners = known or {"": ""}
+    return tree.partners

@@ -1,0 +1,337 @@
+"""Running one model under the recorder, with every state put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.adapter import Adapter, Call, Loss
+from twinprobe._live.live_run import Values, live_run
+from twinprobe._live.options import Options
+from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
+from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe.errors import BadInput, TwinProbeError
+
+# What each model is called with.
+
+
+def two_calls(inputs: Any) -> tuple[Any, Any]:
+    """What the first and the second model get: a tuple or list of two is one for each, anything else is for both."""
+    if isinstance(inputs, tuple | list) and type(inputs) in (tuple, list):
+        if len(inputs) == 2:
+            return inputs[0], inputs[1]
+        raise BadInput(
+            f"inputs is a {type(inputs).__name__} of {len(inputs)}",
+            hint="give (inputs of the first model, inputs of the second), or one dict, tensor or array for both",
+        )
+    return inputs, inputs
+
+
+def prepare_call(inputs: Any, adapter: Adapter, model: Any) -> Call:
+    """A call of a model: a dict is keyword arguments, a tuple positional ones, ``((args...), {kwargs})`` both.
+
+    Arrays become tensors of the model's framework; tensors are copied, so that no run changes the user's.
+    """
+    if isinstance(inputs, tuple) and len(inputs) == 2 and type(inputs[0]) is tuple and type(inputs[1]) is dict:
+        args, kwargs = inputs
+    elif isinstance(inputs, Mapping) and all(isinstance(key, str) for key in inputs):
+        args, kwargs = (), dict(inputs)
+    elif type(inputs) in (tuple, list):
+        args, kwargs = tuple(inputs), {}
+    else:
+        args, kwargs = (inputs,), {}
+    change = _changer(adapter, model)
+    return Call(tuple(rebuilt(one, change) for one in args), {key: rebuilt(one, change) for key, one in kwargs.items()})
+
+
+def _changer(adapter: Adapter, model: Any) -> Callable[[Any], Any]:
+    made: dict[int, Any] = {}  # one tensor given twice stays one tensor
+
+    def change(value: Any) -> Any:
+        if adapter.is_tensor(value):
+            if id(value) not in made:
+                made[id(value)] = adapter.copied(value)
+            return made[id(value)]
+        if isinstance(value, np.ndarray) and value.dtype.name in STORAGE:
+            flat = np.ascontiguousarray(value).reshape(-1)
+            return adapter.tensor(HostTensor(value.dtype.name, value.shape, flat), model)
+        name = type(value).__module__.partition(".")[0]
+        if name in ("torch", "paddle", "mindspore") and type(value).__name__ in (
+            "Tensor",
+            "Parameter",
+            "EagerParamBase",
+        ):
+            return adapter.tensor(_foreign(value, name), model)
+        return value
+
+    return change
+
+
+def _foreign(value: Any, framework: str) -> HostTensor:
+    from importlib import import_module
+
+    found: HostTensor = import_module(f"twinprobe._live.frameworks.{framework}").adapter.to_host(value)
+    return found
+
+
+def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure with every leaf changed; containers of other kinds stay as they are."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(rebuilt(one, change) for one in value)
+    if kind is dict:
+        return {key: rebuilt(one, change) for key, one in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(rebuilt(one, change) for one in value))
+    return change(value)
+
+
+# The same dropout masks for both models, whatever generator each framework has.
+
+
+class Masks:
+    """The n-th dropout of either model gets the n-th mask; the first model to ask for it settles it."""
+
+    def __init__(self, seed: int, made: list[NDArray[np.float32]] | None = None) -> None:
+        self._seed = seed
+        self._made: list[NDArray[np.float32]] = made or []
+        self.notes: list[str] = []
+
+    def begin(self) -> Callable[[tuple[int, ...], float], Any]:
+        """A model starts: its dropouts are counted from here."""
+        at = 0
+
+        def mask(shape: tuple[int, ...], p: float) -> NDArray[np.float32]:
+            nonlocal at
+            number, at = at, at + 1
+            return self._mask(number, tuple(int(size) for size in shape), float(p))
+
+        return mask
+
+    def _mask(self, number: int, shape: tuple[int, ...], p: float) -> NDArray[np.float32]:
+        if number < len(self._made) and self._made[number].shape == shape:
+            return self._made[number]
+        if number < len(self._made):
+            self.notes.append(
+                f"dropout {number + 1} has shape {list(shape)} in one model and {list(self._made[number].shape)} in "
+                "the other: their masks differ"
+            )
+        generator = np.random.default_rng([self._seed, number])
+        keep = generator.random(shape) >= p
+        made: NDArray[np.float32] = keep.astype(np.float32) / np.float32(max(1 - p, 1e-12))
+        if number == len(self._made):
+            self._made.append(made)
+        return made
+
+
+def recorded_masks(run: Values, seed: int) -> Masks | None:
+    """The masks of a recording's dropouts, told from what went in and what came out; None where it has none."""
+    found = []
+    numbers_of = _tensors_of(run)
+    for op, name in enumerate(run.ops):
+        whole = parse_op(name)
+        kind = whole.cls if whole.is_module else whole.body.rpartition(".")[2]
+        around = parse_op(run.parents.get(name) or "").cls
+        if whole.direction != FORWARD or kind.lower() != "dropout" or around == "Dropout":
+            continue
+        taken, given = numbers_of(op, INPUT), numbers_of(op, OUTPUT)
+        if taken is not None and given is not None and taken.shape == given.shape:
+            found.append(_ratio(taken, given))
+    return Masks(seed, found) if found else None
+
+
+def _ratio(taken: NDArray[Any], given: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(all="ignore"):
+        ratio = np.where(taken != 0, given / taken, np.nan)
+    scale = np.nanmax(ratio) if np.isfinite(ratio).any() else 1.0
+    # Where a zero went in, nothing tells whether it was kept: for the result it does not matter.
+    return np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32)
+
+
+def _tensors_of(run: Values) -> Callable[[int, int], NDArray[Any] | None]:
+    columns = [run.columns[name] for name in ("op", "role", "kind")]
+    first: dict[tuple[int, int], int] = {}
+    for row, (op, role, kind) in enumerate(zip(*columns, strict=True)):
+        if kind == TENSOR:
+            first.setdefault((op, role), row)
+
+    def tensor(op: int, role: int) -> NDArray[Any] | None:
+        host = run.tensor(first[op, role]) if (op, role) in first else None
+        return None if host is None else numbers(host.dtype, host.data, FLOAT64).reshape(host.shape)
+
+    return tensor
+
+
+@dataclass
+class Model:
+    """One of the two models: what it is, what it is called with, its loss and its optimizer."""
+
+    role: str
+    model: Any
+    inputs: Any
+    loss: Loss | None = None
+    optimizer: Any = None
+
+    def __post_init__(self) -> None:
+        self.adapter: Adapter = adapter_of(self.model)
+        self.paths = Paths.find(self.adapter, self.model)
+
+    @property
+    def title(self) -> str:
+        return f"{type(self.model).__name__} ({self.adapter.title})"
+
+
+@dataclass
+class Pass:
+    """What one pass left: the recorded run, and the loss."""
+
+    run: Values
+    loss: HostTensor | None
+    problems: list[str]
+
+
+Around = Callable[[], AbstractContextManager[None]]
+
+
+def run_model(
+    one: Model, options: Options, layer_map: LayerMap, masks: Masks | None, around: Around | None = None
+) -> Pass:
+    """One forward (and backward) pass of a model, recorded."""
+    adapter, model = one.adapter, one.model
+    call = prepare_call(one.inputs, adapter, model)
+    adapter.clear_gradients(model, one.paths.layer.values())
+    with ExitStack() as stack:
+        stack.enter_context(_random(one, options, masks))
+        engine = stack.enter_context(
+            adapter.recording(model, backward=options.backward, apis=options.apis or bool(layer_map.apis))
+        )
+        stack.enter_context(around() if around is not None else nullcontext())
+        with _naming(one):
+            outcome = adapter.run(model, call, _own_loss(one), backward=options.backward)
+    apply_map(engine, one.paths, layer_map)
+    run = live_run(engine, title=f"{one.role} {one.title}", framework=adapter.name, to_host=adapter.to_host)
+    if not run.ops:
+        raise BadInput(f"the {one.role} model {one.title} gave no tensor: nothing to compare")
+    problems = [f"the recorder met {cause} in the {one.role} model" for cause in engine.problems.counts]
+    return Pass(run, None if outcome.loss is None else adapter.to_host(outcome.loss), problems)
+
+
+def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
+    """Where one model trains and the other does not. ``calls`` are the paired ones, raw -> base."""
+    modes = [{one.adapter.training(layer) for layer in one.paths.layer.values()} for one in (base, raw)]
+    if modes[0] == modes[1] and len(modes[0]) == 1:
+        return []
+    shown = {True: "training", False: "evaluation"}
+    roots = [one.adapter.training(one.model) for one in (base, raw)]
+    if roots[0] != roots[1]:
+        return [f"the base model is in {shown[roots[0]]} mode, the raw model in {shown[roots[1]]} mode"]
+    found = []
+    for mine, theirs in calls.items():
+        layers = [one.paths.layer.get(parse_op(name).body) for one, name in ((raw, mine), (base, theirs))]
+        if parse_op(mine).is_module and layers[0] is not None and layers[1] is not None:
+            mode, other = raw.adapter.training(layers[0]), base.adapter.training(layers[1])
+            if mode != other:
+                found.append(f"{parse_op(mine).body} ({shown[mode]} against {shown[other]})")
+    return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(found))}"] if found else []
+
+
+_FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}
+
+
+def check_optimizers(one: Model, other: Model | None) -> None:
+    """Refuse an optimizer that is not one of this model, before anything runs."""
+    optimizer = one.optimizer
+    if optimizer is None:
+        return
+    who = f"the optimizer for the {one.role} model {one.title}"
+    hint = "optimizers=[of the first model, of the second]"
+    packages = [kind.__module__.partition(".")[0] for kind in type(optimizer).__mro__]
+    framework = next((_FRAMEWORKS[name] for name in packages if name in _FRAMEWORKS), None)
+    if framework is None:
+        if not callable(optimizer):
+            raise BadInput(f"{who} is a {type(optimizer).__name__}", hint=f"{hint}: optimizers, or functions")
+        return
+    if framework != one.adapter.name:
+        raise BadInput(f"{who} is one of another framework ({type(optimizer).__name__}): are they swapped?", hint=hint)
+    held = {id(parameter) for parameter in _parameters_of(optimizer)}
+    own, theirs = (
+        {id(tensor) for layer in model.paths.layer.values() for tensor in model.adapter.parameters(layer).values()}
+        for model in (one, other or one)
+    )
+    if held and held.isdisjoint(own):
+        whose = "the parameters of the other model" if held & theirs else "none of the parameters of this model"
+        raise BadInput(f"{who} holds {whose}", hint=hint)
+
+
+def _parameters_of(optimizer: Any) -> list[Any]:
+    groups = getattr(optimizer, "param_groups", None) or getattr(optimizer, "_param_groups", None)
+    if groups and all(isinstance(group, dict) for group in groups):
+        return [parameter for group in groups for parameter in group.get("params", ())]
+    return list(getattr(optimizer, "_parameter_list", None) or getattr(optimizer, "parameters", None) or ())
+
+
+def _own_loss(one: Model) -> Loss | None:
+    """The loss function, whose errors are not the model's."""
+    given = one.loss
+    if given is None:
+        return None
+
+    def loss(output: Any) -> Any:
+        who = f"the loss_fn of the {one.role} model {one.title}"
+        try:
+            value = given(output)
+        except Exception as error:
+            raise BadInput(
+                f"{who} failed: {type(error).__name__}: {error}",
+                hint="the error above is its own; it is called with the model's output",
+            ) from error
+        if not one.adapter.is_tensor(value):
+            raise BadInput(f"{who} gave a {type(value).__name__}", hint="it must return a scalar tensor")
+        return value
+
+    return loss
+
+
+@contextmanager
+def _naming(one: Model) -> Iterator[None]:
+    try:
+        yield
+    except TwinProbeError:
+        raise
+    except Exception as error:
+        raise BadInput(
+            f"the {one.role} model {one.title} failed: {type(error).__name__}: {error}",
+            hint="the error above is the model's own; are its inputs in the right order?",
+        ) from error
+
+
+@contextmanager
+def _random(one: Model, options: Options, masks: Masks | None) -> Iterator[None]:
+    """The same random numbers for both models, and the program's own afterwards."""
+    adapter = one.adapter
+    modules = [module for _, module in adapter.modules(one.model)] if options.random == "eval" else []
+    before = [adapter.training(module) for module in modules]
+    state = adapter.random_state() if options.random != "off" else None
+    try:
+        if options.random == "eval":
+            for module in modules:
+                adapter.set_training(module, False)
+        if options.random != "off":
+            adapter.seed(options.seed)
+        with adapter.dropouts(masks.begin()) if masks is not None else nullcontext():
+            yield
+    finally:
+        if state is not None:
+            adapter.set_random_state(state)
+        if options.random == "eval":
+            for module, training in zip(modules, before, strict=True):
+                adapter.set_training(module, training)

@@ -1,0 +1,221 @@
+"""Every layer fed with the reference's own inputs and gradients, so that no error is carried from layer to layer.
+
+What arrives at a layer is compared and then replaced; so a difference lies either in the layer itself or in the code
+just before it. The replacement goes both ways: forward by value, backward by gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
+from twinprobe._live.frameworks.adapter import OnGradient
+from twinprobe._live.kept_state import KeptState
+from twinprobe._live.live_run import Values
+from twinprobe._live.options import FORWARD, Options
+from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.pairing.matching import Matches, match_runs
+from twinprobe._live.running import Masks, Model, Pass, run_model
+from twinprobe._measure.tolerance import Tolerance, compare
+from twinprobe._runs.names import parse_op
+from twinprobe._runs.tensors.elements import HostTensor
+
+INPUT_PLACE, GRADIENT_PLACE = "input as computed", "gradient as computed"
+
+
+def run_fed(
+    raw: Model,
+    reference: Pass,
+    base: Model,
+    options: Options,
+    layer_map: LayerMap,
+    masks: Masks | None,
+    kept: KeptState,
+) -> tuple[Pass, list[Finding]]:
+    """Run the raw model twice: once to see which calls belong together, once with every layer fed."""
+    seen = run_model(raw, options, layer_map, masks)
+    kept[raw].put_back_buffers()
+    matches = match_runs(seen.run, reference.run, layer_map, raw.paths, base.paths)
+    feeder = Feeder(raw, seen.run, reference.run, matches, options)
+
+    def around() -> AbstractContextManager[None]:
+        return raw.adapter.around_calls(raw.model, feeder.before, feeder.after)
+
+    tested = run_model(raw, options, layer_map, masks, around)
+    return tested, feeder.findings
+
+
+class Feeder:
+    """Knows the reference's value for every tensor that goes into or comes out of a layer of the raw model."""
+
+    def __init__(self, raw: Model, seen: Values, reference: Values, matches: Matches, options: Options) -> None:
+        self._adapter = raw.adapter
+        self._paths = raw.paths
+        self._tolerance: Tolerance = options.tolerance
+        self._phases = (options.phase != "backward", options.phase != FORWARD)
+        self._reference = reference
+        self._prefix: dict[int, str] = {}
+        names = [parse_op(name) for name in matches.calls]
+        for op in names:
+            layer = raw.paths.layer.get(op.body) if op.is_module and op.body else None
+            if layer is not None and op.text not in matches.doubtful:
+                self._prefix[id(layer)] = op.text.rpartition(".forward.")[0]
+        self._partner = _names(seen, reference, matches)
+        self._count: dict[int, int] = {}
+        self._under_way: list[tuple[int, int]] = []
+        self.findings: list[Finding] = []
+
+    # -- around each call -------------------------------------------------------------------------------------------
+
+    def before(self, module: Any, args: Any, kwargs: Any) -> Any:
+        """Compare what arrives and put the reference's values in its place."""
+        key = id(module)
+        number = self._count.get(key, 0)
+        self._count[key] = number + 1
+        self._under_way.append((key, number))
+        prefix = self._prefix.get(key)
+        if prefix is None:
+            return None
+        places = _Places(repeats=self._adapter.name == "pytorch")
+        made: dict[int, Any] = {}  # a tensor given twice stays one tensor
+        in_place = bool(getattr(module, "inplace", False))
+
+        def feed(tensor: Any, name: str) -> Any:
+            at = places.differentiable(tensor, self._is_float(tensor))
+            value = self._arrived(f"{prefix}.forward.{number}", f"input.{name}", tensor, FORWARD_PHASE, INPUT_PLACE)
+            if value is None or at is None or in_place:
+                return tensor
+            if id(tensor) not in made:
+                leaving = self._leaving(f"{prefix}.backward.{number}", at)
+                made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
+            return made[id(tensor)]
+
+        fed = tuple(_mapped(one, str(at), feed, self._adapter.is_tensor) for at, one in enumerate(args))
+        named = {name: _mapped(one, name, feed, self._adapter.is_tensor) for name, one in kwargs.items()}
+        return fed, named
+
+    def after(self, module: Any, output: Any) -> Any:
+        """Hand on the reference's result instead of the layer's own."""
+        key, number = id(module), 0
+        while self._under_way:
+            known, number = self._under_way.pop()
+            if known == key:
+                break
+        prefix = self._prefix.get(key)
+        if prefix is None:
+            return None
+        at = -1
+
+        def feed(tensor: Any, name: str) -> Any:
+            nonlocal at
+            at += 1
+            value = self._value(f"{prefix}.forward.{number}", f"output.{name}", tensor)
+            if value is None or not self._is_float(tensor):
+                return tensor
+            return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", at))
+
+        if type(output) is tuple:
+            return tuple(_mapped(one, str(place), feed, self._adapter.is_tensor) for place, one in enumerate(output))
+        return _mapped(output, "0", feed, self._adapter.is_tensor)
+
+    # -- gradients --------------------------------------------------------------------------------------------------
+
+    def _leaving(self, name: str, at: int) -> OnGradient:
+        """What the layer hands back is recorded already; from here on the reference's gradient goes."""
+        return lambda gradient: self._of_shape(name, f"output.{at}", gradient)
+
+    def _arriving(self, name: str, at: int) -> OnGradient:
+        def arrived(gradient: HostTensor) -> HostTensor | None:
+            value = self._of_shape(name, f"input.{at}", gradient)
+            if value is not None and self._phases[1]:
+                self._note(name, f"input.{at}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
+            return value
+
+        return arrived
+
+    # -- values -----------------------------------------------------------------------------------------------------
+
+    def _arrived(self, name: str, tensor_name: str, tensor: Any, phase: str, place: str) -> HostTensor | None:
+        value = self._value(name, tensor_name, tensor)
+        if value is not None and self._phases[0]:
+            self._note(name, tensor_name, self._adapter.to_host(tensor), value, phase, place)
+        return value
+
+    def _value(self, name: str, tensor_name: str, tensor: Any) -> HostTensor | None:
+        found = self._partner.get((name, tensor_name))
+        value = self._reference.tensor(found[1]) if found is not None else None
+        return value if value is not None and value.shape == tuple(int(size) for size in tensor.shape) else None
+
+    def _of_shape(self, name: str, tensor_name: str, gradient: HostTensor) -> HostTensor | None:
+        found = self._partner.get((name, tensor_name))
+        value = self._reference.tensor(found[1]) if found is not None else None
+        return value if value is not None and value.shape == gradient.shape else None
+
+    def _note(self, name: str, tensor: str, mine: HostTensor, theirs: HostTensor, phase: str, place: str) -> None:
+        row, _, base = self._partner[name, tensor]
+        gap = compare(mine, theirs, self._tolerance)
+        self.findings.append(
+            Finding(
+                0,
+                phase,
+                name,
+                base,
+                place,
+                tensor,
+                gap,
+                True,
+                str(list(mine.shape)),
+                str(list(theirs.shape)),
+                mine.dtype,
+                "single step",
+                row,
+            )
+        )
+
+    def _is_float(self, tensor: Any) -> bool:
+        text = str(tensor.dtype).lower()
+        return "float" in text or "complex" in text
+
+
+class _Places:
+    """The order in which a recorder numbers the gradients of a call's inputs; PyTorch's counts repeated ones too."""
+
+    def __init__(self, *, repeats: bool) -> None:
+        self._seen: dict[int, int] = {}
+        self._repeats = repeats
+        self._next = 0
+
+    def differentiable(self, tensor: Any, is_float: bool) -> int | None:
+        """The number of this tensor's gradient; None where it can have none."""
+        if not is_float:
+            return None
+        if id(tensor) not in self._seen:
+            self._seen[id(tensor)] = self._next
+            self._next += 1
+        else:
+            self._next += self._repeats
+        return self._seen[id(tensor)]
+
+
+def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: Callable[[Any], bool]) -> Any:
+    if is_tensor(value):
+        return feed(value, name)
+    kind = type(value)
+    if kind in (list, tuple):
+        return kind(_mapped(one, f"{name}.{at}", feed, is_tensor) for at, one in enumerate(value))
+    if kind is dict:
+        return {key: _mapped(one, f"{name}.{key}", feed, is_tensor) for key, one in value.items()}
+    return value
+
+
+def _names(seen: Values, reference: Values, matches: Matches) -> dict[tuple[str, str], tuple[int, int, str]]:
+    """(raw call, tensor) -> (raw row, base row, base call)."""
+    ops, names = seen.columns["op"], seen.columns["name"]
+    others = reference.columns["op"]
+    found = {}
+    for row, other, _ in matches.rows:
+        call = seen.ops[ops[row]]
+        found[call, names[row].removeprefix(f"{call}.")] = row, other, reference.ops[others[other]]
+    return found

@@ -1,0 +1,197 @@
+"""Copying the weights of whole models: the LayerMap and the aligner say which layers belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe._live.weights.copying import WeightReport, copy_aligned
+from twinprobe._live.weights.layers import joined
+from twinprobe._live.weights.special import has_rules
+from twinprobe._live.weights.stores import AS_IS, Layout, Store, View, store_of
+from twinprobe.errors import TwinProbeError
+
+if TYPE_CHECKING:
+    from twinprobe._live.pairing.layer_map import LayerMap
+
+
+def assign_weight(target: object, source: object, layer_map: Any = None) -> bool:
+    """Copy weights from source to target, paired by layer_map or by themselves.
+
+    Never raises for weights that do not fit: it prints the reason, changes nothing and is False.
+    """
+    from rich.console import Console
+
+    console = Console(soft_wrap=True, highlight=False)
+    try:
+        report = copy_weights(target, source, layer_map)
+    except TwinProbeError as error:
+        console.print(f"Weights were not copied: {error}", markup=False)
+        return False
+    console.print(str(report), markup=False)
+    return True
+
+
+def copy_weights(
+    target: object, source: object, layer_map: Any = None, *, known: list[tuple[str, str]] | None = None
+) -> WeightReport:
+    """Copy weights from source to target; one that finds no partner is an error unless layer_map leaves it out.
+
+    ``known`` are pairs of paths that were found otherwise, by running the models say.
+    """
+    from twinprobe._live.findings import shortened
+    from twinprobe._live.pairing.layer_map import as_layer_map
+    from twinprobe._live.pairing.layers import mapped_paths, pair_modules
+
+    chosen = as_layer_map(layer_map)
+    mapped = mapped_paths(target, source, chosen)
+    left_out = _left_out(target, chosen), _left_out(source, chosen)
+    pairs = [
+        pair
+        for pair in (known if known is not None else pair_modules(target, source, chosen))
+        if pair in mapped or not (pair[0] in left_out[0] or pair[1] in left_out[1])
+    ]
+    report = copy_aligned(target, source, pairs, mapped=mapped, left_out=left_out, groups=chosen.groups)
+    ignored = _left_out(target, chosen, ignored_only=True) if report.kept else set()
+    kept = [name for name in report.kept if name.rpartition(".")[0] in ignored]
+    if kept:
+        report.notices.append(f"weights of ignored layers were not copied: {shortened(kept)}")
+    return report
+
+
+def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) -> set[str]:
+    """Paths of the layers whose own weights the user takes care of."""
+    if layer_map.is_empty:
+        return set()
+    alone: set[int] = set()
+    if not ignored_only:
+        alone |= {id(api.layer) for api in layer_map.apis}
+        alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+    found: set[str] = set()
+    below: list[str] = []
+    for path, layer in _modules(store_of(model), model):
+        if any(not outer or path.startswith(f"{outer}.") for outer in below):
+            found.add(path)
+        elif id(layer) in alone or layer_map.is_ignored_inside(layer):
+            below.append(path)
+            found.add(path)
+        elif layer_map.is_ignored(layer):
+            found.add(path)
+    return found
+
+
+def _modules(store: Store, module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    yield path, module
+    for name, child in store.children(module).items():
+        yield from _modules(store, child, joined(path, name))
+
+
+# Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.
+#
+# Most copies are of this kind. They need no search, so that hundreds of layers cost little more than moving their
+# bytes. Whatever is not plain (a map, a rule of the user's, shared tensors, another dtype) is left to the general
+# way.
+
+# Families whose layout is told by the class alone, with all weights in the layer itself.
+_BY_CLASS = frozenset({"linear", "convolution", "transposed convolution", "embedding", "norm", "bilinear", "prelu"})
+
+Plan = list[tuple[str, str, View, View]]  # where a weight lies in target and source, and how each is seen
+Copy = tuple[Any, Any, View, View]
+
+
+def copy_plain(target: Any, source: Any) -> bool:
+    """Copy the weights of a plain pair of models; False, and nothing changed, where they are not plain."""
+    if has_rules():
+        return False
+    stores = store_of(target), store_of(source)
+    sides = _holding(stores[0], target), _holding(stores[1], source)
+    if sides[0] is None or sides[1] is None or sides[0].keys() != sides[1].keys():
+        return False
+    copies = _copies(stores, sides[0], sides[1])
+    if copies is None or not _all_apart(stores, copies):
+        return False
+    for wanted, offered, here, there in copies:
+        _copy(stores, wanted, offered, here, there)
+    return True
+
+
+def _holding(store: Store, model: Any) -> dict[str, tuple[Any, dict[str, Any]]] | None:
+    """The layers that hold tensors, by path (with a dot at its end), with what they hold; None where one layer is in
+    two places."""
+    found: dict[str, tuple[Any, dict[str, Any]]] = {}
+    seen: set[int] = set()
+    todo = [("", model)]
+    while todo:
+        front, module = todo.pop()
+        if id(module) in seen:
+            return None
+        seen.add(id(module))
+        own = store.own(module)
+        if own:
+            found[front] = module, own
+        todo += [(f"{front}{name}.", child) for name, child in store.children(module).items()]
+    return found
+
+
+def _copies(
+    stores: tuple[Store, Store],
+    target: dict[str, tuple[Any, dict[str, Any]]],
+    source: dict[str, tuple[Any, dict[str, Any]]],
+) -> list[Copy] | None:
+    plans: dict[tuple[type, type], Plan | None] = {}
+    found: list[Copy] = []
+    for path, (here, mine) in target.items():
+        there, theirs = source[path]
+        kinds = type(here), type(there)
+        if kinds not in plans:
+            plans[kinds] = _plan(stores[0].layout(here), stores[1].layout(there))
+        plan = plans[kinds]
+        if plan is None or len(mine) != len(theirs):
+            return None
+        before = len(found)
+        for place, other_place, view, other_view in plan:
+            wanted, offered = mine.get(place), theirs.get(other_place)
+            if wanted is not None and offered is not None:
+                found.append((wanted, offered, view, other_view))
+        if len(found) - before != len(mine):
+            return None
+    return found if all(_fit(stores, *one) for one in found) else None
+
+
+def _plan(target: Layout | None, source: Layout | None) -> Plan | None:
+    if target is None or source is None or target.family != source.family or target.family not in _BY_CLASS:
+        return None
+    if target.whole or source.whole:
+        return None
+    others = {part.name: part for part in source.parts}
+    pairs = [(part, others[part.name]) for part in target.parts if part.name in others]
+    return [(one.place, other.place, one.view, other.view) for one, other in pairs]
+
+
+def _fit(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> bool:
+    shapes = stores[0].shape(wanted), stores[1].shape(offered)
+    if stores[0].dtype(wanted) != stores[1].dtype(offered):
+        return False
+    if here is there:  # the common views are one object each
+        return shapes[0] == shapes[1]
+    return here.shape(shapes[0]) == there.shape(shapes[1])
+
+
+def _all_apart(stores: tuple[Store, Store], copies: list[Copy]) -> bool:
+    """Whether no two of them are one tensor: what is shared needs a closer look."""
+    return all(len({store.key(one[at]) for one in copies}) == len(copies) for at, store in enumerate(stores))
+
+
+def _copy(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> None:
+    values = there.of(stores[1].read(offered))
+    memory = stores[0].memory(wanted)
+    if memory is not None:
+        here.of(memory)[...] = values
+        return
+    if here is not AS_IS or not (values.flags.c_contiguous and values.flags.writeable):
+        array = np.empty(stores[0].shape(wanted), values.dtype)
+        here.of(array)[...] = values
+        values = array
+    stores[0].write(wanted, values)

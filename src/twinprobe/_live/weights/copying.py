@@ -1,0 +1,324 @@
+"""Copying weights between two models along aligned modules: everything is checked first, then written."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below
+from twinprobe._live.weights.matching import Match, Paths, Problem, Side, Work, match_layers, refuse, works_of
+from twinprobe._live.weights.stores import AS_IS, Array, Store, framework_of, store_of, submodule
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    from twinprobe._live.pairing.layer_map import Group
+
+# Weights of layers that a LayerMap groups: copied where they pair up in their order, shape by shape.
+
+
+def match_group(target: Side, source: Side, group: Group) -> Match | None:
+    """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
+    places = [_places(side) for side in (target, source)]
+    members = [group.one, group.other]
+    if not all(id(layer) in places[0] for layer in members[0]):
+        members.reverse()
+    if not all(id(layer) in known for side, known in zip(members, places, strict=True) for layer in side):
+        return None
+    wanted, offered = (
+        _weights(side.store, known, layers)
+        for side, known, layers in zip((target, source), places, members, strict=True)
+    )
+    if not wanted and not offered:
+        return Match()
+    across = framework_of(target.model) != framework_of(source.model)
+    if [slot.shape for slot in wanted] == [slot.shape for slot in offered] and not (
+        across and any(_may_be_turned(*pair) for pair in zip(wanted, offered, strict=True))
+    ):
+        return Match(copies=list(zip(wanted, offered, strict=True)))
+    thirds = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
+    if thirds and not (across and any(_may_be_turned(*pair) for pair in thirds)):
+        return Match(copies=thirds)
+    return Match(notices=[_kept(members, wanted, offered)])
+
+
+def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
+    """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
+    found = []
+    for slot in whole:
+        names = [part for part in parts if part.name == slot.name]
+        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
+    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
+    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
+
+
+def _places(side: Side) -> dict[int, tuple[str, Any]]:
+    found: dict[int, tuple[str, Any]] = {}
+
+    def visit(module: Any, path: str) -> None:
+        found.setdefault(id(module), (path, module))
+        for name, child in side.store.children(module).items():
+            visit(child, f"{path}.{name}" if path else name)
+
+    visit(side.model, "")
+    return found
+
+
+def _weights(store: Store, places: dict[int, tuple[str, Any]], layers: tuple[Any, ...]) -> list[Slot]:
+    """What the layers hold, in the order of the group and of definition."""
+    return [slot for layer in layers for slot in slots_below(store, layer, places[id(layer)][0])]
+
+
+def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
+    """A square matrix of a class of the user's own may be stored either way."""
+    known = wanted.name == "weight" and offered.name == "weight"
+    return not known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]
+
+
+def _kept(members: list[tuple[Any, ...]], wanted: list[Slot], offered: list[Slot]) -> str:
+    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in members)
+    shapes = [", ".join(str(list(slot.shape)) for slot in slots) or "none" for slots in (wanted, offered)]
+    return (
+        f"the group {ones} and {others} keeps the weights it has: they do not pair up in order ({shapes[0]} against"
+        f" {shapes[1]}); set them yourself, or put each side into a module of its own, map the two and register a rule"
+        " for them with add_special_init"
+    )
+
+
+# What a copy of weights did.
+
+
+@dataclass
+class WeightReport:
+    """Parameters that were copied, and what the user should know."""
+
+    copied: list[tuple[str, str]] = field(default_factory=list)
+    """(target parameter, source parameter); a packed one stands once for each part."""
+    notices: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    """Parameters of the target that no aligned pair speaks of: they have the values they had."""
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.copied)} weights copied", *self.notices]
+        if self.kept:
+            lines.append(f"{len(self.kept)} keep their own values: {', '.join(self.kept[:5])}")
+        return "\n".join(lines)
+
+
+_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+_ALONE = "no layer of the other model is aligned with it"
+_Value = Slot | float  # what a slot of the target receives
+
+
+def copy_aligned(
+    target: object,
+    source: object,
+    pairs: Iterable[Paths],
+    *,
+    mapped: Collection[Paths] | None = None,
+    left_out: tuple[Collection[str], Collection[str]] | None = None,
+    groups: Iterable[Group] = (),
+) -> WeightReport:
+    """Copy parameters and buffers from source to target for each aligned (target path, source path) pair.
+
+    The empty path is the model itself. A weight that cannot be copied is an error, and the target stays as it was.
+    `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
+    given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
+    target's and the source's modules, a parameter that no pair speaks of is an error too, unless its module is there.
+    Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
+    """
+    sides = Side(target, store_of(target)), Side(source, store_of(source))
+    works = works_of(*sides, pairs, mapped)
+    report = WeightReport()
+    matches = _match_all(works, *sides, report, left_out)
+    for match in (match_group(*sides, group) for group in groups):
+        if match is not None:
+            matches.append(match)
+            report.notices += match.notices
+    filled = _assignments(matches)
+    ready = _packed_arrays(filled, *sides)
+    _run_special(works, sides[0].store)
+    for key, (held, parts) in filled.items():
+        sides[0].store.write(held.tensor, ready[key] if key in ready else _array(held, parts, *sides))
+    report.copied = [(wanted.held.name, offered.held.name) for match in matches for wanted, offered in match.copies]
+    report.notices += _rounding(filled, *sides) + _untied(filled)
+    special = {held.key for work in works if work.special for held in _everything(sides[0], work.target)}
+    report.kept = [
+        held.name for held in sides[0].held if not held.is_buffer and held.key not in filled and held.key not in special
+    ]
+    return report
+
+
+def _match_all(
+    works: list[Work],
+    target: Side,
+    source: Side,
+    report: WeightReport,
+    left_out: tuple[Collection[str], Collection[str]] | None,
+) -> list[Match]:
+    one_framework = framework_of(target.model) == framework_of(source.model)
+    matches, problems = [], []
+    for work in works:
+        if work.without_rule:
+            report.notices.append(_no_rule(work))
+        elif work.special is None:
+            match = match_layers(work.target, work.source, one_framework=one_framework)
+            matches.append(match)
+            problems += match.problems + _not_neutral(match, source.store)
+            report.notices += match.notices
+    if left_out is not None:
+        problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in _alone(works, target, left_out[0], 0)]
+        if not problems:
+            alone = _alone(works, source, left_out[1], 1)
+            problems += [Problem(None, layer, None, slot, _ALONE) for layer, slot in alone]
+    if problems:
+        raise refuse(
+            problems, list(slots_below(target.store, target.model)), list(slots_below(source.store, source.model))
+        )
+    return matches
+
+
+def _everything(side: Side, layer: Layer) -> list[Held]:
+    return held_below(side.store, layer.module, layer.path)
+
+
+def _alone(works: list[Work], side: Side, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
+    """Parameters of a model that no aligned pair speaks of."""
+    spoken: set[object] = set()
+    for work in works:
+        layer = (work.target, work.source)[which]
+        if work.special or work.without_rule:
+            spoken |= {held.key for held in _everything(side, layer)}
+        else:
+            spoken |= {slot.held.key for slot in layer.weights}
+    found = []
+    for held in side.held:
+        path = held.name.rpartition(".")[0]
+        if not held.is_buffer and held.key not in spoken and path not in left_out:
+            layer = layer_at(side.store, submodule(side.store, side.model, path), path)
+            found.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
+            spoken.add(held.key)
+    return found
+
+
+def _no_rule(work: Work) -> str:
+    here, there = work.target, work.source
+    return (
+        f"{here.path or 'the model'} ({here.kind}) and {there.path or 'the model'} ({there.kind}) are mapped,"
+        f" but there is no rule to copy their weights: they keep the values they have; register one with"
+        f" add_special_init({here.kind}, {there.kind}, function)"
+    )
+
+
+def _not_neutral(match: Match, store: Store) -> list[Problem]:
+    return [problem for slot, value, problem in match.must_be if not np.all(store.read(slot.held.tensor) == value)]
+
+
+def _assignments(matches: list[Match]) -> dict[object, tuple[Held, list[tuple[Slot, _Value]]]]:
+    """For each tensor of the target what goes into it; tied weights are one tensor."""
+    found: dict[object, tuple[Held, list[tuple[Slot, _Value]]]] = {}
+    seen: set[object] = set()
+    for match in matches:
+        given: list[tuple[Slot, _Value]] = [*match.copies, *match.fills]
+        for wanted, value in given:
+            mark = (wanted.seen, value.seen if isinstance(value, Slot) else value)
+            if mark not in seen:
+                seen.add(mark)
+                found.setdefault(wanted.held.key, (wanted.held, []))[1].append((wanted, value))
+    return found
+
+
+def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Side, source: Side) -> Array:
+    """The new content of a tensor, in the layout of the target."""
+    wanted, value = parts[0]
+    covers = len(parts) == 1 and math.prod(wanted.shape) == math.prod(held.shape)
+    values = _value(value, source.store)
+    if covers:
+        plain = wanted.view == AS_IS and values.shape == held.shape
+        if plain and values.flags.c_contiguous and values.flags.writeable:
+            return values
+        array: Array = np.empty(held.shape, dtype=values.dtype)
+        wanted.view.of(array)[...] = values
+        return array
+    array = np.array(target.store.read(held.tensor))
+    done = np.zeros(held.shape, dtype=bool)
+    for wanted, value in parts:
+        place, before, values = wanted.view.of(array), wanted.view.of(done), _value(value, source.store)
+        fresh = values.astype(array.dtype, copy=False)
+        if not np.array_equal(place[before], np.broadcast_to(fresh, place.shape)[before], equal_nan=_can_be_nan(fresh)):
+            raise _torn(held, parts)
+        place[...] = fresh
+        before[...] = True
+    return array
+
+
+def _value(value: _Value, store: Store) -> Array:
+    return value.view.of(store.read(value.held.tensor)) if isinstance(value, Slot) else np.asarray(value, np.float32)
+
+
+def _can_be_nan(array: Array) -> bool:
+    return array.dtype.kind in "fc"
+
+
+def _packed_arrays(
+    filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side
+) -> dict[object, Array]:
+    """Tensors that take several weights, made before anything is written: tied ones may be in conflict."""
+    return {key: _array(held, parts, target, source) for key, (held, parts) in filled.items() if len(parts) > 1}
+
+
+def _torn(held: Held, parts: list[tuple[Slot, _Value]]) -> BadInput:
+    sources = ", ".join(str(value.held) if isinstance(value, Slot) else str(value) for _, value in parts)
+    return BadInput(
+        f"{held} is one tensor shared by several layers of the target, but the source has different values for them:"
+        f" {sources}; nothing was changed",
+        hint="tie the source's weights too, or untie the target's",
+    )
+
+
+def _run_special(works: list[Work], store: Store) -> None:
+    """The user's own rules; what they wrote is taken back when one of them fails."""
+    before = [
+        (held.tensor, np.array(store.read(held.tensor)))
+        for work in works
+        if work.special
+        for held in held_below(store, work.target.module)
+    ]
+    try:
+        for work in works:
+            if work.special:
+                work.special(work.target.module, work.source.module)
+    except BaseException:
+        for tensor, values in before:
+            store.write(tensor, values)
+        raise
+
+
+def _rounding(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side) -> list[str]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for held, parts in filled.values():
+        to = target.store.dtype(held.tensor)
+        for _, value in parts:
+            given = source.store.dtype(value.held.tensor) if isinstance(value, Slot) else to
+            if _BITS.get(given, 0) > _BITS.get(to, 99):
+                counts[given, to] += 1
+    return [f"{count} weights were rounded from {given} to {to}" for (given, to), count in counts.items()]
+
+
+def _untied(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]]) -> list[str]:
+    """Weights that are one tensor in the source and two in the target part at the first optimizer step."""
+    takers: dict[object, dict[str, Any]] = {}
+    for held, parts in filled.values():
+        for _, value in parts:
+            if isinstance(value, Slot) and value.held.trainable:
+                takers.setdefault(value.seen, {})[held.name] = value.held.name
+    return [
+        f"{', '.join(names)} share one tensor in the source ({next(iter(names.values()))}) but not in the target:"
+        " they are equal now and part in training"
+        for names in takers.values()
+        if len(names) > 1
+    ]

@@ -1,0 +1,256 @@
+"""Reading and writing the weights of a model, one store per framework."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from twinprobe.errors import BadInput
+
+# Where a layer keeps its weights, in words that all frameworks share.
+#
+# A layout names each weight of a layer (`weight`, `q.bias`, `l0.weight_ih`), says under which attribute it lies, and
+# how that array is turned to the common form: [out, in] for a matrix, one vector for a norm, one part each for q, k
+# and v.
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """How a stored array is seen in the common form; on a fresh array it is a view that can be written to."""
+
+    transposed: bool = False
+    third: int | None = None  # of three equal parts along the first axis of the common form
+    drop: int | None = None  # an axis of length one
+    flat: bool = False
+
+    def of(self, array: Array) -> Array:
+        """The array in the common form."""
+        if self.drop is not None:
+            array = array[(slice(None),) * self.drop + (0,)]
+        if self.flat:
+            array = array.reshape(-1)
+        if self.transposed:
+            array = array.T
+        if self.third is not None:
+            part = array.shape[0] // 3
+            array = array[self.third * part : (self.third + 1) * part]
+        return array
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in the common form, without an array."""
+        if self.drop is not None:
+            stored = stored[: self.drop] + stored[self.drop + 1 :]
+        if self.flat:
+            stored = (int(np.prod(stored, dtype=np.int64)),)
+        stored = stored[::-1] if self.transposed else stored
+        return stored if self.third is None else (stored[0] // 3, *stored[1:])
+
+
+AS_IS, TRANSPOSED, FLAT = View(), View(transposed=True), View(flat=True)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One weight: its common name, the attribute that holds it, and how to see it."""
+
+    name: str
+    place: str
+    view: View = AS_IS
+    neutral: float | None = None  # the value that a layer without this weight computes with
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All weights of one kind of layer; `nested` gives parts of it that are layers of their own."""
+
+    family: str
+    parts: tuple[Part, ...] = ()
+    nested: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """The layout speaks for everything below the layer."""
+        return bool(self.nested) or any("." in part.place for part in self.parts)
+
+
+Rule = Callable[[Any], Layout]
+Rules = list[tuple[tuple[type, ...], Rule]]
+
+
+def always(layout: Layout) -> Rule:
+    """A rule that does not depend on the layer at hand."""
+    return lambda _: layout
+
+
+def linear(*, transposed: bool = False) -> Layout:
+    """A matrix [out, in], or [in, out] when transposed, and a bias."""
+    return Layout("linear", (Part("weight", "weight", View(transposed=transposed)), Part("bias", "bias")))
+
+
+def convolution(*, transposed: bool = False, drop: int | None = None) -> Layout:
+    """A kernel and a bias; one-dimensional kernels may be stored with an axis too many."""
+    family = "transposed convolution" if transposed else "convolution"
+    return Layout(family, (Part("weight", "weight", View(drop=drop)), Part("bias", "bias")))
+
+
+def embedding(place: str = "weight") -> Layout:
+    """A table [entries, width]."""
+    return Layout("embedding", (Part("weight", place),))
+
+
+def norm(weight: str = "weight", bias: str = "bias", mean: str = "", variance: str = "", inside: str = "") -> Layout:
+    """Scale and shift, and running statistics where there are any."""
+    parts = [Part("weight", inside + weight, FLAT, 1.0), Part("bias", inside + bias, FLAT, 0.0)]
+    if mean:
+        parts += [Part("running mean", inside + mean, FLAT), Part("running variance", inside + variance, FLAT)]
+        parts += [Part("batches", inside + "num_batches_tracked")]
+    return Layout("norm", tuple(parts))
+
+
+def bilinear(*, row_bias: bool = False) -> Layout:
+    """A block [out, in1, in2]; the bias may be stored as a row."""
+    return Layout("bilinear", (Part("weight", "weight"), Part("bias", "bias", View(drop=0 if row_bias else None))))
+
+
+def prelu(place: str = "weight") -> Layout:
+    """One slope, or one per channel."""
+    return Layout("prelu", (Part("weight", place),))
+
+
+def packed_attention(layer: Any) -> Layout:
+    """Projections of q, k and v in one array, or apart where their widths differ."""
+    parts: list[Part] = [Part("bias_k", "bias_k"), Part("bias_v", "bias_v")]
+    packed = getattr(layer, "in_proj_weight", None) is not None
+    for index, name in enumerate("qkv"):
+        third = View(third=index)
+        parts.append(Part(f"{name}.weight", "in_proj_weight", third) if packed else _apart(name))
+        parts.append(Part(f"{name}.bias", "in_proj_bias", third))
+    return Layout("attention", tuple(parts), {"out": "out_proj"})
+
+
+def _apart(name: str) -> Part:
+    return Part(f"{name}.weight", f"{name}_proj_weight")
+
+
+def separate_attention(q: str = "q_proj", k: str = "k_proj", v: str = "v_proj", out: str = "out_proj") -> Layout:
+    """Four linear layers."""
+    return Layout("attention", nested={"q": q, "k": k, "v": v, "out": out})
+
+
+def recurrent(family: str, cells: Iterable[tuple[str, str, str]], projection: View = AS_IS) -> Layout:
+    """Gates of a recurrent layer: for each cell its common name, and what stands before and after an attribute."""
+    parts = []
+    for name, before, after in cells:
+        for weight in ("weight_ih", "weight_hh"):
+            parts.append(Part(f"{name}.{weight}", f"{before}{weight}{after}"))
+        for bias in ("bias_ih", "bias_hh"):
+            parts.append(Part(f"{name}.{bias}", f"{before}{bias}{after}", neutral=0.0))
+        place = "weight_ho" if projection.transposed else "weight_hr"
+        parts.append(Part(f"{name}.projection", f"{before}{place}{after}", projection))
+    return Layout(family, tuple(parts))
+
+
+def flat_recurrent(family: str, layers: int, *, both_ways: bool) -> Layout:
+    """All cells side by side: weight_ih_l0, weight_ih_l0_reverse, weight_ih_l1, ..."""
+    ends = [f"l{index}{way}" for index in range(layers) for way in (("", "_reverse") if both_ways else ("",))]
+    return recurrent(family, [(end, "", f"_{end}") for end in ends])
+
+
+def one_cell(family: str) -> Layout:
+    """A single cell: weight_ih, weight_hh, bias_ih, bias_hh."""
+    return recurrent(family, [("l0", "", "")])
+
+
+def transformer_layer(first: str, second: str, cross: str = "") -> Layout:
+    """An encoder layer, or a decoder layer with the attention `cross`."""
+    nested = {"self_attn": "self_attn", "linear1": first, "linear2": second, "norm1": "norm1", "norm2": "norm2"}
+    if cross:
+        nested |= {"cross_attn": cross, "norm3": "norm3"}
+    return Layout("decoder layer" if cross else "encoder layer", nested=nested)
+
+
+def transformer_stack(family: str, layers: int) -> Layout:
+    """Layers in a row and perhaps a norm after them."""
+    return Layout(family, nested={f"layers.{index}": f"layers.{index}" for index in range(layers)} | {"norm": "norm"})
+
+
+class Store(Protocol):
+    """What copying needs to know of a framework."""
+
+    def own(self, module: Any) -> dict[str, Any]:
+        """Parameters and persistent buffers that belong to the module itself, by attribute."""
+
+    def state(self, module: Any) -> dict[str, Any]:
+        """What a forward pass may change in the module itself: all buffers, and running statistics."""
+
+    def children(self, module: Any) -> dict[str, Any]:
+        """Modules directly below, by attribute."""
+
+    def layout(self, module: Any) -> Layout | None:
+        """Where a layer of a known class keeps its weights."""
+
+    def trainable(self, tensor: Any) -> bool:
+        """Whether training changes it."""
+
+    def is_buffer(self, module: Any, name: str) -> bool:
+        """Whether the attribute is a buffer that the user registered, not a parameter."""
+
+    def key(self, tensor: Any) -> object:
+        """Equal for two tensors that are the same memory."""
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """The shape as plain numbers."""
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype in NumPy's words, or bfloat16."""
+
+    def read(self, tensor: Any) -> Array:
+        """The values; bfloat16 and narrower as float32, which holds them exactly."""
+
+    def memory(self, tensor: Any, /) -> Array | None:
+        """The tensor's own memory, to be written to; None where that is not possible or would go unnoticed."""
+
+    def write(self, tensor: Any, values: Array) -> None:
+        """Set the values in place, in the tensor's own dtype and on its own device."""
+
+
+_BASES = {"torch": ("nn", "Module"), "paddle": ("nn", "Layer"), "mindspore": ("nn", "Cell")}
+
+
+def framework_of(model: Any) -> str:
+    """torch, paddle or mindspore, told from the model's class without importing anything."""
+    for name, (package, base) in _BASES.items():
+        loaded = getattr(sys.modules.get(name), package, None)
+        if loaded is not None and isinstance(model, getattr(loaded, base)):
+            return name
+    raise BadInput(
+        f"weights cannot be copied to or from a {type(model).__name__}",
+        hint="give a torch.nn.Module, a paddle.nn.Layer or a mindspore.nn.Cell",
+    )
+
+
+def store_of(model: Any) -> Store:
+    """The store for a model's framework."""
+    module = importlib.import_module(f"twinprobe._live.weights.{framework_of(model)}_store")
+    return cast(Store, module.STORE)
+
+
+def submodule(store: Store, model: Any, path: str) -> Any:
+    """The module at a dotted path; the empty path is the model itself."""
+    found = model
+    for name in path.split(".") if path else ():
+        children = store.children(found)
+        if name not in children:
+            raise BadInput(
+                f"{type(model).__name__} has no module {path!r}: {type(found).__name__} holds"
+                f" {', '.join(children) or 'no modules'}, not {name!r}"
+            )
+        found = children[name]
+    return found

@@ -1,0 +1,342 @@
+"""Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
+
+A tensor is one line (address, element count, first slot) in a queue; ``launch`` measures all lines of a queue with one
+kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out the results.
+Triton is imported on first use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._measure.cuda_crc import combine_blocks
+
+# Launching cheaply: launch tables that are used again, and compiled kernels called without Triton's dispatch.
+
+MOST_LINES = 128
+_WORDS = MOST_LINES * 3
+
+
+class Table:
+    """The lines of one launch: written to pinned memory, copied to the device by the stream."""
+
+    __slots__ = ("_pinned", "_view", "device")
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._pinned = torch.zeros(_WORDS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._view: NDArray[np.int64] = self._pinned.numpy()
+        self.device = torch.empty(_WORDS, dtype=torch.int64, device=device)
+
+    def send(self, lines: list[int]) -> None:
+        self._view[: len(lines)] = lines
+        self.device.copy_(self._pinned, non_blocking=True)
+
+
+class Tables:
+    """Tables of one stream. One that was sent is used again only after the results of its launch have come."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._free: deque[Table] = deque()
+        self._used: list[Table] = []
+
+    def send(self, lines: list[int]) -> Any:
+        """Copy the lines on the current stream; returns the device's table."""
+        table = self._free.popleft() if self._free else Table(self._torch, self._device)
+        self._used.append(table)
+        table.send(lines)
+        return table.device
+
+    def end_of_stretch(self) -> Callable[[], None]:
+        """What to call, on any thread, when everything launched so far is known to be done."""
+        used, self._used = self._used, []
+        return lambda: self._free.extend(used)
+
+
+class Kernel:
+    """One Triton function with its constants. The first launch compiles; later ones call the compiled kernel itself,
+    which takes bare addresses and costs a tenth of Triton's own dispatch."""
+
+    def __init__(
+        self, function: Any, more: tuple[Any, ...], constants: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        self._function = function
+        self._more = more
+        self._constants = constants
+        self._options = options
+        self._tail = (*(one.data_ptr() for one in more), *constants.values())
+        self._compiled: Any = None
+        self._plain = False
+
+    def __call__(self, grid: tuple[int, int, int], stream: int, table: Any, slots: Any) -> None:
+        """Queue the kernel on the current stream. All buffers start at multiples of 16, as they did when compiling."""
+        if self._compiled is not None:
+            try:
+                self._compiled[grid](table.data_ptr(), slots.data_ptr(), *self._tail, stream=stream)
+                return
+            except (TypeError, AttributeError, ValueError, KeyError) as error:  # another Triton with another launcher
+                logging.getLogger(__name__).info("Triton's compiled kernels are called its own way: %s", error)
+                self._compiled, self._plain = None, True
+        done = self._function[grid](table, slots, *self._more, **self._constants, **self._options)
+        if not self._plain:
+            done = done.result() if hasattr(done, "result") else done
+            self._compiled = done if hasattr(done, "__getitem__") else None
+
+
+_FIRST_PAGE = 4096
+_PAGE_SLOTS = 1 << 16
+_LINE = 3
+
+
+class Page:
+    """One buffer of slots on the device, and who gets which part of it."""
+
+    __slots__ = ("buffer", "kind", "receivers", "size", "starts", "used")
+
+    def __init__(self, kind: str, buffer: Any, size: int) -> None:
+        self.kind = kind
+        self.buffer = buffer
+        self.size = size
+        self.used = 0
+        self.starts: list[int] = []
+        self.receivers: list[Any] = []
+
+
+class Queue:
+    """Tensors that one kernel will measure together. All of them belong to one stream."""
+
+    __slots__ = ("_new_page", "chunk", "kernel", "lines", "most", "page", "pages", "receivers", "starts")
+
+    def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page]) -> None:
+        self.kernel = kernel
+        self.chunk = chunk
+        self.lines: list[int] = []
+        self.starts: list[int] = []
+        self.receivers: list[Any] = []
+        self.most = 0
+        self._new_page = new_page
+        self.page: Page = new_page(_FIRST_PAGE)
+        self.pages = [self.page]
+
+    def turn_page(self, elements: int) -> None:
+        """After a launch: go on with a page that has room for a tensor of this size."""
+        chunks = -(-elements // self.chunk)
+        if self.page.used + chunks > self.page.size:
+            self.page = self._new_page(max(chunks, _PAGE_SLOTS))
+            self.pages.append(self.page)
+
+    def add(self, address: int, elements: int, receiver: Any) -> int:
+        """Queue one run of elements; ``receiver`` comes back beside its result. Returns the line's number, or -1 when
+        what waits must be launched first and a page turned."""
+        page, receivers = self.page, self.receivers
+        slot, line = page.used, len(receivers)
+        end = slot - (-elements // self.chunk)
+        if end > page.size or line >= MOST_LINES:
+            return -1
+        page.used = end
+        self.lines += (address, elements, slot)
+        self.starts.append(slot)
+        receivers.append(receiver)
+        if elements > self.most:  # noqa: PLR1730  a call costs more
+            self.most = elements
+        return line
+
+    def drop(self, line: int) -> None:
+        """This run must not be read any more; nobody gets a result for it."""
+        self.lines[line * _LINE + 1] = 0
+        self.receivers[line] = None
+
+    def launch(self, tables: Tables, stream: int) -> None:
+        """Measure all lines on the current stream, whose raw number is given too."""
+        lines, starts, receivers, most = self.lines, self.starts, self.receivers, self.most
+        self.lines, self.starts, self.receivers, self.most = [], [], [], 0
+        page = self.page
+        page.starts += starts
+        try:
+            table = tables.send(lines)
+            self.kernel((-(-most // self.chunk), len(receivers), 1), stream, table, page.buffer)
+        except Exception:  # nobody gets a result; at the next launch the memory may be gone
+            page.receivers += [None] * len(receivers)
+            raise
+        page.receivers += receivers
+
+
+class Lane:
+    """The queues of one stream. Buffers are taken on it and used on it only, so the allocator's order holds."""
+
+    __slots__ = ("queues", "stream", "tables", "waiting")
+
+    def __init__(self, stream: int, tables: Tables) -> None:
+        self.stream = stream
+        self.tables = tables
+        self.queues: dict[Any, Queue] = {}
+        self.waiting: dict[Queue, None] = {}
+
+    def launch(self) -> None:
+        """Measure everything that waits. The lane's stream is the current one."""
+        waiting, self.waiting = self.waiting, {}
+        failed: Exception | None = None
+        for queue in waiting:
+            try:
+                queue.launch(self.tables, self.stream)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
+
+
+class DeviceMeasure:
+    """Measures tensors of one device. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        from twinprobe._measure.cuda_variants import Variants
+
+        self._torch = torch
+        self._device = device
+        self._variants = Variants(torch, device)
+        self._lanes: dict[int, Lane] = {}
+        self._spare: dict[int, Tables] = {}
+        self.launches = 0
+
+    def lane(self, stream: int) -> Lane:
+        """The lane of a stream, which must be the current one."""
+        known = self._lanes.get(stream)
+        if known is None:
+            tables = self._spare.get(stream)
+            if tables is None:
+                tables = self._spare[stream] = Tables(self._torch, self._device)
+            known = self._lanes[stream] = Lane(stream, tables)
+        return known
+
+    def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
+        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16."""
+        key = (dtype, aligned)
+        queue = lane.queues.get(key)
+        if queue is None:
+            kind = "floats" if dtype.is_floating_point else "integers"
+            queue = lane.queues[key] = self._queue(kind, self._variants.statistics(dtype, aligned))
+        return queue
+
+    def checksums(self, lane: Lane, mode: str) -> Queue:
+        """The queue for ``md5`` (CRC-32 of whole 32-bit words) or ``xor`` (of whole 64-bit words)."""
+        queue = lane.queues.get(mode)
+        if queue is None:
+            kind = "crc" if mode == "md5" else "xor"
+            queue = lane.queues[mode] = self._queue(kind, self._variants.checksums(mode))
+        return queue
+
+    def _queue(self, kind: str, variant: tuple[Kernel, int]) -> Queue:
+        kernel, chunk = variant
+        torch, device = self._torch, self._device
+        dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
+
+        def new_page(size: int) -> Page:
+            shape = (size,) if kind in ("crc", "xor") else (size, 6)
+            return Page(kind, torch.empty(shape, dtype=dtype, device=device), size)
+
+        return Queue(kernel, chunk, new_page)
+
+    def collect(self) -> Callable[[], list[tuple[str, list[Any], list[Any]]]]:
+        """Start copying all results to the host. The returned function waits for them, on whatever thread calls it,
+        and gives for each page its kind, its receivers and their results.
+
+        Call with everything launched and the current stream waiting for all others.
+        """
+
+        copies = Copies(self._torch, self._device)
+        for lane in self._lanes.values():
+            for queue in lane.queues.values():
+                for page in queue.pages:
+                    copies.add(page)
+            copies.give_back(lane.tables.end_of_stretch())
+        copies.mark()
+        self._lanes = {}
+        return copies.results
+
+
+# Partial results of the device, copied once and put together on the host.
+
+_CRC_BLOCK_BITS = 32 * 32768
+
+
+class Measured(NamedTuple):
+    """What the device found in one tensor; ``max`` and ``min`` skip NaN, ``total`` and ``squares`` do not."""
+
+    max: float | int
+    min: float | int
+    total: float
+    squares: float
+    nan: int
+    inf: int
+
+
+class Copies:
+    """Host copies under way. ``mark`` ends the list; ``results`` waits for the device, on whatever thread calls it."""
+
+    def __init__(self, torch: Any, device: Any) -> None:
+        self._torch = torch
+        self._device = device
+        self._parts: list[tuple[Page, Any]] = []
+        self._event: Any = None
+        self._after: list[Callable[[], None]] = []
+
+    def add(self, page: Page) -> None:
+        """Start copying one page of slots."""
+        if not page.receivers:
+            return
+        host = slots = page.buffer[: page.used]
+        if self._device.type == "cuda":
+            host = self._torch.empty(slots.shape, dtype=slots.dtype, pin_memory=True)
+            host.copy_(slots, non_blocking=True)
+        self._parts.append((page, host))
+
+    def give_back(self, job: Callable[[], None]) -> None:
+        """Called when the device is done."""
+        self._after.append(job)
+
+    def mark(self) -> None:
+        """All copies have been queued on the current stream."""
+        if self._device.type == "cuda":
+            self._event = self._torch.cuda.Event()
+            self._event.record(self._torch.cuda.current_stream(self._device))
+
+    def results(self) -> list[tuple[str, list[Any], list[Any]]]:
+        """For each page its kind, its receivers and their results: Measured, or the bare number for checksums."""
+        if self._event is not None:
+            self._event.synchronize()
+        for job in self._after:
+            job()
+        return [(page.kind, page.receivers, _reduce(page, host.numpy())) for page, host in self._parts]
+
+
+def _reduce(page: Page, slots: Any) -> list[Any]:
+    starts = page.starts
+    if page.kind == "crc":
+        counts = np.diff(np.array([*starts, page.used]))
+        return [int(value) for value in combine_blocks(slots, counts, _CRC_BLOCK_BITS)]
+    if page.kind == "xor":
+        return [int(value) for value in np.bitwise_xor.reduceat(slots, starts).view(np.uint64)]
+    with np.errstate(all="ignore"):
+        sums = np.add.reduceat(slots[:, 2:], starts, axis=0).tolist()
+    extremes = np.ascontiguousarray(slots[:, :2])
+    if page.kind == "integers":
+        extremes = extremes.view(np.int64)
+    high = np.maximum.reduceat(extremes[:, 0], starts).tolist()
+    low = np.minimum.reduceat(extremes[:, 1], starts).tolist()
+    return [
+        Measured(top, bottom, total, squares, _whole(nan), _whole(inf))
+        for top, bottom, (total, squares, nan, inf) in zip(high, low, sums, strict=True)
+    ]
+
+
+def _whole(count: float) -> int:
+    return int(count) if 0 <= count < 1e18 else 0  # slots of a dropped line hold anything

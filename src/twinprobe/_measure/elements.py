@@ -1,0 +1,258 @@
+"""How stored elements become float32 or float64 numbers, a block at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from ctypes import addressof, c_char
+from functools import cache
+from itertools import permutations
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._runs.tensors.elements import HostTensor
+
+FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
+
+# Floats that float32 holds exactly. Relative errors of two of these are taken in float32, all others in float64.
+NARROW_FLOATS = frozenset(
+    {
+        "float16",
+        "bfloat16",
+        "float32",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    }
+)
+COMPLEX = frozenset({"complex64", "complex128"})
+INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
+
+
+def calculation_dtype(*names: str) -> np.dtype[Any]:
+    """The type in which such elements are compared: float32 if it holds all of them exactly, else float64."""
+    return FLOAT32 if NARROW_FLOATS.issuperset(names) else FLOAT64
+
+
+def widen(dtype: str, data: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
+    """Write stored elements as numbers into ``out`` (float32 or float64); of complex ones the real part."""
+    with np.errstate(all="ignore"):  # a signalling NaN is a number like any other here
+        if dtype == "bfloat16":
+            bits = data.astype(np.uint32)
+            np.left_shift(bits, 16, out=bits)
+            np.copyto(out, bits.view(np.float32))
+        elif dtype.startswith("float8"):
+            np.copyto(out, _float8_values(dtype).take(data, mode="clip"))  # clip: no index is checked
+        elif dtype in COMPLEX:
+            np.copyto(out, data.real)
+        else:
+            np.copyto(out, data, casting="unsafe")
+    return out
+
+
+def numbers(dtype: str, data: NDArray[Any], wanted: np.dtype[Any]) -> NDArray[Any]:
+    """Stored elements as a new array of float32 or float64 numbers."""
+    return widen(dtype, data, np.empty(data.size, wanted))
+
+
+def complex_numbers(dtype: str, data: NDArray[Any]) -> NDArray[np.complex128]:
+    """Stored elements as a new array of complex numbers."""
+    if dtype in COMPLEX:
+        return data.astype(np.complex128)
+    return numbers(dtype, data, FLOAT64).astype(np.complex128)
+
+
+@cache
+def _float8_values(dtype: str) -> NDArray[Any]:
+    """The number that each of the 256 codes of an 8-bit float stands for."""
+    codes = np.arange(256, dtype=np.int32)
+    if dtype == "float8_e8m0fnu":
+        values = np.ldexp(1.0, codes - 127)
+        values[255] = np.nan
+        return np.asarray(values, np.float32)
+    exponent_bits, mantissa_bits, bias = {
+        "float8_e4m3fn": (4, 3, 7),
+        "float8_e4m3fnuz": (4, 3, 8),
+        "float8_e5m2": (5, 2, 15),
+        "float8_e5m2fnuz": (5, 2, 16),
+    }[dtype]
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = codes & ((1 << mantissa_bits) - 1)
+    lead = np.where(exponent > 0, 1 << mantissa_bits, 0)
+    values = np.ldexp(np.float64(lead + mantissa), np.maximum(exponent, 1) - bias - mantissa_bits)
+    values[codes >= 128] *= -1
+    if dtype == "float8_e4m3fn":
+        values[[0x7F, 0xFF]] = np.nan
+    elif dtype == "float8_e5m2":
+        values[exponent == 31] = np.nan
+        values[[0x7C, 0xFC]] = np.inf, -np.inf
+    else:
+        values[0x80] = np.nan
+    return np.asarray(values, np.float32)
+
+
+# Where the elements of an array lie, and whether two stretches of memory hold the same.
+
+_memcmp = ctypes.CDLL(None).memcmp if sys.platform != "win32" else ctypes.cdll.msvcrt.memcmp
+_memcmp.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """The address of a dense array's first element."""
+    flags = array.flags
+    if not flags.c_contiguous:
+        raise ValueError("the elements do not lie one behind the other")
+    if flags.writeable and array.size:
+        memory: Any = array
+        return addressof(c_char.from_buffer(memory))  # much quicker than to have NumPy describe the array
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def same_bytes(address: int, other: int, count: int) -> bool:
+    """Whether so many bytes at two addresses are the same. The caller keeps that memory alive."""
+    return bool(_memcmp(address, other, count) == 0)
+
+
+# Tensors put into the layout of the one they are compared with: turned, or several joined to one.
+#
+# How a fused projection lays out its parts is found by trying: along which dimension, in which order, whole or
+# interleaved head by head. The shapes leave few ways, and the one nearest to the fused tensor is taken.
+
+Array = NDArray[Any]
+_SAMPLED = 8  # so many places of each other dimension are enough to tell one way from another
+_MOST_PARTS = 4
+
+
+class Way(NamedTuple):
+    """How parts make a whole: each turned first, in this order, along this axis, in so many interleaved groups."""
+
+    turned: bool
+    order: tuple[int, ...]
+    axis: int
+    groups: int
+
+
+def turned(tensor: HostTensor, ways: Sequence[Sequence[int]], like: HostTensor) -> HostTensor:
+    """The tensor with its axes in one of these orders, whichever is nearest to ``like``.
+
+    With fewer axes than it has, those of length 1 do not count; no axes at all mean a view in the other's shape.
+    """
+    made = [array for axes in ways if (array := _with_axes(tensor, axes, like.shape)) is not None]
+    if not made:
+        return tensor  # the file holds another shape than the dump says: left as it is, and judged so
+    array = made[0] if len(made) == 1 else made[_nearest_view(made, tensor.dtype, like)]
+    return HostTensor(tensor.dtype, array.shape, np.ascontiguousarray(array).reshape(-1))
+
+
+def _with_axes(tensor: HostTensor, axes: Sequence[int], like: tuple[int, ...]) -> Array | None:
+    shape = tensor.shape
+    if not axes:
+        return tensor.data.reshape(like) if tensor.data.size == prod(like) else None
+    if len(axes) != len(shape):
+        shape = tuple(size for size in shape if size != 1)
+    return tensor.data.reshape(shape).transpose(axes) if sorted(axes) == list(range(len(shape))) else None
+
+
+def _nearest_view(arrays: list[Array], dtype: str, like: HostTensor) -> int:
+    others = like.data.reshape(arrays[0].shape) if like.data.size == arrays[0].size else None
+    if others is None:
+        return 0
+    reference = _sample(others, -1, like.dtype)
+    return int(np.argmin([_gap(_sample(array, -1, dtype), reference) for array in arrays]))
+
+
+def _gap(one: Array, other: Array) -> float:
+    with np.errstate(all="ignore"):
+        gap = np.abs(one - other)
+    return float(np.where(np.isfinite(gap), gap, 0.0).mean()) if one.shape == other.shape else np.inf
+
+
+def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
+    """The parts as one tensor laid out like ``whole``; the first part alone where no way fits the shapes."""
+    first = parts[0]
+    if len(parts) > _MOST_PARTS or len({part.dtype for part in parts}) > 1:
+        return first
+    shapes = [_like(part.shape, whole.shape) for part in parts]
+    ways = list(_ways(shapes, whole.shape))
+    if not ways:
+        return first
+    arrays = [part.data.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+    way = ways[0] if len(ways) == 1 else _nearest(ways, arrays, first.dtype, whole)
+    data = _put_together(arrays, way)
+    return HostTensor(first.dtype, data.shape, np.ascontiguousarray(data).reshape(-1))
+
+
+def _like(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
+    """A part's shape with as many axes as the whole: batch and sequence may be one axis on one side."""
+    if len(shape) == len(whole) or not shape or len(whole) < 2 or prod(shape[:-1]) != prod(whole[:-1]):
+        return shape
+    return (*whole[:-1], shape[-1])
+
+
+def _ways(shapes: list[tuple[int, ...]], whole: tuple[int, ...]) -> Iterator[Way]:
+    """All ways whose result has the shape of the whole, the plain ones first."""
+    if len({len(shape) for shape in shapes} | {len(whole)}) != 1 or not whole:
+        return
+    for turns in (False, True) if len(whole) > 1 else (False,):
+        sides = [_swapped(shape) if turns else shape for shape in shapes]
+        for axis in range(len(whole)):
+            others = {shape[:axis] + shape[axis + 1 :] for shape in sides}
+            widths = [shape[axis] for shape in sides]
+            if others != {whole[:axis] + whole[axis + 1 :]} or sum(widths) != whole[axis]:
+                continue
+            common = gcd(*widths)
+            for groups in (number for number in range(1, common + 1) if common % number == 0):
+                for order in permutations(range(len(shapes))):
+                    yield Way(turns, order, axis, groups)
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """With the first two axes the other way round: a transposed weight, a sequence before its batch."""
+    return (shape[1], shape[0], *shape[2:])
+
+
+def _nearest(ways: list[Way], arrays: list[Array], dtype: str, whole: HostTensor) -> Way:
+    complete = whole.data.reshape(whole.shape)
+    samples: dict[tuple[bool, int], tuple[list[Array], Array]] = {}
+    distances = []
+    for way in ways:
+        key = way.turned, way.axis
+        if key not in samples:
+            parts = [_sample(_turn(array, way), way.axis, dtype) for array in arrays]
+            samples[key] = parts, _sample(complete, way.axis, whole.dtype)
+        parts, reference = samples[key]
+        made = _put_together(parts, way._replace(turned=False))
+        distances.append(_gap(made, reference))
+    return ways[int(np.argmin(distances))]
+
+
+def _turn(array: Array, way: Way) -> Array:
+    return array.swapaxes(0, 1) if way.turned else array
+
+
+def _sample(array: Array, axis: int, dtype: str) -> Array:
+    """A few places of every dimension but one (-1: of every dimension), as numbers."""
+    chosen = array[tuple(slice(None) if at == axis else slice(_SAMPLED) for at in range(array.ndim))]
+    return numbers(dtype, np.ascontiguousarray(chosen).reshape(-1), FLOAT64).reshape(chosen.shape)
+
+
+def _put_together(arrays: Sequence[Array], way: Way) -> Array:
+    parts = [_turn(arrays[at], way) for at in way.order]
+    if way.groups == 1:
+        return np.concatenate(parts, axis=way.axis)
+    cut = [_grouped(part, way.axis, way.groups) for part in parts]
+    made = np.concatenate(cut, axis=way.axis + 1)
+    return made.reshape(*made.shape[: way.axis], -1, *made.shape[way.axis + 2 :])
+
+
+def _grouped(part: Array, axis: int, groups: int) -> Array:
+    """With one axis cut in two: which group, and where in it."""
+    return part.reshape(*part.shape[:axis], groups, part.shape[axis] // groups, *part.shape[axis + 1 :])

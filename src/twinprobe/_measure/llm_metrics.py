@@ -1,0 +1,408 @@
+"""The metrics of inference reports, defined as people know them, and beside them the errors that those leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import copysign, inf, isfinite, nan, sqrt
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._measure.elements import COMPLEX, FLOAT32, NARROW_FLOATS, numbers
+from twinprobe._measure.engine import PLAIN, engine_for, over_strips
+from twinprobe._measure.loops import inference_sums as rows
+from twinprobe._measure.loops.sums import (
+    BLOCK,
+    DOT,
+    GAP_SQUARES,
+    GOLDEN_SQUARES,
+    PAIR_COLUMNS,
+    TARGET_SQUARES,
+    WITHIN_ONE,
+    Engine,
+)
+from twinprobe._measure.loops.sums import (
+    MAX_ABS as MAX_ABS_ALL,
+)
+from twinprobe._measure.pair import PairTotals, measure_pair, real_totals
+from twinprobe._measure.statistics import is_sound, statistics
+from twinprobe._runs.tensors.elements import HostTensor
+
+SHAPE = "data shape doesn't match."
+GOLDEN_NONFINITE = "golden_data includes NAN or inf."
+MY_NONFINITE = "my_data includes NAN or inf."
+EMPTY = "the tensor is empty."
+
+# Elements that are put in order, or widened, and measured while they are in the cache.
+_WINDOW = 4 * BLOCK
+
+_FLOAT = Struct("<f")
+
+
+class Basics(NamedTuple):
+    """Extremes and mean of one side."""
+
+    max: float | None = None
+    min: float | None = None
+    mean: float | None = None
+
+
+class LlmMetrics(NamedTuple):
+    """One pair. The seven metrics are None where ``reason`` says why; the fields after them always tell the truth."""
+
+    reason: str
+    my: Basics
+    golden: Basics
+    cosine: float | None = None
+    max_rel: float | None = None
+    mean_rel: float | None = None
+    max_abs: float | None = None
+    mean_abs: float | None = None
+    kl: float | None = None
+    euclid: float | None = None
+    max_abs_all: float | None = None
+    relative_norm: float | None = None
+    one_thousandth: float | None = None
+    true_cosine: float | None = None
+    identical: bool = False
+    nonfinite: bool = False
+    elements: int = 0
+
+
+def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | None = None) -> LlmMetrics:
+    """Compare two tensors as flat vectors of float32; only their numbers of elements must agree."""
+    size = my.data.size
+    if size != golden.data.size or not size:
+        reason = EMPTY if size == golden.data.size else SHAPE
+        return LlmMetrics(reason, _basics(my), _basics(golden), identical=size == golden.data.size, elements=size)
+    engine = engine or engine_for(my.data.nbytes + golden.data.nbytes)
+    if COMPLEX & {my.dtype, golden.dtype}:
+        return _of_complex(my, golden, engine)
+    if engine is PLAIN and size <= BLOCK:
+        my, golden = _widened(my), _widened(golden)
+    totals = _Totals()
+    for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
+        totals.add(part)
+    return _metrics(totals, my, golden)
+
+
+def _widened(tensor: HostTensor) -> HostTensor:
+    """Floats that float32 holds exactly, widened once: several passes would each do it again."""
+    if tensor.dtype == "float32" or tensor.dtype not in NARROW_FLOATS:
+        return tensor
+    return HostTensor("float32", tensor.shape, numbers(tensor.dtype, tensor.data, FLOAT32))
+
+
+@dataclass(slots=True)
+class _Totals:
+    pair: PairTotals = field(default_factory=PairTotals)
+    rows: list[list[float]] = field(default_factory=list)
+
+    def add(self, other: _Totals) -> None:
+        self.pair.add(other.pair)
+        self.rows += other.rows
+
+
+def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
+    step = stop - start if _are_ready(engine, my, golden) else _WINDOW
+    totals = _Totals()
+    for first in range(start, stop, step):
+        totals.add(_window(engine, my, golden, first, min(first + step, stop)))
+    return totals
+
+
+def _are_ready(engine: Engine, my: HostTensor, golden: HostTensor) -> bool:
+    """Whether kernels take the elements as they lie in memory."""
+    if engine is PLAIN or my.dtype != golden.dtype:
+        return False
+    from twinprobe._measure.kernels import reads
+
+    arrays = my.data, golden.data
+    return reads(my.dtype) and all(isinstance(data, np.ndarray) and data.flags.aligned for data in arrays)
+
+
+def _window(engine: Engine, my: HostTensor, golden: HostTensor, first: int, last: int) -> _Totals:
+    m, g = _piece(my, first, last), _piece(golden, first, last)
+    if m.dtype != g.dtype:
+        m, g = _widened(m), _widened(g)
+    return _plain(m, g) if engine is PLAIN else _compiled(engine, m, g)
+
+
+def _plain(my: HostTensor, golden: HostTensor) -> _Totals:
+    totals = _Totals(real_totals(PLAIN, my, golden, 0, my.data.size))
+    for at in range(0, my.data.size, BLOCK):
+        m, g = (_single(side.dtype, side.data[at : at + BLOCK]) for side in (my, golden))
+        with np.errstate(all="ignore"):
+            totals.rows.append([float(value) for value in rows.plain_row(m, g)])
+    return totals
+
+
+def _compiled(engine: Engine, my: HostTensor, golden: HostTensor) -> _Totals:
+    from twinprobe._measure.kernels import kernel_row, reads
+
+    if my.dtype == golden.dtype and reads(my.dtype):
+        row = kernel_row(my.dtype, my.data, golden.data).tolist()
+        pair = _totals_of(row) or real_totals(engine, my, golden, 0, my.data.size)
+    else:
+        # Integers and float64 are compared as they are; their inference metrics are those of float32.
+        row = kernel_row("float32", _single(my.dtype, my.data), _single(golden.dtype, golden.data)).tolist()
+        pair = real_totals(engine, my, golden, 0, my.data.size)
+    return _Totals(pair, [row[PAIR_COLUMNS:]])
+
+
+def _totals_of(row: list[float]) -> PairTotals | None:
+    """The columns of every comparison; None where NaN or inf has to be taken out first."""
+    dot, mine, theirs, gap, top, top_ratio, within_one, within_five = row[:PAIR_COLUMNS]
+    if not isfinite(mine + theirs):
+        return None
+    return PairTotals(dot, mine, theirs, gap, top, top_ratio, int(within_one), int(within_five))
+
+
+def _piece(tensor: HostTensor, first: int, last: int) -> HostTensor:
+    """A piece of a tensor. Elements off their boundaries are moved, which compiled kernels need and is cheap here."""
+    if last - first == tensor.data.size and tensor.data.flags.aligned:
+        return tensor
+    data = tensor.data[first:last]
+    return HostTensor(tensor.dtype, (last - first,), data if data.flags.aligned else data.copy())
+
+
+def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
+    if dtype == "float32":
+        return data
+    return numbers(dtype, data, FLOAT32)
+
+
+def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
+    size = my.data.size
+    sums, tops, lows = _folded(totals.rows)
+    sides = [
+        Basics(tops[high], lows[low], _single_precision(sums[total] / size))
+        for high, low, total in (
+            (rows.MY_MAX, rows.MY_MIN, rows.MY_SUM),
+            (rows.GOLDEN_MAX, rows.GOLDEN_MIN, rows.GOLDEN_SUM),
+        )
+    ]
+    # A compiled minimum or maximum may pass over a NaN; the sum never does.
+    bad = [not isfinite(sums[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
+    if any(bad):
+        sides = [_basics(side) if wrong else known for side, wrong, known in zip((my, golden), bad, sides, strict=True)]
+    reason = " ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong)
+    truth = _truth(totals.pair, my, golden)
+    if reason:
+        return LlmMetrics(reason, sides[0], sides[1], **truth)
+    pair = totals.pair
+    return LlmMetrics(
+        reason,
+        sides[0],
+        sides[1],
+        cosine=_cosine(pair),
+        max_rel=tops[rows.MAX_REL],
+        mean_rel=_single_precision(sums[rows.SUM_REL] / size),
+        max_abs=tops[rows.MAX_ABS],
+        mean_abs=_single_precision(sums[rows.SUM_ABS] / size),
+        kl=rows.divergence(totals.rows),
+        euclid=_euclid(pair),
+        **truth,
+    )
+
+
+def _truth(pair: PairTotals, my: HostTensor, golden: HostTensor) -> dict[str, Any]:
+    """What holds at every element, whatever the golden value is."""
+    odd = pair.odd
+    if {my.dtype, golden.dtype} & {"float64"} and not (is_sound(pair.gap_squares) and is_sound(pair.golden_squares)):
+        exact = measure_pair(*_flat(my, golden))
+        norm, identical = exact.relative_norm, exact.identical
+    else:
+        norm = 0.0 if pair.max_abs == 0 else _ratio(pair.gap_squares, pair.golden_squares)
+        identical = pair.max_abs == 0 and not odd.any
+        if identical and {my.dtype, golden.dtype} & {"int64", "uint64"}:
+            identical = measure_pair(*_flat(my, golden)).identical
+    return {
+        "max_abs_all": pair.max_abs,
+        "relative_norm": norm,
+        "one_thousandth": pair.within_one / my.data.size,
+        "true_cosine": _cosine(pair),
+        "identical": identical,
+        "nonfinite": odd.any,
+        "elements": my.data.size,
+    }
+
+
+def _flat(my: HostTensor, golden: HostTensor) -> tuple[HostTensor, HostTensor]:
+    """Shapes are no matter here, but they are to the comparison of training runs."""
+    size = (my.data.size,)
+    return replace(my, shape=size), replace(golden, shape=size)
+
+
+def _cosine(pair: PairTotals) -> float:
+    if pair.target_squares == 0 and pair.golden_squares == 0:
+        return 1.0
+    scale = sqrt(pair.target_squares) * sqrt(pair.golden_squares)
+    return round(pair.dot / scale, 10) if scale else 0.0
+
+
+def _euclid(pair: PairTotals) -> float:
+    if sqrt(pair.golden_squares) <= rows.SMALLEST:
+        return 0.0
+    return _single_precision(sqrt(pair.gap_squares / pair.golden_squares))
+
+
+def _ratio(gap: float, reference: float) -> float:
+    return sqrt(gap) / sqrt(reference) if reference else inf
+
+
+def _folded(found: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
+    """Sums, maxima and minima of all columns."""
+    if len(found) == 1:
+        return found[0], found[0], found[0]
+    table = np.array(found)
+    with np.errstate(all="ignore"):
+        return table.sum(axis=0).tolist(), table.max(axis=0).tolist(), table.min(axis=0).tolist()
+
+
+def _single_precision(value: float) -> float:
+    """These columns have always been computed in float32, and shown with its digits."""
+    try:
+        return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
+    except OverflowError:
+        return copysign(inf, value)
+
+
+def _basics(tensor: HostTensor) -> Basics:
+    found = statistics(tensor)
+    if found.mean is None:
+        return Basics()
+    if found.nan:
+        return Basics(nan, nan, nan)
+    assert found.max is not None
+    assert found.min is not None
+    return Basics(float(found.max), float(found.min), _single_precision(found.mean))
+
+
+def _of_complex(my: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
+    """The seven metrics look at the real parts only, the truth at both."""
+    real = measure_llm_pair(_real(my), _real(golden), engine=engine)
+    both = measure_pair(*_flat(my, golden), engine=engine)
+    return real._replace(
+        relative_norm=both.relative_norm,
+        identical=both.identical,
+        nonfinite=bool(both.nan_only_target or both.nan_only_golden or both.inf_differs),
+    )
+
+
+def _real(tensor: HostTensor) -> HostTensor:
+    if tensor.dtype not in COMPLEX:
+        return tensor
+    wide = "float32" if tensor.dtype == "complex64" else "float64"
+    return HostTensor(wide, tensor.shape, np.ascontiguousarray(tensor.data.real))
+
+
+# Many pairs at once: one call of the kernel, and the metrics of all of them column by column.
+
+Floats = NDArray[np.float64]
+
+_SIDES = ("my", "golden")
+# Every number of LlmMetrics, in the order of its fields; those of a side by names like my_max.
+NUMBERS = (
+    *(f"{side}_{basic}" for side in _SIDES for basic in Basics._fields),
+    *(field for field in LlmMetrics._fields if field not in ("reason", *_SIDES)),
+)
+
+
+def numbers_of(metrics: LlmMetrics) -> list[float | None]:
+    """The numbers of one pair."""
+    return [*metrics.my, *metrics.golden, *metrics[3:]]
+
+
+def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
+    """The pair that has these numbers."""
+    *others, identical, nonfinite, elements = numbers[6:]
+    flags = bool(identical), bool(nonfinite), int(elements or 0)
+    return LlmMetrics._make((reason, Basics(*numbers[:3]), Basics(*numbers[3:6]), *others, *flags))
+
+
+def rows_of_pairs(
+    dtype: str,
+    my: NDArray[np.uint8],
+    golden: NDArray[np.uint8],
+    places: NDArray[np.int64],
+    before: Floats | None = None,
+) -> Floats:
+    """The rows of sums of pairs of one dtype that lie in two pieces of memory, added to those of the elements before.
+
+    A place is where my elements begin, where the golden ones begin, and how many there are, at least one.
+    """
+    from twinprobe._measure.kernels import kernel_rows
+
+    return kernel_rows(dtype, my, golden, places, before)
+
+
+def numbers_of_rows(found: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    """NUMBERS of each pair by its row of sums and its size.
+
+    The flags say of which pairs they are of use: not of those with NaN or inf.
+    """
+    with np.errstate(all="ignore"):
+        numbers = _numbers(found[:, :PAIR_COLUMNS].T, found[:, PAIR_COLUMNS : PAIR_COLUMNS + rows.COLUMNS].T, sizes)
+        return numbers.T, np.isfinite(found[:, TARGET_SQUARES] + found[:, GOLDEN_SQUARES])
+
+
+def _numbers(pair: Floats, own: Floats, sizes: NDArray[np.int64]) -> Floats:
+    cosine = _cosines(pair)
+    return np.array([
+        own[rows.MY_MAX],
+        own[rows.MY_MIN],
+        _singles(own[rows.MY_SUM] / sizes),
+        own[rows.GOLDEN_MAX],
+        own[rows.GOLDEN_MIN],
+        _singles(own[rows.GOLDEN_SUM] / sizes),
+        cosine,
+        own[rows.MAX_REL],
+        _singles(own[rows.SUM_REL] / sizes),
+        own[rows.MAX_ABS],
+        _singles(own[rows.SUM_ABS] / sizes),
+        _divergence(own),
+        _singles(_euclids(pair)),
+        pair[MAX_ABS_ALL],
+        _relative_norm(pair),
+        pair[WITHIN_ONE] / sizes,
+        cosine,
+        pair[MAX_ABS_ALL] == 0,
+        np.zeros(len(sizes)),
+        sizes,
+    ])  # fmt: skip
+
+
+def _singles(values: Floats) -> Floats:
+    """These columns have always been computed in float32, and shown with its digits."""
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _cosines(pair: Floats) -> Floats:
+    scale = np.sqrt(pair[TARGET_SQUARES]) * np.sqrt(pair[GOLDEN_SQUARES])
+    empty = (pair[TARGET_SQUARES] == 0) & (pair[GOLDEN_SQUARES] == 0)
+    values = np.where(scale > 0, pair[DOT] / scale, np.where(empty, 1.0, 0.0))
+    # numpy rounds another way than Python does, and a digit of the last place is a digit.
+    return np.array([round(value, 10) for value in values.tolist()])
+
+
+def _euclids(pair: Floats) -> Floats:
+    known = np.sqrt(pair[GOLDEN_SQUARES]) > rows.SMALLEST
+    return np.where(known, np.sqrt(pair[GAP_SQUARES] / pair[GOLDEN_SQUARES]), 0.0)
+
+
+def _relative_norm(pair: Floats) -> Floats:
+    ratio = np.where(pair[GOLDEN_SQUARES] > 0, np.sqrt(pair[GAP_SQUARES]) / np.sqrt(pair[GOLDEN_SQUARES]), np.inf)
+    return np.where(pair[MAX_ABS_ALL] == 0, 0.0, ratio)
+
+
+def _divergence(own: Floats) -> Floats:
+    """As ``llm_rows.divergence`` has it for one row."""
+    weights, my_weights = own[rows.WEIGHTS], own[rows.MY_WEIGHTS]
+    mean, curve = own[rows.DRIFT] / weights, own[rows.EXCESS] / weights
+    near = np.log1p(mean + curve) - mean
+    far = np.log(my_weights / weights) - mean
+    found = np.maximum(np.where(np.abs(mean) + curve < rows.SMALL, near, far), 0.0)
+    return np.where((weights > 0) & (my_weights > 0), found, np.nan)

@@ -1,0 +1,352 @@
+"""API calls: a wrapper around each function, silent inside another one."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat
+from operator import is_
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from twinprobe._record.eager.adapter import LOW, MINOR, Api, Site
+from twinprobe._record.eager.modules import tensors_in
+from twinprobe._record.rows import is_pending, without_values
+
+if TYPE_CHECKING:
+    from twinprobe._record.eager.recorder import EagerRecorder
+
+_RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
+
+
+class ApiWatch:
+    """Wraps functions and records their calls."""
+
+    def __init__(self, recorder: EagerRecorder) -> None:
+        self._recorder = recorder
+        config = recorder.config
+        self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
+        self._tree_rank = max(self._wanted_rank, LOW)
+
+    def wrap(self, site: Site) -> Any:
+        """The function to put in the original's place."""
+        recorder, api, original = self._recorder, site.api, site.original
+
+        @functools.wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > self._tree_rank:
+                if not api.in_place:
+                    return original(*args, **kwargs)
+                recorder.adapter.known.settle()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    recorder.adapter.known.forget()
+            return self.record(api, original, args, kwargs, sys._getframe(1))
+
+        return recorded
+
+    def record(self, api: Api, original: Any, args: Any, kwargs: Any, frame: FrameType, skip: int = 0) -> Any:
+        """Call and record. ``skip`` leaves out leading arguments, such as the primitive itself."""
+        recorder = self._recorder
+        recorder.busy = True
+        call = ApiCall(recorder, api)
+        try:
+            with recorder.guard("recording an API's inputs"):
+                call.before(args[skip:], kwargs, frame, api.rank <= self._wanted_rank)
+            if call.watch is not None:
+                args, kwargs = (*args[:skip], *call.watch.args), call.watch.kwargs
+            if api.in_place:
+                recorder.adapter.known.settle()
+            recorder.busy, recorder.in_api = False, True
+            try:
+                output = original(*args, **kwargs)
+            except BaseException:
+                call.fail()
+                raise
+            finally:
+                if api.in_place:
+                    recorder.adapter.known.forget()
+            recorder.busy = True
+            with recorder.guard("recording an API's outputs"):
+                given = (*args[skip:], *kwargs.values()) if api.collective else output
+                call.after(given, pending=_communicates(api) and is_pending(output))
+            return output
+        finally:
+            recorder.busy = recorder.in_api = False
+
+
+def _communicates(api: Api) -> bool:
+    return "istributed." in api.prefix
+
+
+class ApiCall:
+    """One call of an API: numbered, noted before, noted after."""
+
+    __slots__ = ("_api", "_parts", "_recorder", "_stub", "watch")
+
+    def __init__(self, recorder: EagerRecorder, api: Api) -> None:
+        self._recorder = recorder
+        self._api = api
+        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
+        self._parts: dict[str, Any] | None = None
+        self.watch: Any = None
+
+    def before(self, args: Any, kwargs: Any, frame: FrameType, wanted: bool) -> None:
+        """Note arguments and prepare for their gradients."""
+        recorder = self._recorder
+        calls = recorder.modules.calls
+        enclosing = calls[-1] if calls else None
+        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
+        recorder.link(name, enclosing.name if enclosing else recorder.loose_parent(), backward)
+        if not wanted:
+            return
+        engine = recorder.engine
+        engine.filter.entering(name)
+        chain = enclosing.chain() if enclosing and not engine.filter.everything else ()
+        if recorder.forward and recorder.wants(name, chain):
+            self._parts = {}
+            if enclosing and enclosing.stack:
+                engine.stack(name, frame, enclosing.stack, enclosing.frame)
+            else:
+                engine.stack(name, frame)
+            if recorder.inputs:
+                self._parts["input_args"] = [recorder.capture(item) for item in args]
+                self._parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
+                recorder.adapter.mark(self._api.prefix, self._parts["input_args"], self._parts["input_kwargs"])
+        if recorder.backward and recorder.adapter.grad_enabled():
+            self.watch = recorder.adapter.before_call(recorder.crossings, backward, args, kwargs, self._api.in_place)
+
+    def fail(self) -> None:
+        """The call raised."""
+        if self.watch is not None:
+            self.watch.cancel()
+
+    def after(self, output: Any, *, pending: bool = False) -> None:
+        """Note the result and wait for its gradients. What is ``pending`` is still being written."""
+        recorder = self._recorder
+        name = f"{self._stub}.forward"
+        if self._parts is not None:
+            if recorder.outputs:
+                items = output if type(output) is tuple else (output,)
+                captured = [recorder.capture(item) for item in items]
+                self._parts["output"] = without_values(captured) if pending else captured
+            if pending:
+                recorder.adapter.known.forget()
+            recorder.emit_forward(name, self._parts)
+        recorder.engine.filter.leaving(name)
+        if self.watch is not None:
+            self.watch.after(tensors_in(output, recorder.adapter.is_tensor, []))
+
+
+# Replacing functions where they are found, and putting every one of them back.
+
+_MISSING = object()
+
+
+class Patches:
+    """Functions are replaced in the framework's namespaces and wherever else they were imported by name."""
+
+    def __init__(self, wrap: Callable[[Site], Any], own_package: str, scanned: tuple[str, ...]) -> None:
+        self._wrap = wrap
+        self._own = (own_package, "twinprobe")
+        self._inside = scanned
+        self._wrappers: dict[tuple[int, str], tuple[Site, Any]] = {}
+        self._by_original: dict[int, Any] = {}
+        self._scanned: dict[str, int] = {}
+        self._modules = 0
+        self._sites: Iterable[Site] | None = None
+        # By the number of a namespace: itself, and what it gets under which names. Homes of functions, and importers.
+        self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._importers: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._classes: list[tuple[Any, str, Any]] = []
+        self._before: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = []
+        self._changed: list[tuple[Any, str, Any, Any]] = []
+        self._aside = 0
+        self.attached = False
+
+    def attach(self, sites: Iterable[Site]) -> None:
+        """Replace everything."""
+        if sites is not self._sites:
+            self._sites = sites
+            self._learn(sites)
+        self._scan()
+        self.attached = True
+        self._put()
+
+    def _learn(self, sites: Iterable[Site]) -> None:
+        for site in sites:
+            key = (id(site.owner), site.attribute)
+            known = self._wrappers.get(key)
+            if known is None or known[0].original is not site.original:
+                wrapper = self._wrap(site)
+                self._wrappers[key] = (site, wrapper)
+                self._by_original.setdefault(id(site.original), wrapper)
+        self._spaces.clear()
+        self._classes.clear()
+        for site, wrapper in self._wrappers.values():
+            if isinstance(site.owner, ModuleType):
+                names = vars(site.owner)
+                self._spaces.setdefault(id(names), (names, {}))[1][site.attribute] = wrapper
+            else:
+                self._classes.append((site.owner, site.attribute, wrapper))
+
+    def detach(self) -> None:
+        """Put everything back."""
+        if self.attached:
+            self._take()
+            self.attached = False
+            self._aside = 0
+
+    def aside(self) -> None:
+        """The originals, for a while."""
+        self._aside += 1
+        if self._aside == 1 and self.attached:
+            self._take()
+
+    def back(self) -> None:
+        """End of aside()."""
+        self._aside = max(0, self._aside - 1)
+        if self._aside == 0 and self.attached:
+            self._put()
+
+    def _put(self) -> None:
+        for space, wrappers in chain(self._spaces.values(), self._importers.values()):  # thousands: a dict at a time
+            self._before.append((space, _values(space, wrappers), wrappers))
+            space.update(wrappers)
+        for owner, attribute, wrapper in self._classes:
+            own = vars(owner).get(attribute, _MISSING)
+            try:
+                setattr(owner, attribute, wrapper)
+            except (AttributeError, TypeError):
+                continue  # this class forbids it
+            self._changed.append((owner, attribute, own, wrapper))
+
+    def _take(self) -> None:
+        for owner, attribute, own, wrapper in reversed(self._changed):
+            if vars(owner).get(attribute) is not wrapper:
+                continue  # somebody else has replaced it since
+            if own is _MISSING:
+                delattr(owner, attribute)
+            else:
+                setattr(owner, attribute, own)
+        self._changed.clear()
+        for space, before, wrappers in reversed(self._before):
+            if _MISSING not in before and all(map(is_, _values(space, wrappers), wrappers.values())):
+                space.update(zip(wrappers, before, strict=True))
+                continue
+            for (name, wrapper), own in zip(wrappers.items(), before, strict=True):
+                if space.get(name) is not wrapper:
+                    continue  # somebody has replaced it since
+                if own is _MISSING:
+                    del space[name]
+                else:
+                    space[name] = own
+        self._before.clear()
+
+    def _scan(self) -> None:
+        """Names that other modules imported: ``from mindspore.ops import relu``. Modules seen before are skipped."""
+        everywhere = self._modules != len(sys.modules)
+        self._modules = len(sys.modules)
+        for module_name in list(sys.modules) if everywhere else ["__main__"]:
+            module = sys.modules.get(module_name)
+            names = getattr(module, "__dict__", None)
+            if names is None or not self._is_scanned(module_name, names):
+                continue
+            if self._scanned.get(module_name) == len(names) and module_name != "__main__":
+                continue
+            self._scanned[module_name] = len(names)
+            if self._by_original.keys().isdisjoint(map(id, list(names.values()))):
+                continue
+            _, wrappers = self._importers.setdefault(id(names), (names, {}))
+            _, at_home = self._spaces.get(id(names), (names, {}))
+            for name, value in list(names.items()):
+                wrapper = self._by_original.get(id(value))
+                if wrapper is not None and name not in at_home:
+                    wrappers.setdefault(name, wrapper)
+
+    def _is_scanned(self, module_name: str, names: dict[str, Any]) -> bool:
+        """Compiled modules of the framework have no file: what they hold is called where it was imported to."""
+        if module_name.partition(".")[0] not in self._own:
+            return True
+        return module_name.startswith(self._inside) and "__file__" in names
+
+
+def _values(space: dict[str, Any], names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(map(space.get, names, repeat(_MISSING)))
+
+
+class Replaced:
+    """A function replaced by another one, until remove()."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._original = owner, name, getattr(owner, name)
+        setattr(owner, name, make(self._original))
+
+    def remove(self) -> None:
+        """Put the original back."""
+        setattr(self._owner, self._name, self._original)
+
+
+def nothing() -> None:
+    """There is nothing to do."""
+
+
+def around(before: Callable[[], None], after: Callable[[], None] = nothing) -> Callable[[Any], Any]:
+    """A maker of functions that call ``before`` and ``after`` around the original."""
+
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after()
+
+        return run
+
+    return make
+
+
+# Functions that write to a tensor without being recorded: what was measured before them counts no more.
+
+
+class WriteWatch:
+    """Replaces the functions that write by ones that say so before and afterwards."""
+
+    def __init__(self, settle: Callable[[], None], forget: Callable[[], None], package: str) -> None:
+        self._settle = settle
+        self._forget = forget
+        self._patches = Patches(self._wrap, package, (package,))
+
+    def attached(self, sites: Iterable[Site]) -> WriteWatch:
+        """Watch these; remove() ends it."""
+        self._patches.attach(sites)
+        return self
+
+    def remove(self) -> None:
+        """Put the originals back."""
+        self._patches.detach()
+
+    def aside(self) -> None:
+        """The originals, for a while."""
+        self._patches.aside()
+
+    def back(self) -> None:
+        """End of aside()."""
+        self._patches.back()
+
+    def _wrap(self, site: Site) -> Any:
+        original, settle, forget = site.original, self._settle, self._forget
+
+        @functools.wraps(original)
+        def writing(*args: Any, **kwargs: Any) -> Any:
+            settle()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                forget()
+
+        return writing

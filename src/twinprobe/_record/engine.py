@@ -1,0 +1,454 @@
+"""Steps, ranks, filters and counters: everything about recording that no framework needs to know."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Protocol
+
+from twinprobe._record.bench_check import BenchCheck
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.filters import NameFilter
+from twinprobe._record.render import Renderer
+from twinprobe._record.rows import Entry, notes_of
+from twinprobe._record.stacks import Stack, StackTable
+from twinprobe._record.writer import (
+    TENSOR_FOLDER,
+    DumpFolder,
+    Problems,
+    Worker,
+    is_disk_error,
+    logger,
+    size_of,
+    speak,
+)
+from twinprobe.errors import BadInput
+
+# Is there an earlier dump where this one wants to go?
+
+_INDEXES = ("dump.json", "debug.json", "dump.json.part", "debug.json.part")
+
+
+def refuse_earlier_dump(dump_path: Path, own: str) -> None:
+    """Raise when ``dump_path`` holds a dump that this run would overwrite or mix with.
+
+    ``own`` is this process's folder name: ``rank<R>``, or ``proc<PID>``, where folders of processes that are gone
+    count as an earlier run. Folders of other ranks are this run's own.
+    """
+    if not dump_path.is_dir():
+        return
+    for step in sorted(dump_path.glob("step*")):
+        for folder in sorted(step.iterdir()) if step.is_dir() else ():
+            found = [name for name in _INDEXES if (folder / name).exists()]
+            if found and _belongs_to_another_run(folder.name, own):
+                unfinished = "" if not found[0].endswith(".part") else f" that was not finished ({found[0]})"
+                raise BadInput(
+                    f"holds an earlier dump{unfinished}, which is not overwritten",
+                    where=folder, hint="give another dump_path",
+                )  # fmt: skip
+
+
+def _belongs_to_another_run(name: str, own: str) -> bool:
+    if name == own:
+        return True
+    process = name.removeprefix("proc")
+    return own.startswith("proc") and process != name and process.isdecimal() and not _alive(int(process))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+_BATCH = 64
+_PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer that does not get on
+_SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
+
+
+class Framework(Protocol):
+    """What the engine asks of a framework."""
+
+    name: str
+    tensor_suffix: str
+
+    @property
+    def deferred(self) -> bool:
+        """Whether results are still on a device, so that entries cannot be written before the stretch ends."""
+
+    def rank(self) -> int | None:
+        """This process's rank, None when not distributed."""
+
+    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
+        """Write one host copy of a tensor in the framework's own file format."""
+
+    def collect(self) -> Callable[[], None] | None:
+        """End of a stretch of recording: a job that waits for device results and fills the rows."""
+
+    def let_go(self) -> None:
+        """This process is a forked child: touch nothing that the parent's threads and devices hold."""
+
+
+class Step:
+    """What belongs to one step folder."""
+
+    def __init__(self, number: int, folder: DumpFolder, hidden: tuple[str, ...]) -> None:
+        self.number = number
+        self.folder = folder
+        self.counters: defaultdict[str, int] = defaultdict(int)
+        self.construct: dict[str, str | None] = {}
+        self.stacks = StackTable(hidden)
+        self.pending: list[Entry] = []
+        self.closed = False  # its index has its final name
+        self.writable = False  # its index is open
+        self.counted = 0  # bytes, when it was last closed
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing has been recorded."""
+        return not (self.closed or self.writable or self.counters)
+
+
+class Engine:
+    """One recording: begins, ends, moves to the next step, and hands entries to the writer thread."""
+
+    def __init__(self, config: RecordConfig, framework: Framework, *, hidden: tuple[str, ...] = ()) -> None:
+        speak()
+        self.config = config
+        self.framework = framework
+        self.filter = NameFilter(config)
+        self.problems = Problems()
+        self.step_number = 0
+        self.step: Step | None = None
+        self.active = False
+        self.failed = False
+        self.begun = False
+        self.bench: BenchCheck | None = None
+        self._checked = False
+        self._finished = False
+        self._hidden = (str(Path(__file__).parent) + os.sep, *hidden)
+        self._worker = Worker(lambda error: self.problems.note("writing", error))
+        self._renderer = Renderer(summary_mode=config.summary_mode, precision=config.precision)
+        self._structure = config.task == "structure"
+        self._trees = config.level in {"L0", "mix"}
+        self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
+        self._total = [0, 0]
+        self._closed = 0
+        self._opening = threading.Lock()
+        self._closing = 0  # the writer's number for the end of the last step
+        self.forked = self._said_forked = False
+        atexit.register(self.close)
+        _engines.add(self)
+        _watch_exit()
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Start recording this step; False when the step or the rank is not wanted or recording is switched off."""
+        if self.begun:
+            raise BadInput("recording is already started", hint="call stop() before start()")
+        self.begun = True
+        if self.forked and not self._said_forked:
+            self._said_forked = True
+            logger.warning("a forked process records nothing with its parent's recorder; make one in the child")
+        self.active = not self.failed and self._wanted_now()
+        if self.active:
+            try:
+                self._open_step()
+            except BadInput:
+                self.begun = self.active = False
+                raise
+            except Exception as error:
+                self.active = False
+                self._give_up(self.config.dump_path, error)
+        return self.active
+
+    def end(self) -> None:
+        """Stop recording; the step's files are closed, and opened again if the same step is started again."""
+        if not self.begun:
+            raise BadInput("recording is not started", hint="call start() before stop()")
+        self.begun = False
+        self.active = False
+        step = self.step
+        if step is not None and not step.closed:
+            try:
+                self._close_step(step)
+            except Exception as error:
+                self._give_up(step.folder.path, error)
+
+    def next_step(self) -> None:
+        """Everything recorded from here on belongs to the next step."""
+        if self.begun:
+            self.end()
+        self.step = None
+        self.step_number += 1
+
+    def drop_unused_step(self) -> None:
+        """The step that has begun is none if nothing was recorded in it."""
+        if self.step_number and self.step is not None and self.step.unused:
+            self.step = None
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is in files; with async_dump, all but the open step."""
+        step = self.step
+        if step is not None and step.writable and not self.config.async_dump:
+            self._collect(step)
+            self._hand_over(step)
+        self._worker.drain()
+
+    def flush_before_exit(self) -> None:
+        """The process is about to end, whatever state it is in: write what can be had without asking a device."""
+        with suppress(Exception):
+            step = self.step
+            if step is not None and step.writable and not (self.framework.deferred or self.config.async_dump):
+                self._hand_over(step)
+            self._worker.drain(_PATIENCE)
+
+    def close(self) -> None:
+        """End of the recording: write what is left and say where it is."""
+        if self._finished:
+            return
+        self._finished = True
+        if self.begun:
+            self.end()
+        self._worker.drain()
+        atexit.unregister(self.close)
+        _engines.discard(self)
+        _watch_exit()
+        for complaint in self.filter.complaints() if self._total[0] or self.filter.everything is False else ():
+            logger.warning("%s", complaint)
+        if self.bench is not None and self._total[0]:
+            logger.info("%s", self.bench.summary())
+        if self._total[0] and not self.failed:
+            logger.info(
+                "recorded %d entries, %s, in %s", self._total[0], _readable(self._total[1]), self.config.dump_path
+            )
+        elif self.failed:
+            logger.warning(
+                "recording stopped early: %d steps are whole in %s, and the next as far as its .part file goes",
+                self._closed, self.config.dump_path,
+            )  # fmt: skip
+
+    # -- what adapters call while a step runs -----------------------------------------------------------------------
+
+    def link(self, child: str, parent: str | None) -> None:
+        """Note the enclosing call, for construct.json."""
+        if self._trees and self.step is not None:
+            self.step.construct[child] = parent
+
+    def stack(
+        self, name: str, frame: FrameType | None, base: Stack | None = None, stop: int = 0, *, apart: bool = False
+    ) -> Stack | None:
+        """Where a call came from, noted under ``name`` for stack.json; None when no stacks are wanted."""
+        if not self.config.extra_info or self.step is None:
+            return None
+        stack = self.step.stacks.place(frame, base, stop, apart=apart)
+        stack.names.append(name)
+        return stack
+
+    def count(self, key: str) -> int:
+        """The running number of this key within the step, from 0."""
+        assert self.step is not None
+        number = self.step.counters[key]
+        self.step.counters[key] = number + 1
+        return number
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether scope and list ask for this call."""
+        return self.active and self.filter.wants(name, ancestors)
+
+    def emit(self, entry: Entry) -> None:
+        """Take over a finished entry."""
+        step = self.step
+        if step is None or self._structure or self.failed:
+            return
+        if not step.writable:
+            self._open_folder(step)
+        if self.bench is not None:
+            self.bench.look(entry)
+        step.pending.append(entry)
+        size = 0
+        for note, _ in notes_of(entry) if self._keeps_tensors else ():
+            size += size_of(note.row.payload) if note.save and note.row is not None else 0
+        if self.config.async_dump:
+            return
+        if size:
+            self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
+        if not self.framework.deferred and len(step.pending) >= _BATCH:
+            self._hand_over(step)
+
+    # -- the writer's side ------------------------------------------------------------------------------------------
+
+    def _hand_over(self, step: Step) -> None:
+        batch, step.pending = step.pending, []
+        self._worker.put(lambda: self._guarded(step, lambda: self._write(step, batch)))
+
+    def _write(self, step: Step, batch: list[Entry]) -> None:
+        for entry in batch:
+            if self._keeps_tensors:
+                self._save_tensors(step, entry)
+            step.folder.add(entry.name, self._renderer.entry(entry))
+        step.folder.flush()
+
+    def _save_tensors(self, step: Step, entry: Entry) -> None:
+        suffix = self.framework.tensor_suffix
+        for note, name in notes_of(entry):
+            row = note.row
+            if not note.save or note.file is not None or row is None:
+                continue
+            if row.file is not None:
+                note.file = step.folder.same_tensor(name, suffix, row.file)
+            elif row.payload is not None:
+                note.file = row.file = step.folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
+                row.payload = None
+
+    def _close_step(self, step: Step) -> None:
+        step.closed, step.writable = True, False
+        self._collect(step)
+        self._hand_over(step)
+        before = self._closing
+        self._closing = self._worker.put(lambda: self._guarded(step, lambda: self._close_folder(step)))
+        self._worker.wait(before)  # a killed process loses no step but the last
+
+    def _collect(self, step: Step) -> None:
+        try:
+            job = self.framework.collect()
+        except Exception as error:
+            self.problems.note("collecting what a device has measured", error)
+            return
+        if job is not None:
+            self._worker.put(lambda: self._guarded(step, job))
+
+    def _close_folder(self, step: Step) -> None:
+        side: dict[str, Any] = {}
+        if self.config.extra_info and self.config.level != "debug":
+            side = {"stack": step.stacks.to_json(), "construct": step.construct}
+        entries = step.folder.entries
+        step.folder.close(side)
+        self._total[0] += entries
+        self._total[1] += step.folder.bytes_written - step.counted
+        step.counted = step.folder.bytes_written
+        self._closed += 1
+        if self._closed in _SAID:
+            logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)
+
+    def _guarded(self, step: Step, job: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            job()
+        except Exception as error:
+            self._give_up(step.folder.path, error)
+            if self.failed:
+                step.folder.abandon()
+
+    def _give_up(self, path: Path, error: Exception) -> None:
+        """A disk error ends the recording, any other only what was being done."""
+        if not is_disk_error(error):
+            self.problems.note("writing", error)
+            return
+        self.failed = True
+        self.active = False
+        logger.error("cannot write %s (%s); recording stops, the program goes on", path, error)
+
+    # -- steps and folders ------------------------------------------------------------------------------------------
+
+    def _wanted_now(self) -> bool:
+        config = self.config
+        if config.steps is not None and self.step_number not in config.steps:
+            return False
+        rank = self.framework.rank()
+        if config.ranks is not None and rank is not None and rank not in config.ranks:
+            return False
+        return config.enabled_now()
+
+    def _open_step(self) -> None:
+        if self.step is not None:
+            return
+        rank = self.framework.rank()
+        own = f"rank{rank}" if rank is not None else f"proc{os.getpid()}"
+        base = self.config.dump_path
+        between = getattr(self.framework, "subfolder", "")
+        if between:  # MindSpore beside compiled cells: its layout has a folder of its own, and one process is "rank"
+            base, own = base / between, f"rank{rank}" if rank is not None else "rank"
+        if not self._checked:
+            refuse_earlier_dump(base, own)
+            self._checked = True
+        if self.bench is not None:
+            self.bench.open_step(self.step_number, own)
+        path = base / f"step{self.step_number}" / own
+        header = {
+            "task": self.config.task,
+            "level": self.config.level,
+            "framework": self.framework.name,
+            "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if self._keeps_tensors else None,
+        }
+        index = "debug" if self.config.level == "debug" else "dump"
+        folder = DumpFolder(path, header, index=index)
+        self.problems.folder = path
+        self.step = Step(self.step_number, folder, self._hidden)
+
+    def _open_folder(self, step: Step) -> None:
+        """The step's first entry, or the first one since it was closed. Before, it has no folder."""
+        with self._opening:  # gradients may come on several threads
+            if step.writable:
+                return
+            opens = step.folder.reopen if step.closed else step.folder.open
+            self._worker.put(lambda: self._guarded(step, opens))
+            step.closed, step.writable = False, True
+
+    def forget_after_fork(self) -> None:
+        """A forked data loader must neither record nor write: the writer thread stayed in the parent."""
+        self.active = False
+        self.failed = self.forked = self._finished = True
+        self.step = None
+        self.problems = Problems()  # the other one may be locked for good
+        self.framework.let_go()
+
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_exit = os._exit
+
+
+def _forget_after_fork() -> None:
+    for engine in list(_engines):
+        engine.forget_after_fork()
+
+
+def _exit_after_writing(status: int) -> None:
+    """os._exit, which runs nobody's cleaning: multiprocessing ends its forked children with it, and programs do that
+    have no other way past threads that never end."""
+    for engine in list(_engines):
+        engine.flush_before_exit()
+    _exit(status)
+
+
+def _watch_exit() -> None:
+    """Stand before os._exit as long as something is being recorded."""
+    if _engines and os._exit is _exit:
+        os._exit = _exit_after_writing  # type: ignore[assignment]
+    elif not _engines and os._exit is _exit_after_writing:
+        os._exit = _exit
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _readable(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return ""

@@ -1,0 +1,178 @@
+"""The gradients that one call received and handed on, taken from MindSpore's own graph without touching it.
+
+Before a call the places are noted where its inputs' gradients go. After it, the graph is walked from the outputs down
+to those places. A pre-hook on an output's node shows the incoming gradient; a post-hook on each node that feeds an
+input's place shows the outgoing one. A node belongs to a call when it is younger than everything seen before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from twinprobe._record.eager.gradients import Crossing, Crossings
+from twinprobe._record.eager.modules import tensors_in
+from twinprobe._record.mindspore.tensors import Reading
+
+Edge = tuple[int, int]
+_LEAF_NUMBER = (1 << 64) - 1  # leaves carry the largest number
+_WALK_LIMIT = 100_000
+
+
+class NodeIndex:
+    """Which node feeds which place, for the nodes walked since the outermost call began.
+
+    A walk stops at nodes older than its call; they wait at the border until an enclosing call goes on from there.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # holds the nodes, so that their numbers are not given out again
+        self._feeds: dict[Edge, list[tuple[Any, int, int]]] = {}
+        self._border: list[tuple[int, int]] = []
+        self._waiting: dict[int, Any] = {}
+        self.youngest = -1
+
+    def walk(self, roots: Iterable[Any], since: int) -> None:
+        """Index all nodes numbered ``since`` or later that the roots reach."""
+        seen, border = self._seen, self._border
+        todo = list(roots)
+        while border and -border[0][0] >= since:
+            node = self._waiting.pop(heappop(border)[1], None)
+            if node is not None:
+                todo.append(node)
+        budget = _WALK_LIMIT
+        while todo and budget:
+            node = todo.pop()
+            key = node._unique_id()
+            if key in seen:
+                continue
+            budget -= 1
+            seen[key] = node
+            number = node._sequence_nr()
+            self.meet(number)
+            for slot, (target, target_slot) in enumerate(node.next_functions):
+                if target is None:
+                    continue
+                other = target._unique_id()
+                self._feeds.setdefault((other, target_slot), []).append((node, slot, number))
+                age = target._sequence_nr()
+                if other in seen or age >= _LEAF_NUMBER:
+                    continue
+                if age >= since:
+                    todo.append(target)
+                elif other not in self._waiting:
+                    self._waiting[other] = target
+                    heappush(border, (-age, other))
+
+    def meet(self, number: int) -> None:
+        """A node with this number exists."""
+        if self.youngest < number < _LEAF_NUMBER:
+            self.youngest = number
+
+    def feeding(self, edge: Edge, since: int) -> list[tuple[Any, int]]:
+        """The nodes numbered ``since`` or later that send gradients to this place, with their slot."""
+        return [(node, slot) for node, slot, number in self._feeds.get(edge, ()) if since <= number < _LEAF_NUMBER]
+
+    def clear(self) -> None:
+        """Forget the nodes; what is youngest stays known."""
+        self._seen.clear()
+        self._feeds.clear()
+        self._border.clear()
+        self._waiting.clear()
+
+
+class NodeGraph:
+    """Prepares calls. ``work`` keeps errors of the recorder away from the pass; ``outermost`` says when nothing
+    encloses the call that ends."""
+
+    def __init__(self, is_tensor: Any, differentiable: Any) -> None:
+        self.is_tensor = is_tensor
+        self.differentiable = differentiable
+        self.index = NodeIndex()
+        self.work: Any = None
+        self.outermost: Any = None
+
+    def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> NodeWatch:
+        """Note where the inputs' gradients go."""
+        return NodeWatch(self, crossings, name, args, kwargs)
+
+
+class NodeWatch:
+    """One call between its start and its end."""
+
+    def __init__(self, graph: NodeGraph, crossings: Crossings, name: str, args: Any, kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self._graph = graph
+        self._crossings = crossings
+        tensors = tensors_in((args, kwargs), graph.is_tensor, [])
+        self._places: list[Edge | None] = []
+        self._held: list[Any] = []
+        with Reading():
+            nodes = [
+                (one, one._grad_node if one._requires_grad else None) for one in tensors if graph.differentiable(one)
+            ]
+        for tensor, node in nodes:
+            self._places.append(None if node is None else (node._unique_id(), int(tensor._output_index)))
+            if node is not None:
+                self._held.append(node)
+                graph.index.meet(node._sequence_nr())
+        self._since = graph.index.youngest + 1
+        self.crossing = Crossing(crossings, name, len(self._places))
+
+    def after(self, outputs: list[Any]) -> None:
+        """Hook the nodes of the finished call."""
+        index, since, crossing = self._graph.index, self._since, self.crossing
+        arriving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
+        with Reading():
+            nodes = [(tensor, tensor._grad_node) for tensor in outputs]
+        for at, (tensor, node) in enumerate(nodes):
+            if node is not None and since <= node._sequence_nr() < _LEAF_NUMBER:
+                arriving.setdefault(node._unique_id(), (node, []))[1].append((int(tensor._output_index), at))
+        if arriving:
+            index.walk([node for node, _ in arriving.values()], since)
+            crossing.incoming = [None] * len(outputs)
+            self._install(arriving)
+            self._crossings.add(crossing)
+        if self._graph.outermost():
+            index.clear()
+
+    def cancel(self) -> None:
+        """The call failed; nothing is waited for."""
+        if self._graph.outermost():
+            self._graph.index.clear()
+
+    def _install(self, arriving: dict[int, tuple[Any, list[tuple[int, int]]]]) -> None:
+        index, since, crossing = self._graph.index, self._since, self.crossing
+        leaving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
+        claimed: set[Edge] = set()
+        for at, edge in enumerate(self._places):
+            if edge is None or edge in claimed:
+                continue
+            claimed.add(edge)
+            feeding = index.feeding(edge, since)
+            if feeding:
+                crossing.expect(at, len(feeding))
+            for node, slot in feeding:
+                leaving.setdefault(node._unique_id(), (node, []))[1].append((slot, at))
+        crossing.awaited = 0
+        for key, (node, slots) in arriving.items():
+            # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
+            pure = [(slot, at) for slot, at in slots if not index.feeding((key, slot), since)]
+            crossing.awaited += len(pure)
+            crossing.handles.append(node.register_prehook(self._hook(crossing.arrive, pure)))
+        for node, slots in leaving.values():
+            crossing.handles.append(node.register_hook(self._hook(crossing.leave, slots)))
+
+    def _hook(self, act: Any, slots: list[tuple[int, int]]) -> Any:
+        work = self._graph.work
+
+        def see(gradients: Any) -> None:
+            for slot, at in slots:
+                act(at, gradients[slot] if slot < len(gradients) else None)
+
+        def hook(gradients: Any, _received: Any = None) -> None:
+            work("recording gradients", see, gradients)
+
+        return hook

@@ -1,0 +1,192 @@
+"""MindSpore's functions: where they are found, what they are called in a dump, how much they matter."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import FunctionType
+from typing import Any
+
+import mindspore as ms
+from mindspore import ops
+
+from twinprobe._record.eager.adapter import CORE, FOCUS, Api, Site
+from twinprobe._record.torch.names import CORE_NAMES, IMPURE_NAMES, NEVER_NAMES, words
+
+_HOMES = (
+    "mindspore.ops.function",
+    "mindspore.ops.auto_generate",
+    "mindspore.ops.operations.manually_defined",
+    "mindspore.ops.composite.math_ops",
+    "mindspore.ops.primitive",
+    "mindspore.mint",
+    "mindspore.graph",
+    "mindspore.communication",
+)
+_CORE = CORE_NAMES | words("dense MatMul BatchMatMul Conv2D LayerNorm BatchNorm Gather BiasAdd flash_attention_score")
+_NEVER = (NEVER_NAMES - {"equal", "allclose"}) | words(
+    """
+    grad value_and_grad get_grad derivative jacfwd jacrev jet jvp vjp linearize vmap constexpr prim_attr_register
+    prim_arg_register op_info_register kernel get_vm_impl_fn add_flags is_tensor size rank dtype print_ asnumpy
+    register_hook remove_hook hooks data_sync flush_from_cache init_data getitem_index_info setitem_index_info
+    convert_bytes_to_tensor get_bytes set_const_arg set_dtype set_cast_dtype set_init_flag set_param_info
+    set_device_address offload is_init is_meta is_shared is_persistent_data value ndimension tolist from_numpy item
+    symbolic_shape wait_pipeline strides stride storage numel nelement is_contiguous is_pinned assign_value_cpp
+    astype custom_info_register shape_ reshard get_grad stop_gradient_ TBERegOp DataType csr_to_coo
+    """
+)
+_SLOTS = words(
+    """
+    __add__ __sub__ __mul__ __truediv__ __floordiv__ __mod__ __pow__ __matmul__ __radd__ __rsub__ __rmul__ __rtruediv__
+    __rpow__ __rmatmul__ __rmod__ __rfloordiv__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __neg__ __abs__ __and__ __or__
+    __xor__ __invert__ __getitem__ __setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__
+    """
+)
+_WRITING = IMPURE_NAMES | words("__setitem__ inplace_update set_data itemset Custom EmbeddingLookup")
+_COLLECTIVE_MODULES = (
+    ("Distributed", "mindspore.communication.comm_func"),
+    ("MintDistributed", "mindspore.mint.distributed"),
+)
+_COLLECTIVES = words(
+    """
+    all_reduce all_gather all_gather_into_tensor all_gather_into_tensor_uneven all_to_all all_to_all_single
+    all_to_all_single_with_output_shape all_to_all_with_output_shape all_to_all_v_c broadcast gather gather_into_tensor
+    reduce reduce_scatter reduce_scatter_tensor reduce_scatter_tensor_uneven scatter scatter_tensor send recv isend
+    irecv batch_isend_irecv
+    """
+)
+
+
+def make_api(kind: str, name: str) -> Api:
+    """An Api by type and name. As in dumps of old, shape-only calls are recorded too: only CORE is told apart."""
+    bare = name.rpartition(".")[2]
+    rank = CORE if bare in _CORE or "istributed" in kind else FOCUS
+    given = kind == "MintDistributed"  # these write to their arguments
+    return Api(f"{kind}.{name}.", rank, given or writes_in_place(bare), given)
+
+
+def writes_in_place(bare: str) -> bool:
+    """Whether a function may change an argument: ``add_``, ``__iadd__``, ``assign``."""
+    if bare in _WRITING or bare.startswith(("assign", "Assign", "scatter_", "Scatter", "Inplace", "Apply", "Fused")):
+        return True
+    return (bare.endswith("_") and not bare.endswith("__")) or (bare.startswith("__i") and bare != "__invert__")
+
+
+def function_sites() -> Iterator[Site]:
+    """Functions of mindspore.ops, mint and communication, and methods of Tensor."""
+    yield from _functions("Functional", ops)
+    mint = getattr(ms, "mint", None)
+    if mint is not None:
+        yield from _functions("Mint", mint)
+        yield from _functions("MintFunctional", mint.nn.functional)
+    yield from _methods()
+    for kind, place in _COLLECTIVE_MODULES:
+        try:
+            module = import_module(place)
+        except ImportError:
+            continue
+        for name in sorted(_COLLECTIVES):
+            function = getattr(module, name, None)
+            if isinstance(function, FunctionType):
+                yield Site(module, name, function, make_api(kind, name))
+
+
+@functools.cache
+def writing_sites() -> tuple[Site, ...]:
+    """Everything among these that writes, and the methods that are never recorded but write."""
+    recorded = [site for site in function_sites() if site.api.in_place]
+    names = {site.attribute for site in recorded if site.owner is ms.Tensor}
+    others = [name for name in dir(ms.Tensor) if name not in names and writes_in_place(name) and name[0] != "_"]
+    methods = [(name, inspect.getattr_static(ms.Tensor, name)) for name in others if name != "requires_grad_"]
+    plain = [(name, method) for name, method in methods if callable(method) and not isinstance(method, staticmethod)]
+    return (*recorded, *(Site(ms.Tensor, name, method, make_api("Tensor", name)) for name, method in plain))
+
+
+def _functions(kind: str, space: Any) -> Iterator[Site]:
+    for name, function in sorted(vars(space).items()):
+        if name.startswith("_") or name in _NEVER or not isinstance(function, FunctionType):
+            continue
+        if str(function.__module__).startswith(_HOMES):
+            yield Site(space, name, function, make_api(kind, name))
+
+
+def _methods() -> Iterator[Site]:
+    owner = ms.Tensor
+    for name in dir(owner):
+        if (name.startswith("_") and name not in _SLOTS) or name in _NEVER:
+            continue
+        function = inspect.getattr_static(owner, name)
+        if isinstance(function, staticmethod | classmethod):
+            continue
+        if inspect.isfunction(function) or inspect.ismethoddescriptor(function):
+            yield Site(owner, name, function, make_api("Tensor", name))
+
+
+class PrimitiveSites:
+    """Primitives are recorded where a cell keeps them as an attribute, which gives them their name."""
+
+    def __init__(self) -> None:
+        self._apis: dict[int, tuple[Any, Api]] = {}
+
+    def learn(self, models: list[Any]) -> set[type]:
+        """Note the primitives of all cells; returns their classes."""
+        for model in models:
+            for _, cell in model.cells_and_names():
+                for name, value in vars(cell).items():
+                    if isinstance(value, ops.Primitive) and id(value) not in self._apis:
+                        kind = type(value).__name__
+                        rank = CORE if kind in _CORE else FOCUS
+                        self._apis[id(value)] = (value, Api(f"Primitive.{name}.{kind}.", rank, writes_in_place(kind)))
+        return {type(primitive) for primitive, _ in self._apis.values()}
+
+    def replaced(self, models: list[Any], recorder: Any) -> Iterator[Any]:
+        """Stand before ``__call__`` of each class; yields handles with remove()."""
+        for kind in self.learn(models) | writing_primitives():
+            yield _PrimitiveCall(kind, self._apis, recorder)
+
+
+def writing_primitives() -> set[type]:
+    """The classes of primitives that change an argument, wherever a program keeps one."""
+    return _writing_primitives(len(sys.modules))
+
+
+@functools.lru_cache(maxsize=1)
+def _writing_primitives(_imported: int) -> set[type]:
+    found, waiting = set(), [ops.Primitive]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if writes_in_place(kind.__name__):
+            found.add(kind)
+    return found
+
+
+class _PrimitiveCall:
+    def __init__(self, kind: type, apis: dict[int, tuple[Any, Api]], recorder: Any) -> None:
+        self._kind: Any = kind
+        self._own = vars(kind).get("__call__")
+        original = self._kind.__call__
+        writes = writes_in_place(kind.__name__)
+
+        @functools.wraps(original)
+        def call(primitive: Any, *args: Any, **kwargs: Any) -> Any:
+            known = apis.get(id(primitive))
+            if known is None or recorder.busy or recorder.in_api or not recorder.listening():
+                try:
+                    return original(primitive, *args, **kwargs)
+                finally:
+                    if writes:
+                        recorder.adapter.known.forget()
+            return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
+
+        setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake
+
+    def remove(self) -> None:
+        """Put the original back."""
+        if self._own is None:
+            del self._kind.__call__
+        else:
+            self._kind.__call__ = self._own

@@ -1,0 +1,119 @@
+"""MindSpore's tensors as notes. Reading one waits for the operations before it, and reports their errors."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+import mindspore as ms
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._record.eager.adapter import ProgramFault
+from twinprobe._record.eager.host_rows import HostRows, KnownRows, widened
+from twinprobe._record.rows import Note, Row
+from twinprobe._record.writer import logger
+from twinprobe._runs.tensors.elements import STORAGE
+
+_asnumpy = ms.Tensor.asnumpy  # held here, because the methods on the class are replaced while a program is recorded
+_data_ptr = getattr(ms.Tensor, "data_ptr", None)
+_COUNTS = hasattr(ms.Tensor, "_version")
+_dtypes: dict[Any, tuple[str, str]] = {}
+
+
+def dtype_names(tensor: Any) -> tuple[str, str]:
+    """``Float32`` as a dump writes it and ``float32`` as the kernels call it."""
+    dtype = tensor.dtype
+    known = _dtypes.get(dtype)
+    if known is None:
+        known = _dtypes[dtype] = (str(dtype), str(dtype).lower())
+    return known
+
+
+class Reading:
+    """Looking at a tensor, even at its dtype, waits for what makes it: an error that shows here is the program's."""
+
+    __slots__ = ()
+    _said: ClassVar[bool] = False
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, Exception):
+            return
+        if not Reading._said:
+            Reading._said = True
+            logger.warning(
+                "MindSpore reports an error of an operation that ran before this point (%s). It is the program's, not "
+                "the recorder's: kernels run asynchronously. mindspore.runtime.launch_blocking() shows where",
+                str(error).strip().partition("\n")[0],
+            )
+        raise ProgramFault(error) from error
+
+
+Stamp = tuple[int, int]
+
+
+def _stamp(tensor: Any) -> Stamp:
+    """What MindSpore itself knows of writes: it counts some, and an exchange of the memory shows in the address."""
+    return (tensor._version if _COUNTS else 0, _data_ptr(tensor) if _data_ptr is not None else 0)
+
+
+class MindSporeTensors(KnownRows):
+    """Notes tensors. One that is as it was gets the same row again, unless it is a parameter."""
+
+    def __init__(self, rows: HostRows) -> None:
+        super().__init__()
+        self._measures = rows
+
+    def note(self, tensor: Any, *, save: bool) -> Note:
+        """Note one tensor as it is now."""
+        with Reading():
+            shown, name = dtype_names(tensor)
+            shape, stamp = tuple(tensor.shape), _stamp(tensor)
+        row = self._row(tensor, name, stamp, save) if name in STORAGE else None
+        return Note("mindspore.Tensor", shown, shape, row, None, save)
+
+    def _row(self, tensor: Any, name: str, stamp: Stamp, save: bool) -> Row:
+        row = self.find(tensor, stamp)
+        if row is not None and not (save and row.payload is None and row.file is None):
+            return row
+        array = self._read(tensor, name) if self._measures.wanted or save else None
+        if row is None:
+            row = Row() if array is None else self._measures.row(array, name)
+            if not isinstance(tensor, ms.Parameter):
+                self.keep(tensor, stamp, row)
+        if save and array is not None and array.size:
+            row.payload = widened(array) if name == "bfloat16" else np.array(array)
+        return row
+
+    def _read(self, tensor: Any, name: str) -> NDArray[Any]:
+        with Reading():
+            array: NDArray[Any] = _asnumpy(tensor)
+        return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
+
+
+# Names that moved between MindSpore versions, found once.
+
+
+def first_of(*places: str) -> Any:
+    """The first of these ``module:name`` that exists; None if none does."""
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            found = getattr(import_module(module), name, None)
+        except ImportError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+executor = first_of("mindspore.graph.api:_pynative_executor", "mindspore.common.api:_pynative_executor")
+JitExecutor = first_of(
+    "mindspore.graph.api:_JitExecutor",
+    "mindspore.common.api:_JitExecutor",
+    "mindspore.common.api:_MindsporeFunctionExecutor",
+)
+GraphExecutor = first_of("mindspore.graph.api:_CellGraphExecutor", "mindspore.common.api:_CellGraphExecutor")

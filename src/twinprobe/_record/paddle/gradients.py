@@ -1,0 +1,308 @@
+"""A call's own share of its inputs' gradients, by an identity function in front of every use of a tensor.
+
+A hook on a tensor shows the sum over everything that used it. So each operation gets an alias of its own of each tensor
+it uses: the same memory, and the gradient handed on unchanged. What a layer or an API call contributes is the sum over
+the operations inside it. An alias per use, and not one per layer, keeps the order in which Paddle adds gradients.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any
+
+import paddle
+from paddle.autograd import PyLayer
+
+from twinprobe._record.eager.adapter import FOCUS, Api, Site
+from twinprobe._record.eager.gradients import Crossing, Crossings
+from twinprobe._record.eager.modules import replaced, tensors_in
+from twinprobe._record.torch.names import words
+
+if TYPE_CHECKING:
+    from twinprobe._record.eager.recorder import EagerRecorder
+
+Heard = Callable[[Any], None]
+User = tuple[Crossing, int]
+_HEARING = "recording gradients"
+_transpose = paddle._C_ops.transpose
+_register_hook = paddle.Tensor._register_grad_hook  # without a handle to remove it by
+_is_floating_point = paddle.Tensor.is_floating_point
+_is_complex = paddle.Tensor.is_complex
+_Tensor = paddle.Tensor
+_float32 = paddle.float32
+_differentiable: dict[Any, bool] = {}  # by dtype
+
+
+@cache
+def _axes(count: int) -> list[int]:
+    return list(range(count))
+
+
+def view_of(tensor: Any) -> Any:
+    """The same memory as a new tensor, which keeps it when the other one gives it back."""
+    return _transpose(tensor, _axes(tensor.ndim))
+
+
+class LeafShare(PyLayer):  # type: ignore[misc]  # paddle is not followed by mypy
+    """An alias of a leaf, whose gradient may be rows of a table, which no operation takes."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, heard: Heard | None) -> Any:
+        ctx.heard = heard
+        return view_of(tensor)  # Paddle takes the tensor itself for an in-place result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        if ctx.heard is not None:
+            ctx.heard(gradient)
+        return gradient
+
+
+_share_leaf = LeafShare.apply  # bound before PyLayer.apply itself is watched
+
+
+def share(tensor: Any, heard: Heard | None, may_be_rows: bool) -> Any:
+    """The same memory as a new tensor; tells what flows back through it and hands it on unchanged.
+
+    A PyLayer only where it must be: with these, Paddle crashes in the second pass of a graph that is retained.
+    """
+    if may_be_rows and tensor.is_leaf:
+        return _share_leaf(tensor, heard)
+    alias = view_of(tensor)
+    if heard is not None:
+        _register_hook(alias, heard)
+    return alias
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether this is a Paddle tensor."""
+    return isinstance(value, _Tensor)
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Whether a tensor could carry a gradient by its element type."""
+    dtype = tensor.dtype
+    if dtype is _float32:
+        return True
+    known = _differentiable.get(dtype)
+    if known is None:
+        known = _differentiable[dtype] = bool(_is_floating_point(tensor) or _is_complex(tensor))
+    return known
+
+
+class UseGraph:
+    """Knows which calls are under way, and tells them of every use of their inputs."""
+
+    def __init__(self) -> None:
+        self.work: Any = None
+        self._frames: list[UseWatch] = []
+        self._users: dict[int, list[User]] = {}  # by the number of a tensor: the calls under way that took it
+
+    def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> UseWatch:
+        """A call begins."""
+        frame = UseWatch(self, crossings, name, args, kwargs)
+        self._frames.append(frame)
+        for key, index in frame.places.items():
+            self._users.setdefault(key, []).append((frame.crossing, index))
+        return frame
+
+    def end(self, frame: UseWatch) -> None:
+        """A call is over, and with it those inside that did not say so."""
+        while self._frames:
+            last = self._frames.pop()
+            for key in last.places:
+                users = self._users[key]
+                users.pop()
+                if not users:
+                    del self._users[key]
+            if last is frame:
+                break
+
+    def aliased(self, args: Any, kwargs: Any, in_place: bool = False, may_be_rows: bool = True) -> tuple[Any, Any]:
+        """The arguments of one operation with aliases in their place. What is written to in place stays itself.
+
+        ``may_be_rows``: whether the operation may give a leaf's gradient as rows of a table.
+        """
+        made: dict[int, Any] = {}
+        if in_place:
+            for kept in tensors_in(args, is_tensor, [])[:1]:
+                self._spoil(kept)
+                made[id(kept)] = kept
+
+        def swap(value: Any) -> Any:
+            if not isinstance(value, _Tensor) or value.stop_gradient:
+                return value
+            users = self._users.get(id(value), ())
+            # To a leaf that nobody asks about, each use hands its part in the same order without an alias too.
+            if (not users and value.is_leaf) or not value.is_dense():
+                return value
+            alias = made.get(id(value))
+            if alias is None:
+                alias = made[id(value)] = share(value, self._listener(users), may_be_rows)
+            return alias
+
+        return replaced(tuple(args), swap), replaced(kwargs, swap)
+
+    def _listener(self, users: Collection[User]) -> Heard | None:
+        if not users:
+            return None
+        for crossing, index in users:
+            crossing.expect(index)
+        return partial(self.work, _HEARING, _left, tuple(users))
+
+    def _spoil(self, tensor: Any) -> None:
+        """An input was written to in place: its gradient from before that cannot be told any more."""
+        self._users.pop(id(tensor), None)
+        for frame in self._frames:
+            index = frame.places.pop(id(tensor), None)
+            if index is not None:
+                frame.crossing.give_up(index)
+
+
+def _left(users: Collection[User], gradient: Any) -> None:
+    for crossing, index in users:
+        crossing.leave(index, gradient)
+
+
+class UseWatch:
+    """One call of a layer or an API between its start and its end."""
+
+    def __init__(self, graph: UseGraph, crossings: Crossings, name: str, args: Any, kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+        self.places: dict[int, int] = {}
+        self._graph = graph
+        self._crossings = crossings
+        self._inputs = tensors_in(args, is_tensor, [])  # held, so that their numbers stay theirs
+        if kwargs:
+            tensors_in(kwargs, is_tensor, self._inputs)
+        for tensor in self._inputs:
+            if is_differentiable(tensor):
+                self.places.setdefault(id(tensor), len(self.places))
+        self.crossing = Crossing(crossings, name, len(self.places))
+
+    def after(self, outputs: list[Any]) -> None:
+        """The call ended: wait for the gradients of what it made itself."""
+        self.cancel()
+        crossing = self.crossing
+        crossing.incoming = [None] * len(outputs)
+        awaited = 0
+        for at, tensor in enumerate(outputs):
+            if tensor.stop_gradient or id(tensor) in self.places:  # what it was given is not its own
+                continue
+            awaited += 1
+            # It stays, silent once the crossing is done: removing one in a hook crashes.
+            _register_hook(tensor, partial(self._graph.work, _HEARING, crossing.arrive, at))
+        if awaited:
+            crossing.awaited = awaited
+            self._crossings.add(crossing)
+
+    def cancel(self) -> None:
+        """The call is over."""
+        self._graph.end(self)
+
+
+# Paddle's single operations, where tensors are used: wrapped so that every use gets an alias of its own.
+
+# Operators and methods that are compiled code: they do not come by the namespace of operations.
+COMPILED_METHODS = words(
+    """
+    __add__ __sub__ __mul__ __truediv__ __div__ __floordiv__ __mod__ __pow__ __matmul__ __radd__ __rsub__ __rmul__
+    __rtruediv__ __rdiv__ __rpow__ __rmatmul__ __rmod__ __rfloordiv__ clone contiguous copy_
+    _getitem_dygraph _setitem_dygraph
+    """
+)
+_PROGRAMS = frozenset({"run_program"})  # a traced program: its lists of tensors are not arguments of one operation
+
+
+class Operations:
+    """Makes the wrappers and finds their places."""
+
+    def __init__(self, recorder: EagerRecorder, graph: UseGraph) -> None:
+        self._recorder = recorder
+        self._graph = graph
+
+    def wrap(self, site: Site) -> Any:
+        """An operation that passes aliases on."""
+        recorder, aliased, original, in_place = self._recorder, self._graph.aliased, site.original, site.api.in_place
+        changes, rows = writes(site.attribute), gives_rows(site.attribute)
+
+        @functools.wraps(original)
+        def operation(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
+                given = args, kwargs
+                args, kwargs = recorder.work("following gradients", aliased, *given, in_place, rows) or given
+            if not changes:
+                return original(*args, **kwargs)
+            recorder.adapter.known.settle()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.adapter.known.forget()
+
+        return operation
+
+
+@functools.cache
+def operation_sites() -> tuple[Site, ...]:
+    """All operations, looked up once."""
+    return tuple(_find())
+
+
+def _find() -> Iterator[Site]:
+    for space in (paddle._C_ops, paddle._legacy_C_ops):
+        for name, function in sorted(vars(space).items()):
+            ours = not name.startswith("_") and not name.rstrip("_").endswith("_grad") and name not in _PROGRAMS
+            if ours and type(function) is BuiltinFunctionType:
+                yield Site(space, name, function, _operation(name))
+    for name in sorted(COMPILED_METHODS):
+        method = vars(paddle.Tensor).get(name)
+        if type(method).__name__ == "method_descriptor":
+            yield Site(paddle.Tensor, name, method, _operation(name))
+
+
+def writes(name: str) -> bool:
+    """Whether an operation may change an argument, the running statistics of a normalisation among them."""
+    return _operation(name).in_place or "batch_norm" in name or name.startswith(("fused_", "set_", "merged_"))
+
+
+def gives_rows(name: str) -> bool:
+    """Whether an operation may give the gradient of a table as some of its rows."""
+    return name == "nce" or any(part in name for part in ("embedding", "lookup", "hsigmoid"))
+
+
+def _operation(name: str) -> Api:
+    in_place = (name.endswith("_") and not name.endswith("__")) or name == "_setitem_dygraph"
+    return Api(name, FOCUS, in_place)
+
+
+def _compiled_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    base: Any = super(PyLayer, cls)
+    return base.apply(*args, **kwargs)
+
+
+class CustomLayers:
+    """``PyLayer.apply`` uses tensors too: functions with a backward of their own, recomputation among them."""
+
+    def __init__(self, recorder: EagerRecorder, graph: UseGraph) -> None:
+        self._own = vars(PyLayer).get("apply")
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls is LeafShare:
+                return _compiled_apply(cls, *args, **kwargs)
+            if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
+                args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
+            recorder.adapter.known.settle()  # nobody knows what its kernels write to
+            return _compiled_apply(cls, *args, **kwargs)
+
+        PyLayer.apply = classmethod(apply)
+
+    def remove(self) -> None:
+        """Put the original back."""
+        if self._own is None:
+            del PyLayer.apply
+        else:
+            PyLayer.apply = self._own

@@ -1,0 +1,126 @@
+"""Paddle's functions: where they are found, what they are called in a dump, how much they matter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import paddle
+
+from twinprobe._record.eager.adapter import CORE, FOCUS, LOW, MINOR, Api, Site
+from twinprobe._record.torch.names import CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, words
+
+_HOMES = (
+    "paddle.tensor.",
+    "paddle.nn.functional",
+    "paddle.base.dygraph.generated_tensor_methods_patch",
+    "paddle.base.dygraph.math_op_patch",
+    "paddle.base.dygraph.tensor_patch_methods",
+    "paddle.fft",
+    "paddle.signal",
+)
+_CORE = CORE_NAMES | words(
+    "conv1d_transpose conv2d_transpose conv3d_transpose flash_attention scaled_dot_product_attention"
+)
+_LOW = LOW_NAMES | words("concat cast astype slice strided_slice gather gather_nd scatter flip roll unstack crop pad")
+_MINOR = MINOR_NAMES | words("to_tensor assign create_parameter create_tensor shape fill_constant uniform")
+_NEVER = (NEVER_NAMES - {"equal", "allclose"}) | words(
+    """
+    rank is_tensor is_empty is_integer numel numpy gradient clear_grad clear_gradient set_value register_hook backward
+    apply apply_ cpu cuda pin_memory get_device to_dense to_sparse_coo coalesce value values tolist create_parameter
+    set_printoptions sdp_kernel save load broadcast_shape is_same_shape ndimension dim requires_grad_ retain_grads
+    """
+)
+_SLOTS = words(
+    """
+    __add__ __sub__ __mul__ __truediv__ __div__ __floordiv__ __mod__ __pow__ __matmul__ __radd__ __rsub__ __rmul__
+    __rtruediv__ __rpow__ __rmatmul__ __rmod__ __rfloordiv__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __neg__ __abs__
+    __and__ __or__ __xor__ __invert__ __getitem__ __setitem__
+    """
+)
+_WRITING_METHODS = words(
+    """
+    set_value set_ _inplace_assign _copy_gradient_from _clear_data _share_buffer_to _share_underline_tensor_to _set_impl
+    _zero_grads clear_grad clear_gradient
+    """
+)
+_FOREIGN_CODE = ("run_program", "_run_custom_op")  # traced programs, operations that users compile
+_METHODS = words("clone contiguous detach copy_")
+_COLLECTIVES = words(
+    """
+    all_reduce all_gather all_gather_object alltoall alltoall_single broadcast reduce reduce_scatter scatter gather
+    send recv isend irecv batch_isend_irecv
+    """
+)
+
+
+def make_api(kind: str, name: str) -> Api:
+    """An Api by type and name."""
+    bare = name.rpartition(".")[2]
+    if bare in _CORE or kind == "Distributed":
+        rank = CORE
+    elif bare in _LOW:
+        rank = LOW
+    elif bare in _MINOR:
+        rank = MINOR
+    else:
+        rank = FOCUS
+    return Api(f"{kind}.{name}.", rank, writes_in_place(bare) or kind == "Distributed", kind == "Distributed")
+
+
+def unrecorded_writes() -> Iterator[Site]:
+    """What changes a tensor without being an API that is recorded."""
+    for name in sorted(_WRITING_METHODS):
+        method = vars(paddle.Tensor).get(name)
+        if callable(method):
+            yield Site(paddle.Tensor, name, method, make_api("Tensor", name))
+    for space in (paddle._C_ops, paddle._legacy_C_ops):
+        for name in _FOREIGN_CODE:
+            function = getattr(space, name, None)
+            if function is not None:
+                yield Site(space, name, function, make_api("Tensor", name))
+    stream = paddle.distributed.communication.stream
+    for name in sorted(_COLLECTIVES):
+        function = getattr(stream, name, None)
+        if isinstance(function, FunctionType):
+            yield Site(stream, name, function, make_api("Distributed", name))
+
+
+def writes_in_place(bare: str) -> bool:
+    """Whether a function changes its first argument: ``add_``, ``__setitem__``."""
+    return (bare.endswith("_") and not bare.endswith("__")) or bare == "__setitem__"
+
+
+def all_sites() -> Iterator[Site]:
+    """Every function to watch."""
+    functional = paddle.nn.functional
+    yield from _functions("Functional", "", functional)
+    yield from _functions("Paddle", "", paddle)
+    for part in ("linalg", "fft", "signal"):
+        yield from _functions("Paddle", f"{part}.", getattr(paddle, part))
+    yield from _methods()
+    for name in sorted(_COLLECTIVES):
+        function = getattr(paddle.distributed, name, None)
+        if isinstance(function, FunctionType):
+            yield Site(paddle.distributed, name, function, make_api("Distributed", name))
+
+
+def _functions(kind: str, front: str, space: Any) -> Iterator[Site]:
+    for name, function in sorted(vars(space).items()):
+        if name.startswith("_") or name in _NEVER or not isinstance(function, FunctionType):
+            continue
+        if str(function.__module__).startswith(_HOMES):
+            yield Site(space, name, function, make_api(kind, front + name))
+
+
+def _methods() -> Iterator[Site]:
+    owner = paddle.Tensor
+    for name in sorted(vars(owner)):
+        if name.startswith("_") and name not in _SLOTS:
+            continue
+        function = inspect.getattr_static(owner, name)
+        plain = isinstance(function, FunctionType) and str(function.__module__).startswith(_HOMES)
+        if name not in _NEVER and (plain or name in _SLOTS or name in _METHODS) and callable(function):
+            yield Site(owner, name, function, make_api("Tensor", name))

@@ -1,0 +1,189 @@
+"""One row per distinct tensor: its measured values, and one note per place where it was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from msgspec import Struct, field
+
+from twinprobe._measure.statistics import Statistics
+
+# What an entry may have, in the order in which it is written, and what stands for it in names of files.
+_SEGMENTS = {
+    "input_args": "input", "input_kwargs": "kwargs", "input": "input", "output": "output", "parameters": "parameters",
+    "remark": "remark",
+}  # fmt: skip
+
+
+class Row(Struct, eq=False):  # made by the thousand while a model runs: structs are made by compiled code
+    """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
+
+    values: Statistics | None = None
+    digest: str | float | None = None
+    payload: Any = None
+    address: int = 0  # where a float32 payload lies in host memory, dense and in C order, if that is known
+    file: str | None = None
+    text: str | None = None
+    text_key: Any = None
+
+
+class Note(Struct, eq=False):
+    """One tensor seen at one place of one call."""
+
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+    row: Row | None
+    requires_grad: bool | None = None
+    save: bool = False
+    file: str | None = None
+    extra: dict[str, Any] | None = None
+
+
+class Leaf(Struct, eq=False):
+    """A value whose JSON form is known already."""
+
+    json: dict[str, Any] = field(default_factory=dict)
+
+
+class Entry(Struct, eq=False):
+    """One op entry before it becomes text: what was captured, by the key that it has in JSON.
+
+    ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.
+    """
+
+    name: str
+    parts: dict[str, Any]
+    bare: bool = False
+    boxed: bool = False
+
+    def ordered(self) -> dict[str, Any]:
+        """The parts in the order in which they are written."""
+        parts = self.parts
+        return parts if self.boxed or self.bare else {key: parts[key] for key in _SEGMENTS if key in parts}
+
+
+def notes_of(entry: Entry) -> Iterator[tuple[Note, str]]:
+    """Every tensor of an entry with the name that its file gets."""
+    for key, value in entry.ordered().items():
+        segment = key if entry.boxed else _SEGMENTS.get(key, key)
+        yield from _walk(value, f"{entry.name}.{segment}" if segment else entry.name)
+
+
+def _walk(value: Any, name: str) -> Iterator[tuple[Note, str]]:
+    kind = type(value)
+    if kind is Note:
+        yield value, name
+    elif kind is list:
+        for at, item in enumerate(value):
+            yield from _walk(item, f"{name}.{at}")
+    elif kind is dict:
+        for key, item in value.items():
+            yield from _walk(item, f"{name}.{key}")
+    elif kind is Leaf:
+        yield from _walk({key: item for key, item in value.json.items() if type(item) is Note}, name)
+
+
+# Communication that is still on its way: its tensors have a shape, and values nobody may look at yet.
+
+
+def is_pending(result: Any) -> bool:
+    """Whether a collective gave a handle to wait for. Waiting here would change the order of the run."""
+    if isinstance(result, list | tuple):
+        return any(map(is_pending, result))
+    if not callable(getattr(result, "wait", None)):
+        return False
+    completed = getattr(result, "is_completed", None)
+    return not (callable(completed) and completed())
+
+
+def without_values(value: Any) -> Any:
+    """The same tree, its notes without measurements and files."""
+    if isinstance(value, Note):
+        return Note(value.type, value.dtype, value.shape, None, value.requires_grad, False, None, value.extra)
+    if isinstance(value, list):
+        return [without_values(item) for item in value]
+    if isinstance(value, Leaf):
+        return Leaf({key: without_values(item) for key, item in value.json.items()})
+    return value
+
+
+# Gradients of parameters by module: one entry for each module and backward pass.
+
+
+class GradientWatch(Protocol):
+    """Whatever learns the gradients of watched modules' parameters."""
+
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Learn those of these modules."""
+
+    def flush(self) -> None:
+        """A pass is over."""
+
+    def detach(self) -> None:
+        """Hand over what came, and learn no more."""
+
+
+class Group:
+    """The parameters of one module and the gradients of this pass that have come."""
+
+    __slots__ = ("expected", "found", "module", "prefix")
+
+    def __init__(self, module: Any, prefix: str, expected: int) -> None:
+        self.module = module
+        self.prefix = prefix
+        self.expected = expected
+        self.found: dict[str, Any] = {}
+
+
+class ParameterGroups:
+    """The groups that are watched and the hooks on their parameters, which each framework sets in its own way."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._handles: list[Any] = []
+        self._groups: list[Group] = []
+
+    def detach(self) -> None:
+        """Emit what came and remove every hook."""
+        self.flush()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._groups.clear()
+
+    def flush(self) -> None:
+        """The pass is over: emit what came, even where some gradients did not."""
+        for group in self._groups:
+            if group.found:
+                self._emit(group)
+
+    def _group(self, module: Any, prefix: str, expected: int) -> Group:
+        group = Group(module, prefix, expected)
+        self._groups.append(group)
+        return group
+
+    def _take(self, group: Group, name: str, note: Callable[..., Any], *what: Any) -> None:
+        """Note a gradient with ``note(*what)``. A second one of a parameter is of another pass."""
+        found = group.found
+        if name in found:
+            self._emit(group)
+            found = group.found
+        recorder = self._recorder
+        recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
+        found[name] = note(*what)
+        if len(found) == group.expected:
+            self._emit(group)
+
+    def _emit(self, group: Group) -> None:
+        found, group.found = group.found, {}
+        emit_gradients(self._recorder, group.prefix, found)
+
+
+def emit_gradients(recorder: Any, prefix: str, found: dict[str, Any]) -> None:
+    """Hand over the gradients of one module, as the next pass of it."""
+    front = f"{prefix}parameters_grad"
+    name = f"{front}.{recorder.engine.count(front)}"
+    if recorder.wants(name):
+        recorder.engine.emit(Entry(name, found, boxed=True))

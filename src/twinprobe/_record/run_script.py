@@ -1,0 +1,78 @@
+"""``twinprobe run train.py``: record a script that knows nothing of the recorder."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from twinprobe.errors import BadInput, TwinProbeError
+
+CONFIG_VARIABLE = "TWINPROBE_CONFIG"
+
+
+def run_script(argv: list[str]) -> int:
+    """Run ``argv`` (a script and its arguments, or ``-m`` and a module) as Python would, and record it.
+
+    The file named by TWINPROBE_CONFIG says what to record. The first model that is called is watched; a step ends when
+    its optimizer has made a step. Returns the exit code of the script.
+    """
+    as_module = argv[:1] == ["-m"]
+    words = argv[1:] if as_module else argv
+    if not words:
+        raise BadInput("no script to run", hint="twinprobe run train.py ARGUMENTS")
+    if not as_module and not Path(words[0]).is_file():
+        raise BadInput("there is no such script", where=words[0])
+    config = os.environ.get(CONFIG_VARIABLE)
+    if not config:
+        raise BadInput(f"the variable {CONFIG_VARIABLE} is not set", hint="let it name a config.json")
+    from twinprobe._record.torch.callbacks.whole_script import WholeScript
+
+    recording = WholeScript(config)
+    try:
+        return _run(words, as_module)
+    finally:
+        recording.close()
+
+
+def _run(words: list[str], as_module: bool) -> int:
+    before = sys.argv, sys.path[:]
+    sys.argv = words
+    try:
+        if as_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        return _exit_code(end)
+    except TwinProbeError:
+        raise
+    except Exception as error:
+        _show(error)
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """The traceback as Python prints it, from the script's own first line on."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _is_ours(file: str) -> bool:
+    return file == __file__ or file.startswith("<frozen runpy") or Path(file).name == "runpy.py"

@@ -1,0 +1,338 @@
+"""The gradients that one call received and handed on, taken from the autograd graph without touching it.
+
+Before a call the gradient edges of its inputs are noted. After it, the graph is walked from the outputs down to those
+edges. A pre-hook on an output's node shows the incoming gradient; a post-hook on each node that feeds an input's edge
+shows the outgoing one. No identity function, no tensor hook: views and in-place operations stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEdges, Node
+from twinprobe._record.torch.tensors import Quiet
+
+# One call's place in the autograd graph, and the hooks that see gradients arrive there and leave.
+
+Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
+
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
+
+
+class Crossing:
+    """One call's place in the graph: what arrives at its outputs and what leaves through its inputs.
+
+    ``incoming`` has one slot per output tensor, ``outgoing`` one per differentiable input tensor. ``finish`` comes by
+    itself when everything has come, or from Graph when the rest never will.
+    """
+
+    __slots__ = ("_graph", "_missing", "_parts", "depth", "done", "handles", "incoming", "name", "outgoing", "task")
+
+    def __init__(self, graph: Graph, name: str, outputs: int, inputs: int, depth: int, parts: dict[int, int]) -> None:
+        self.name = name
+        self.depth = depth  # of a module call; -1 for an API call, which encloses nothing
+        self.incoming: list[Any] = [None] * outputs
+        self.outgoing: list[Any] = [None] * inputs
+        self.task: int | None = None
+        self.done = False
+        self.handles: list[Any] = []
+        self._parts: dict[int, list[torch.Tensor]] = {}
+        self._missing = parts  # input to the number of parts in which its gradient will come
+        self._graph = graph
+
+    def arrive(self, at: Slots, grads: tuple[Any, ...]) -> None:
+        """Gradients reached an output's node."""
+        graph = self._graph
+        if self.task is None:
+            self.task = graph.begin(self)
+        for slot, output in at:
+            if slot < len(grads) and grads[slot] is not None:
+                self.incoming[output] = graph.owner.note_gradient(self.name, grads[slot])
+        if not self._missing:
+            self.finish()
+
+    def leave(self, at: Slots, grads: tuple[Any, ...]) -> None:
+        """A node handed gradients to inputs."""
+        for slot, index in at:
+            left = self._missing.get(index)
+            if left is None:
+                continue
+            arrived = grads[slot] if slot < len(grads) else None
+            if left == 1 and index not in self._parts:  # the common case: all in one part
+                del self._missing[index]
+                if arrived is not None:
+                    self.outgoing[index] = self._graph.owner.note_gradient(self.name, arrived)
+                continue
+            if arrived is not None:
+                self._parts.setdefault(index, []).append(arrived)
+            if left > 1:
+                self._missing[index] = left - 1
+            else:
+                del self._missing[index]
+                self._settle(index)
+        if not self._missing:
+            self.finish()
+
+    def _settle(self, index: int) -> None:
+        parts = self._parts.pop(index, None)
+        if not parts:
+            return
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        self.outgoing[index] = self._graph.owner.note_gradient(self.name, total)
+
+    def finish(self) -> None:
+        """Everything that can be known is known."""
+        if self.done:
+            return
+        self.done = True
+        for index in list(self._parts):
+            self._settle(index)
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self._graph.end(self)
+
+
+class Hook:
+    """A hook on a node, for one end of a crossing."""
+
+    __slots__ = ("_act", "_at", "_graph")
+
+    def __init__(self, graph: Graph, act: Callable[..., None], at: Slots) -> None:
+        self._graph = graph
+        self._act = act
+        self._at = at
+
+    def __call__(self, grads: tuple[Any, ...], _received: Any = None) -> None:
+        guarded(self._graph, self._act, self._at, grads)
+
+
+class OneNode:
+    """A call that made a single node, as most do: one hook after it sees what came and what went."""
+
+    __slots__ = ("_arriving", "_graph", "_handle", "_leaving", "incoming", "name", "outgoing", "task")
+
+    def __init__(
+        self, graph: Graph, name: str, node: Any, arriving: Slots, leaving: Slots, outputs: int = 1, inputs: int = 1
+    ) -> None:
+        self.name = name
+        self.incoming: list[Any] = [None] * outputs
+        self.outgoing: list[Any] = [None] * inputs
+        self.task: int | None = None
+        self._graph = graph
+        self._arriving, self._leaving = arriving, leaving
+        self._handle = node.register_hook(self)
+
+    def __call__(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        guarded(self._graph, self._see, left, arrived)
+
+    def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
+        graph, name = self._graph, self.name
+        note = graph.owner.note_gradient
+        self.task = graph.note_pass()
+        graph.owner.backward_begins(name)
+        for grads, slots, places in ((arrived, self._arriving, self.incoming), (left, self._leaving, self.outgoing)):
+            for slot, at in slots:
+                if slot < len(grads) and grads[slot] is not None:
+                    places[at] = note(name, grads[slot])
+        self.finish()
+
+    def finish(self) -> None:
+        """All has come, or nothing will."""
+        self._handle.remove()
+        self._graph.end(self)
+
+
+def guarded(graph: Graph, act: Callable[..., None], *what: Any) -> None:
+    """Torch functions off, no gradient graph, and no error let through."""
+    gradients = _is_grad_enabled()  # only in a pass that builds a graph itself
+    if gradients:
+        _set_grad_enabled(False)
+    try:
+        with Quiet():
+            act(*what)
+    except Exception as error:
+        graph.owner.trouble("recording gradients", error)
+    finally:
+        if gradients:
+            _set_grad_enabled(True)
+
+
+_packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _packs_tensors() -> bool:
+    """Whether what nodes save now goes through hooks, those of checkpoints among them. Old versions do not tell."""
+    return _packing is None or _packing(True) is not None
+
+
+class Owner(Protocol):
+    """Who wants the gradients."""
+
+    def backward_begins(self, name: str) -> None: ...
+    def note_gradient(self, name: str, gradient: torch.Tensor) -> Any: ...
+    def backward_ended(self, crossing: Crossing | OneNode) -> None: ...
+    def pass_begins(self) -> None: ...
+    def pass_ended(self) -> None: ...
+    def before_foreign_code(self) -> None: ...
+    def trouble(self, doing: str, error: BaseException) -> None: ...
+
+
+class Graph:
+    """Installs crossings for calls and knows which of them still wait for gradients."""
+
+    def __init__(self, owner: Owner) -> None:
+        self.owner = owner
+        self.leaves = LeafEdges()
+        self.index = GraphIndex(self.leaves.nodes)
+        self._waiting: dict[Crossing | OneNode, None] = {}
+        self._open: dict[Crossing, None] = {}
+        self._tasks: set[int] = set()
+        self._guards: list[Any] = []
+
+    def edges(self, tensors: Iterable[torch.Tensor]) -> list[Edge | None]:
+        """The gradient edges of tensors, None for those that get no gradient."""
+        return [self.leaves.edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+
+    def install(
+        self, name: str, inputs: list[Edge | None], outputs: list[torch.Tensor], since: int, depth: int = -1
+    ) -> bool:
+        """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
+        may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
+        plain = len(outputs) == len(inputs) == 1 and not may_recompute
+        if plain and self._install_plain(name, inputs[0], outputs[0], since):
+            return True
+        arriving: dict[Node, Slots] = {}
+        for at, tensor in enumerate(outputs):
+            node = tensor.grad_fn
+            if node is not None and node._sequence_nr() >= since:
+                arriving.setdefault(node, []).append((tensor.output_nr, at))
+        if not arriving:
+            return False
+        self.index.walk(arriving, since)
+        if self.index.custom:
+            self._guard_custom_nodes()
+        feeds = self.index.feeds
+        for node, slots in arriving.items():
+            # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
+            if any((node, slot) in feeds for slot, _ in slots):
+                slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
+        leaving, parts = self._leaving(inputs, since)
+        single = None
+        if not may_recompute:
+            single = self._single_node(arriving, leaving, parts)
+        if single is not None:
+            ends = arriving[single], leaving.get(single, [])
+            self._waiting[OneNode(self, name, single, *ends, len(outputs), len(inputs))] = None
+            return True
+        crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
+        handles = crossing.handles
+        for node, slots in arriving.items():
+            handles.append(node.register_prehook(Hook(self, crossing.arrive, slots)))
+        for node, slots in leaving.items():
+            handles.append(node.register_hook(Hook(self, crossing.leave, slots)))
+        self._waiting[crossing] = None
+        return True
+
+    def _install_plain(self, name: str, edge: Edge | None, output: torch.Tensor, since: int) -> bool:
+        """Hook a call that made one tensor of one other by one node; False where it may be more than that."""
+        node = output.grad_fn
+        if edge is None or node is None or node._sequence_nr() < since:
+            return False
+        slot = self.index.only_slot(node, edge, since)
+        if slot is None:
+            return False
+        self._waiting[OneNode(self, name, node, [(output.output_nr, 0)], [(slot, 0)])] = None
+        return True
+
+    def _leaving(self, inputs: list[Edge | None], since: int) -> tuple[dict[Node, Slots], dict[int, int]]:
+        """The nodes that hand gradients to inputs, and in how many parts each input gets its own."""
+        leaving: dict[Node, Slots] = {}
+        parts: dict[int, int] = {}
+        claimed: set[Edge] = set()
+        for index, edge in enumerate(inputs):
+            if edge is None or edge in claimed:
+                continue
+            claimed.add(edge)
+            feeding = self.index.feeding(edge, since)
+            if feeding:
+                parts[index] = len(feeding)
+            for node, slot in feeding:
+                leaving.setdefault(node, []).append((slot, index))
+        return leaving, parts
+
+    @staticmethod
+    def _single_node(arriving: dict[Node, Slots], leaving: dict[Node, Slots], parts: dict[int, int]) -> Node | None:
+        if len(arriving) > 1 or len(leaving) > 1 or any(count > 1 for count in parts.values()):
+            return None
+        (node,) = arriving
+        if (leaving and node not in leaving) or isinstance(node, CUSTOM):  # whose backward may write to what it got
+            return None
+        return node
+
+    @property
+    def in_pass(self) -> bool:
+        """Whether a backward pass is under way, as far as gradients of watched calls tell."""
+        return bool(self._tasks)
+
+    def note_pass(self) -> int:
+        """Make sure that the end of the backward pass at work, if there is one, will be noticed."""
+        task = int(torch._C._current_graph_task_id())
+        if task >= 0 and task not in self._tasks:
+            self._tasks.add(task)
+            self.owner.pass_begins()
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._pass_ended(task))
+        return task
+
+    def _guard_custom_nodes(self) -> None:
+        def guard(_grads: Any) -> None:
+            guarded(self, self.owner.before_foreign_code)
+
+        for node in self.index.custom:
+            self._guards.append(node.register_prehook(guard))
+        self.index.custom.clear()
+
+    def begin(self, crossing: Crossing) -> int:
+        """The first gradient of a call arrived; returns the backward pass that it belongs to."""
+        task = self.note_pass()
+        if crossing.depth >= 0:
+            self._open[crossing] = None
+        self.owner.backward_begins(crossing.name)
+        return task
+
+    def end(self, crossing: Crossing | OneNode) -> None:
+        """All that will come has come."""
+        self._waiting.pop(crossing, None)
+        if isinstance(crossing, Crossing):
+            self._open.pop(crossing, None)
+        if crossing.task is not None:
+            self.owner.backward_ended(crossing)
+
+    def enclosing(self) -> str | None:
+        """The innermost module call whose gradients are being computed: the parent of a recomputation."""
+        best = max(self._open, key=lambda crossing: crossing.depth, default=None)
+        return best.name if best is not None else None
+
+    def _pass_ended(self, task: int) -> None:
+        self._tasks.discard(task)
+        for crossing in [one for one in self._waiting if one.task == task]:
+            guarded(self, crossing.finish)
+        guarded(self, self.owner.pass_ended)
+
+    def close(self) -> None:
+        """No more gradients will come: emit what has begun, remove every hook."""
+        for crossing in list(self._waiting):
+            guarded(self, crossing.finish)
+        for guard in self._guards:
+            guard.remove()
+        self._guards.clear()
+        self._waiting.clear()
+        self._open.clear()
+        self.leaves.clear()
+        self.index.clear()

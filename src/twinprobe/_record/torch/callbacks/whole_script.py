@@ -1,0 +1,110 @@
+"""An unchanged script: the first model that is called is watched, a step ends with its optimizer's step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from twinprobe._record.config import load_config
+from twinprobe._record.engine import refuse_earlier_dump
+from twinprobe._record.torch.recorder import TorchRecorder
+from twinprobe._record.writer import logger
+from twinprobe.errors import BadInput
+
+# Recording driven by somebody else's training loop: a step begins, a step ends, the training ends.
+
+
+class StepByStep:
+    """One recording whose steps are announced from outside. Begin and end may be said more often than needed."""
+
+    def __init__(self, config_path: str | Path | None = None, **options: Any) -> None:
+        self.recorder = TorchRecorder(load_config(config_path, **options))
+
+    @property
+    def running(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self.recorder.engine.begun
+
+    def begin(self, model: Any) -> None:
+        """A step begins, unless one is running already."""
+        if not self.running:
+            self.recorder.start(model)
+
+    def end(self) -> None:
+        """The step that is running is over."""
+        if self.running:
+            self.recorder.stop()
+            self.recorder.next_step()
+
+    def close(self) -> None:
+        """No more steps come: write what is left and say where it is."""
+        if self.running:
+            self.recorder.stop()
+        self.recorder.engine.close()
+
+
+class WholeScript:
+    """Waits for the first call of a module with parameters, then records each of its training steps.
+
+    A step begins with the model's first call and ends when the first optimizer that holds its parameters has made a
+    step; without an optimizer everything is one step.
+    """
+
+    def __init__(self, config_path: str) -> None:
+        self._steps = StepByStep(config_path)
+        if self._steps.recorder.config.level == "debug":
+            raise BadInput("level debug saves what the script names: there is nothing to record", where=config_path)
+        refuse_earlier_dump(self._steps.recorder.config.dump_path, _own_folder())
+        self._model: torch.nn.Module | None = None
+        self._optimizer: Any = None
+        self._handles: list[Any] = [register_module_forward_pre_hook(self._first_call)]
+
+    def close(self) -> None:
+        """The script is over."""
+        self._remove_hooks()
+        self._steps.close()
+        if self._model is None:
+            logger.warning("no model with parameters was called: nothing was recorded")
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _first_call(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if next(module.parameters(), None) is None:
+            return  # a loss function, a transformation of pictures
+        self._remove_hooks()
+        self._model = module
+        logger.info("the first model seen is %s", type(module).__name__)
+        self._handles.append(module.register_forward_pre_hook(self._model_called, with_kwargs=True))
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._steps.begin(module)
+
+    def _model_called(self, *_: Any) -> None:
+        self._steps.begin(self._model)
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._optimizer is None and self._holds_parameters(optimizer):
+            self._optimizer = optimizer
+            # On the optimizer itself: its own hooks run before the global ones, which ending a step takes away.
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _after_step(self, *_: Any) -> None:
+        self._steps.end()
+
+    def _holds_parameters(self, optimizer: Any) -> bool:
+        assert self._model is not None
+        own = {id(one) for one in self._model.parameters()}
+        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+
+
+def _own_folder() -> str:
+    """The folder that this process will write to, as far as it can be known before torch.distributed is set up."""
+    rank = os.environ.get("RANK", "")
+    return f"rank{rank}" if rank.isdecimal() else f"proc{os.getpid()}"

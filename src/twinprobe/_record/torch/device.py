@@ -1,0 +1,264 @@
+"""Tensors on a device: queued, measured many at a time, and read back once when the step ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isfinite, nan, sqrt
+from typing import Any
+
+import torch
+
+from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.cuda_crc import crc_of_zeros
+from twinprobe._measure.statistics import Statistics
+from twinprobe._record.rows import Row
+from twinprobe._record.torch.host import host_digest, host_statistics, packed, repeated
+from twinprobe._record.writer import logger
+
+# From what a device found to a row's values. Runs on the writer thread, after the step.
+
+FLOAT, INTEGER, BOOL = 0, 1, 2
+
+
+def set_values(receivers: list[Any], results: list[Measured]) -> None:
+    """Fill rows; a receiver is (row, number of elements, how often each counts, style), or None."""
+    for receiver, found in zip(receivers, results, strict=True):
+        if receiver is not None:
+            row, count, repeats, style = receiver
+            values = _statistics(found, count, style)
+            row.values = values if repeats == 1 else repeated(values, repeats)
+
+
+def _statistics(found: Measured, count: int, style: int) -> Statistics:
+    high, low, total, squares, nans, infs = found
+    if style == BOOL:
+        return Statistics(bool(high), bool(low), total / count, sqrt(squares))
+    if nans:
+        return Statistics(nan, nan, nan, nan, nans, infs)
+    norm = sqrt(squares) if isfinite(squares) else inf
+    return Statistics(high, low, total / count, norm, 0, infs)
+
+
+def set_digest(receivers: list[Any], results: list[int], crc: bool) -> None:
+    """Fill checksums; a receiver is (row, number of bytes, the bytes after the last whole word), or None."""
+    for receiver, found in zip(receivers, results, strict=True):
+        if receiver is None:
+            continue
+        row, count, rest = receiver
+        tail = b"" if rest is None else rest.cpu().numpy().tobytes()
+        if crc:
+            row.digest = f"{_with_tail(found, tail) ^ crc_of_zeros(count):08x}"
+        else:
+            row.digest = f"0x{found ^ int.from_bytes(tail, 'little'):016x}"
+
+
+def _with_tail(register: int, tail: bytes) -> int:
+    for byte in tail:
+        register ^= byte
+        for _ in range(8):
+            register = (register >> 1) ^ (0xEDB88320 if register & 1 else 0)
+    return register
+
+
+_MOST_TENSORS = 64
+_MOST_BYTES = 1 << 29
+_STYLES = {
+    torch.bool: BOOL,
+    torch.uint8: INTEGER,
+    torch.int8: INTEGER,
+    torch.int16: INTEGER,
+    torch.int32: INTEGER,
+    torch.int64: INTEGER,
+    torch.float16: FLOAT,
+    torch.bfloat16: FLOAT,
+    torch.float32: FLOAT,
+    torch.float64: FLOAT,
+}
+
+
+class DeviceRows:
+    """Rows of one device that wait for measurement, and those whose results are not on the host yet.
+
+    What waits is held: its memory cannot be given to anyone else. What is about to be written must be launched before.
+    """
+
+    def __init__(self, device: torch.device, *, values: bool, digest: str | None) -> None:
+        self._device = device
+        self._index: int = device.index or 0
+        self._on_cuda = device.type == "cuda"
+        self._values = values
+        self._digest = digest
+        self._held: list[tuple[torch.Tensor, int | None, int, Queue, int]] = []
+        self._bytes = 0
+        self._lane: Lane | None = None
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        self._small: list[Callable[[], None]] = []
+        self._measure: DeviceMeasure | None = _device_measure(device)
+        self._lost = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits for a launch."""
+        return bool(self._held)
+
+    def add(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
+        """Queue one detached tensor; ``version`` is None where it has none. It is held until ``launch``, which comes
+        by itself when much waits."""
+        measure = self._measure
+        if measure is None:
+            self._on_host(tensor, row)
+            return
+        stream = int(torch._C._cuda_getCurrentRawStream(self._index)) if self._on_cuda else 0
+        lane = self._lane
+        if lane is None or lane.stream != stream:
+            lane = self._change_lane(measure, stream)
+        if self._values:
+            dtype = tensor.dtype
+            style = _STYLES.get(dtype)
+            if style is None or not tensor.is_contiguous():
+                self._add_unusual(measure, lane, tensor, row, version)
+            else:
+                address, elements = tensor.data_ptr(), tensor.numel()
+                queue = lane.queues.get((dtype, not address & 15)) or measure.statistics(lane, dtype, not address & 15)
+                self._hold(queue, lane, tensor, version, address, elements, (row, elements, 1, style))
+        if self._digest:
+            self._add_digest(measure, lane, tensor, row, version, self._digest)
+        self._bytes += tensor.nbytes
+        if len(self._held) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES:
+            self.launch()
+
+    def _change_lane(self, measure: DeviceMeasure, stream: int) -> Lane:
+        self.launch()  # what waits was made on another stream
+        if self._on_cuda and stream not in self._streams:
+            self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._device)
+        lane = self._lane = measure.lane(stream)
+        return lane
+
+    def _add_unusual(
+        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None
+    ) -> None:
+        repeats = 1
+        style = _STYLES.get(tensor.dtype)
+        if style is None:
+            style, version = FLOAT, None
+            tensor = tensor.abs() if tensor.is_complex() else tensor.float()
+        if not tensor.is_contiguous():
+            dense, repeats = packed(tensor)
+            if dense.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+                version = None  # a copy that nobody else knows
+            tensor = dense
+        address, elements = tensor.data_ptr(), tensor.numel()
+        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0)
+        self._hold(queue, lane, tensor, version, address, elements, (row, elements, repeats, style))
+
+    def _hold(
+        self,
+        queue: Queue,
+        lane: Lane,
+        owner: torch.Tensor,
+        version: int | None,
+        address: int,
+        elements: int,
+        receiver: Any,
+    ) -> None:
+        line = queue.add(address, elements, receiver)
+        if line < 0:
+            self.launch()
+            queue.turn_page(elements)
+            line = queue.add(address, elements, receiver)
+        if not line:
+            lane.waiting[queue] = None
+        self._held.append((owner, version, address, queue, line))
+
+    def _add_digest(
+        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None, mode: str
+    ) -> None:
+        count = tensor.nbytes
+        if not tensor.shape or count < 8:
+            copy = tensor.clone()
+            self._small.append(lambda: _digest_on_host(copy, row, mode))
+            return
+        width = 4 if mode == "md5" else 8
+        if not tensor.is_contiguous():
+            tensor, version = tensor.contiguous(), None
+        rest: torch.Tensor | None = None
+        address = tensor.data_ptr()
+        if count % width or address % width:
+            octets = tensor.reshape(-1).view(torch.uint8)
+            rest = octets[count - count % width :].clone() if count % width else None
+            if address % width:
+                tensor, version = octets.clone(), None
+                address = tensor.data_ptr()
+        queue = measure.checksums(lane, mode)
+        self._hold(queue, lane, tensor, version, address, count // width, (row, count, rest))
+
+    def launch(self) -> None:
+        """Measure everything that waits, on the stream that made it."""
+        held = self._held
+        if not held:
+            return
+        self._held, self._bytes = [], 0
+        for owner, version, address, queue, line in held:
+            if (version is not None and owner._version != version) or owner.data_ptr() != address:
+                self._lose(queue, line)
+        lane = self._lane
+        assert lane is not None
+        if not self._on_cuda or (
+            torch._C._cuda_getDevice() == self._index and torch._C._cuda_getCurrentRawStream(self._index) == lane.stream
+        ):
+            lane.launch()
+        else:
+            with torch.cuda.stream(self._streams[lane.stream]):  # makes its device the current one, too
+                lane.launch()
+
+    def collect(self) -> Callable[[], None]:
+        """Start the copy to the host; the returned job waits for it and fills the rows."""
+        measure = self._measure
+        if measure is None:
+            return _nothing
+        self.launch()
+        for stream in self._streams.values():
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+        results, small = measure.collect(), self._small
+        self._lane, self._streams, self._small = None, {}, []
+        crc = self._digest == "md5"
+
+        def fill() -> None:
+            for kind, receivers, found in results():
+                if kind in ("crc", "xor"):
+                    set_digest(receivers, found, crc)
+                else:
+                    set_values(receivers, found)
+            for digest in small:
+                digest()
+
+        return fill
+
+    def _on_host(self, tensor: torch.Tensor, row: Row) -> None:
+        data = tensor.to("cpu")
+        if self._values:
+            row.values = host_statistics(data)
+        if self._digest:
+            row.digest = host_digest(data, self._digest)
+
+    def _lose(self, queue: Queue, line: int) -> None:
+        queue.drop(line)
+        self._lost += 1
+        if self._lost == 1:
+            logger.warning("a tensor was changed or freed behind the recorder's back; it is recorded without values")
+
+
+def _device_measure(device: torch.device) -> DeviceMeasure | None:
+    try:
+        return DeviceMeasure(device)
+    except ImportError:
+        logger.warning("Triton is not installed: tensors on %s are copied to the host, which is slow", device)
+        return None
+
+
+def _digest_on_host(tensor: torch.Tensor, row: Row, mode: str) -> None:
+    row.digest = host_digest(tensor.cpu(), mode)
+
+
+def _nothing() -> None:
+    return None

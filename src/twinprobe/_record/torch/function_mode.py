@@ -1,0 +1,349 @@
+"""API calls, seen through a TorchFunctionMode: names imported before the recorder are seen too."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
+from twinprobe._record.torch.compiled import in_compiled_code
+from twinprobe._record.torch.graph_index import sequence_number
+from twinprobe._record.torch.names import LOW, MINOR, UNSEEN, Api, ApiTable, make_api
+from twinprobe._record.torch.tensors import Quiet, WatchMode
+from twinprobe._record.torch.values import differentiable
+
+if TYPE_CHECKING:
+    from twinprobe._record.torch.recorder import TorchRecorder
+
+# How a call was written: PyTorch's Python functions repack their arguments before a mode sees them.
+#
+# ``F.embedding(x, weight, None)`` arrives with ``padding_idx=None`` as a keyword and every default filled in. The
+# calling instruction still says how many arguments were positional and which keywords were named.
+
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_WRAPPERS = frozenset(
+    _TORCH + name.replace("/", os.sep)
+    for name in ("overrides.py", "nn/functional.py", "functional.py", "_tensor.py", "_jit_internal.py", "_ops.py")
+)
+_HANDLE = torch.overrides.handle_torch_function.__code__
+Written = tuple[int, tuple[str, ...]]
+
+_is_wrapper: dict[CodeType, bool] = {}
+_written: dict[tuple[int, int], tuple[CodeType, Written | None]] = {}
+
+
+def caller_of(frame: FrameType) -> FrameType:
+    """The frame that wrote the call: the first one outside PyTorch's own wrapping functions."""
+    if frame.f_code is not _HANDLE:
+        return frame
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code.co_filename in _WRAPPERS:
+        outer = outer.f_back
+    return outer or frame
+
+
+def arguments_as_written(func: Any, args: Any, kwargs: Any, caller: FrameType) -> tuple[Any, dict[str, Any]]:
+    """Undo the repacking as far as the call site tells; otherwise only drop keywords that repeat a default."""
+    parameters = _parameters(func)
+    if parameters is None:
+        return args, kwargs
+    names = list(parameters)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    written = _written_at(caller.f_code, caller.f_lasti)
+    if written is not None and len(args) <= len(names):
+        count, keywords = written
+        positional = names[:count]
+        if count <= len(names) and all(name in given for name in (*positional, *keywords)):
+            return tuple(given[name] for name in positional), {name: given[name] for name in keywords}
+    return args, {key: item for key, item in kwargs.items() if not _is_default(parameters.get(key), item)}
+
+
+def _is_default(parameter: Any, item: Any) -> bool:
+    if parameter is None or isinstance(item, torch.Tensor):
+        return False
+    default = parameter.default
+    return default is item or (type(default) is type(item) and bool(default == item))
+
+
+@lru_cache(maxsize=2048)
+def _parameters(func: Any) -> dict[str, inspect.Parameter] | None:
+    try:
+        parameters = dict(inspect.signature(func).parameters)
+    except (TypeError, ValueError):
+        return None
+    kinds = {one.kind for one in parameters.values()}
+    starred = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return None if kinds & starred else parameters
+
+
+def _written_at(code: CodeType, at: int) -> Written | None:
+    key = (id(code), at)  # hashing a code object itself is slow
+    known = _written.get(key)
+    if known is None:
+        known = _written[key] = (code, _decode(code, at))
+    return known[1]
+
+
+def _decode(code: CodeType, at: int) -> Written | None:
+    """The number of positional arguments and the keywords of the call instruction at an offset."""
+    before: dis.Instruction | None = None
+    call: dis.Instruction | None = None
+    waiting: tuple[str, ...] = ()  # KW_NAMES belongs to the next CALL
+    names: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if instruction.offset > at:  # the offset may lie in the call's own cache
+            break
+        if instruction.opname == "KW_NAMES":
+            waiting = tuple(code.co_consts[instruction.arg or 0])
+        elif instruction.opname != "PRECALL":
+            before, call = call, instruction
+            if instruction.opname == "CALL":
+                names, waiting = waiting, ()
+    return None if call is None else _arguments(call, before, names)
+
+
+def _arguments(call: dis.Instruction, before: dis.Instruction | None, names: tuple[str, ...]) -> Written | None:
+    count = call.arg or 0
+    if call.opname in {"CALL", "CALL_FUNCTION", "CALL_METHOD"}:
+        return count - len(names), names
+    if call.opname in {"CALL_KW", "CALL_FUNCTION_KW"} and before is not None and isinstance(before.argval, tuple):
+        return count - len(before.argval), before.argval
+    return None
+
+
+# ``x + y`` or ``x.add(y)``? PyTorch shows both as Tensor.add; the caller's instruction tells them apart.
+
+_SPELLED = {
+    "add": "__add__",
+    "sub": "__sub__",
+    "mul": "__mul__",
+    "div": "__truediv__",
+    "remainder": "__mod__",
+    "matmul": "__matmul__",
+    "gt": "__gt__",
+    "lt": "__lt__",
+    "ge": "__ge__",
+    "le": "__le__",
+    "ne": "__ne__",
+    "eq": "__eq__",
+    "neg": "__neg__",
+    "add_": "__iadd__",
+    "sub_": "__isub__",
+    "mul_": "__imul__",
+    "div_": "__itruediv__",
+    "remainder_": "__imod__",
+}
+_OPERATORS = frozenset(
+    number
+    for name, number in dis.opmap.items()
+    if name.startswith(("BINARY_", "INPLACE_", "COMPARE_OP", "UNARY_")) and "SUBSCR" not in name
+)
+_CODES = {"sigmoid": functional.sigmoid.__code__, "tanh": functional.tanh.__code__}
+
+
+class Spelling:
+    """Names an API call as its source wrote it."""
+
+    def __init__(self) -> None:
+        self._operator: dict[Api, Api] = {}
+        self._is_operator: dict[tuple[int, int], tuple[CodeType, bool]] = {}
+        self._functional = {name: make_api("Functional", name) for name in _CODES}
+
+    def __call__(self, api: Api, frame: FrameType) -> Api:
+        """The Api under which this call is recorded; ``frame`` is the caller."""
+        if api.type != "Tensor":
+            return api
+        spelled = _SPELLED.get(api.name)
+        if spelled is not None:
+            return self._as_operator(api, spelled) if self._written_as_operator(frame) else api
+        if api.name in self._functional and frame.f_code is _CODES[api.name]:
+            return self._functional[api.name]
+        return api
+
+    def _as_operator(self, api: Api, spelled: str) -> Api:
+        known = self._operator.get(api)
+        if known is None:
+            known = self._operator[api] = make_api("Tensor", spelled)
+        return known
+
+    def _written_as_operator(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        key = (id(code), frame.f_lasti)  # hashing a code object itself is slow
+        known = self._is_operator.get(key)
+        if known is None:
+            known = self._is_operator[key] = (code, code.co_code[frame.f_lasti] in _OPERATORS)
+        return known[1]
+
+
+_is_grad_enabled: Any = torch.is_grad_enabled
+_RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
+
+
+class ApiMode(WatchMode):
+    """Records each API call's arguments, result and gradients, and passes the call on unchanged."""
+
+    def __init__(self, recorder: TorchRecorder) -> None:
+        super().__init__(recorder)
+        self.table = ApiTable()
+        self._spelling = Spelling()
+        config = recorder.config
+        self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
+        self._tree_rank = max(self._wanted_rank, LOW)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self._recorder
+        try:
+            effect = self._effects.get(func)
+            if effect is None or _is_grad_enabled() is not self._gradients:
+                effect = self.effect(func)
+            api = self.table(func)
+        except Exception as error:
+            recorder.trouble("looking a function up", error)
+            effect, api = UNSEEN, None
+        if api is None and not effect and not kwargs:
+            return func(*args)
+        idle = not recorder.engine.active or recorder.paused or recorder.muted or recorder.collectives.inside
+        if api is None or idle or api.rank > self._tree_rank:
+            if effect == UNSEEN and not idle and getattr(func, "__name__", None) in COLLECTIVE_NAMES:
+                return self._collective(func, args, kwargs)
+            if effect >= UNSEEN:
+                return self.pass_on(effect, func, args, kwargs)
+            self.settle_before(effect, args, kwargs)
+            return func(*args, **kwargs)
+        frame = caller = sys._getframe(1)
+        written = None
+        try:
+            if torch._C._current_graph_task_id() >= 0 and in_compiled_code(frame):
+                api = None
+            else:
+                caller = caller_of(frame)
+                if caller is frame:
+                    api = self._spelling(api, frame)
+                else:
+                    written = arguments_as_written(func, args, kwargs, caller)
+        except Exception as error:
+            recorder.trouble("asking how a call was written", error)
+        if api is None:
+            return func(*args, **kwargs)
+        return self._record(effect, api, func, args, kwargs, caller, written)
+
+    def _collective(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = COLLECTIVE_NAMES[func.__name__]
+        written = as_written(func, kwargs)
+        return self._recorder.collectives.record(name, func, args, kwargs, sys._getframe(1), written)
+
+    def custom(self, api: Api, func: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
+        """Record a function that was registered by hand; nothing inside it is recorded."""
+        recorder = self._recorder
+        if not self.attached or not recorder.active or recorder.muted:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._record(UNSEEN, api, func, args, kwargs, frame)
+
+    def _record(
+        self, effect: int, api: Api, func: Any, args: Any, kwargs: Any, frame: FrameType, written: Any = None
+    ) -> Any:
+        try:
+            call = ApiCall(self._recorder, api, frame)
+        except Exception as error:
+            self._recorder.trouble("counting an API's calls", error)
+            return self.pass_on(UNSEEN, func, args, kwargs)
+        shown_args, shown_kwargs = written or (args, kwargs)
+        try:
+            with Quiet():
+                call.before(shown_args, shown_kwargs, api.rank <= self._wanted_rank)
+        except Exception as error:
+            call.mark("recording an API's inputs", error)
+        try:
+            if effect == UNSEEN:
+                output = self.pass_on(effect, func, args, kwargs)
+            else:
+                self.settle_before(effect, args, kwargs)
+                output = func(*args, **kwargs)
+        except BaseException:
+            self._recorder.safely("recording an API that failed", call.failed)
+            raise
+        try:
+            with Quiet():
+                call.after(output)
+        except Exception as error:
+            self._recorder.trouble("recording an API's outputs", error)
+        return output
+
+
+class ApiCall:
+    """One call of an API: numbered, noted before, noted after."""
+
+    __slots__ = ("_edges", "_frame", "_inputs", "_parts", "_recorder", "_since", "_stub")
+
+    def __init__(self, recorder: TorchRecorder, api: Api, frame: FrameType) -> None:
+        self._recorder = recorder
+        self._frame = frame
+        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
+        self._parts: dict[str, Any] | None = None
+        self._edges: Any = None
+        self._since = 0
+
+    def before(self, args: Any, kwargs: Any, wanted: bool) -> None:
+        """Note arguments and where their gradients go."""
+        recorder = self._recorder
+        calls = recorder.modules.calls
+        enclosing = calls[-1] if calls else None
+        parent = enclosing.name if enclosing else recorder.optimizer.loose_parent(self._frame)
+        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
+        recorder.link(name, parent, backward)
+        if not wanted:
+            return
+        engine = recorder.engine
+        engine.filter.entering(name)
+        chain = (enclosing.name, *enclosing.ancestors()) if enclosing and not engine.filter.everything else ()
+        if recorder.forward and recorder.wants(name, chain):
+            self._parts = {}
+            if enclosing and enclosing.stack:
+                engine.stack(name, self._frame, enclosing.stack, enclosing.frame)
+            else:
+                engine.stack(name, self._frame)
+            if recorder.inputs:
+                capture = recorder.capture
+                self._parts["input_args"] = [capture(item) for item in args]
+                self._parts["input_kwargs"] = capture.mapping(kwargs) if kwargs else {}
+        if recorder.backward and torch.is_grad_enabled():
+            inputs = differentiable(args, [])
+            if kwargs:
+                inputs += differentiable(kwargs, [])
+            self._edges = recorder.graph.edges(inputs)
+            self._since = sequence_number()
+
+    def mark(self, doing: str, error: Exception) -> None:
+        """The recorder failed at this call."""
+        self._parts = self._recorder.mark(doing, error, self._parts)
+
+    def failed(self) -> None:
+        """The call raised, or a recomputation was cut short: what went in is still worth having."""
+        if self._parts is not None:
+            self._recorder.emit_forward(f"{self._stub}.forward", self._parts)
+
+    def after(self, output: Any) -> None:
+        """Note the result and hook its gradients."""
+        recorder = self._recorder
+        name = f"{self._stub}.forward"
+        if self._parts is not None:
+            if recorder.outputs:
+                items = output if isinstance(output, tuple) and not isinstance(output, torch.Size) else (output,)
+                self._parts["output"] = [recorder.capture(item) for item in items]
+            recorder.emit_forward(name, self._parts)
+        recorder.engine.filter.leaving(name)
+        if self._edges is not None and any(edge is not None for edge in self._edges):
+            recorder.watch_gradients(f"{self._stub}.backward", self._edges, output, self._since)
+            if not recorder.modules.calls:
+                recorder.graph.index.clear()

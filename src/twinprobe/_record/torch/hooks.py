@@ -1,0 +1,337 @@
+"""Module calls: hooks before and after forward, the stack of enclosing calls, and parameters."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from twinprobe._record.rows import Leaf
+from twinprobe._record.stacks import Stack
+from twinprobe._record.torch.compiled import CompiledBoundary, watched_modules
+from twinprobe._record.torch.graph_index import Edge, sequence_number
+from twinprobe._record.torch.tensors import Quiet
+from twinprobe._record.torch.values import differentiable
+from twinprobe._record.writer import logger
+
+if TYPE_CHECKING:
+    from twinprobe._record.torch.recorder import TorchRecorder
+
+# Modules whose fast path PyTorch itself switches off when anything watches them: warned of, and marked in the dump.
+
+REMARK = "PyTorch left its fast path because the module is watched"
+_NAMED = 6
+_KINDS = (nn.TransformerEncoderLayer, nn.TransformerEncoder, nn.MultiheadAttention)
+
+
+def has_fast_path(module: nn.Module) -> bool:
+    """Whether this kind of module computes differently when nobody watches."""
+    return isinstance(module, _KINDS)
+
+
+def leaves_fast_path(module: nn.Module) -> bool:
+    """Whether a call made now would have taken the fast path: no training, no gradients, not switched off."""
+    if module.training or not _is_switched_on():
+        return False
+    return not (torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()))
+
+
+def _is_switched_on() -> bool:
+    switch = getattr(torch.backends, "mha", None)  # torch 2.2 has none
+    return switch is None or bool(switch.get_fastpath_enabled())
+
+
+class FastPaths:
+    """Says once per module that its result may differ from an unwatched run."""
+
+    def __init__(self) -> None:
+        self._said: set[nn.Module] = set()
+
+    def mark(self, module: nn.Module, prefix: str, parts: dict[str, Any]) -> None:
+        """Put the remark into the entry of a call that leaves the fast path."""
+        if leaves_fast_path(module):
+            parts["remark"] = Leaf({"type": "str", "value": REMARK})
+            self._say({prefix.rstrip("."): module})
+
+    def look_over(self, models: Iterable[nn.Module]) -> None:
+        """Warn of all modules that would take the fast path as things stand when recording starts."""
+        self._say(
+            {
+                f"{path}.{type(module).__name__}".lstrip("."): module
+                for model in models
+                for path, module in model.named_modules()
+                if has_fast_path(module) and not module.training and _is_switched_on()
+            }
+        )
+
+    def _say(self, found: dict[str, nn.Module]) -> None:
+        new = [name for name, module in found.items() if module not in self._said]
+        if not new:
+            return
+        self._said.update(found.values())
+        more = f" and {len(new) - _NAMED} more" if len(new) > _NAMED else ""
+        logger.warning(
+            "without gradients, watched modules leave PyTorch's fast path; results may differ in the last digits, and "
+            "at masked places, from an unwatched run: %s%s",
+            ", ".join(new[:_NAMED]),
+            more,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ModuleInfo:
+    """A watched module and the front of its names: ``Module.layers.0.Linear.``."""
+
+    module: torch.nn.Module
+    prefix: str
+    compiled: bool = False
+    whole: bool = False
+    fast: bool = False
+
+
+class ModuleCall:
+    """One call of a module while it runs."""
+
+    __slots__ = (
+        "depth",
+        "edges",
+        "error",
+        "frame",
+        "info",
+        "name",
+        "number",
+        "parent",
+        "parts",
+        "since",
+        "stack",
+        "whole",
+    )
+
+    def __init__(self, info: ModuleInfo, number: int, parent: ModuleCall | None) -> None:
+        self.info = info
+        self.number = number
+        self.name = f"{info.prefix}forward.{number}"
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.parts: dict[str, Any] | None = None
+        self.edges: list[Edge | None] | None = None
+        self.since = 0
+        self.stack: Stack | None = None
+        self.frame = 0
+        self.whole = False
+        self.error = sys.exc_info()[1]
+
+    @property
+    def backward(self) -> str:
+        return f"{self.info.prefix}backward.{self.number}"
+
+    def ancestors(self) -> Iterator[str]:
+        """Names of the enclosing module calls, innermost first."""
+        call = self.parent
+        while call is not None:
+            yield call.name
+            call = call.parent
+
+
+class ModuleHooks:
+    """Watches the submodules of the given models. The models themselves are not recorded, only what is inside."""
+
+    def __init__(self, recorder: TorchRecorder) -> None:
+        self._recorder = recorder
+        self.infos: dict[torch.nn.Module, ModuleInfo] = {}
+        self.calls: list[ModuleCall] = []
+        self._handles: list[Any] = []
+        self._hooked: list[Any] = []
+        self._key = RemovableHandle(OrderedDict()).id  # a number that no other hook has
+        self._boundaries: list[CompiledBoundary] = []
+        self._token = -1
+        self.fast_paths = FastPaths()
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._hooked or self._handles)
+
+    def attach(self, models: list[torch.nn.Module], several: bool) -> None:
+        """Register hooks on every submodule; ``several`` puts the model's position into the names."""
+        for position, model in enumerate(models):
+            front = f"Module.{position}." if several else "Module."
+            for path, module, compiled in watched_modules(model):
+                if module not in self.infos:
+                    self.watch(module, f"{front}{path}.{_class_name(module)}.", compiled)
+
+    def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> None:
+        """Register hooks on one module under the given name."""
+        self.infos[module] = ModuleInfo(module, prefix, compiled, fast=has_fast_path(module))
+        if compiled and CompiledBoundary.fits(module):
+            self._boundaries.append(CompiledBoundary(module, self._before, self._after))
+            return
+        # What register_forward_pre_hook and register_forward_hook do, which scripted modules refuse.
+        module._forward_pre_hooks[self._key] = self._before
+        module._forward_hooks[self._key] = self._after
+        for flags in _flags(module):
+            flags[self._key] = True
+        self._hooked.append(module)
+
+    def watch_tokens(self, models: list[torch.nn.Module], token_range: Any) -> None:
+        """Record only while the model runs for the tokens first..last of a generation loop."""
+        self._token = -1
+        first, last = token_range
+
+        def count(*_: Any) -> None:
+            self._token += 1
+            self._recorder.paused = not first <= self._token <= last
+
+        def pause(*_: Any) -> None:
+            self._recorder.paused = True
+
+        if models:
+            self._handles.append(models[0].register_forward_pre_hook(count, with_kwargs=True))
+            self._handles.append(models[0].register_forward_hook(pause, with_kwargs=True, always_call=True))
+
+    def watch_whole(self, module: torch.nn.Module, name: str) -> None:
+        """Record one module as a whole: nothing inside it is recorded."""
+        known = self.infos.get(module)
+        if known is None:
+            self.watch(module, f"Module.{name}.{_class_name(module)}.")
+            known = self.infos[module]
+        known.prefix, known.whole = f"Module.{name}.{_class_name(module)}.", True
+
+    def end_whole(self) -> None:
+        """From here on modules are recorded with what is inside them."""
+        for info in self.infos.values():
+            info.whole = False
+
+    def detach(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        for module in self._hooked:
+            for table in (module._forward_pre_hooks, module._forward_hooks, *_flags(module)):
+                table.pop(self._key, None)
+        self._hooked.clear()
+        for boundary in self._boundaries:
+            boundary.remove()
+        self._handles.clear()
+        self._boundaries.clear()
+        self.infos.clear()
+        self.calls.clear()
+
+    # -- the hooks --------------------------------------------------------------------------------------------------
+
+    def _before(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        recorder = self._recorder
+        if not recorder.active or recorder.muted:
+            return
+        info = self.infos.get(module)
+        if info is None:
+            return  # a replica
+        with Quiet():
+            try:
+                number = recorder.engine.count(info.prefix)
+            except Exception as error:
+                recorder.trouble("counting a module's calls", error)
+                return
+            call = ModuleCall(info, number, self.calls[-1] if self.calls else None)
+            self.calls.append(call)
+            try:
+                self._enter(call, args, kwargs)
+            except Exception as error:
+                call.parts = recorder.mark("recording a module's inputs", error, call.parts)
+        call.whole = info.whole
+        if call.whole:
+            recorder.muted += 1
+        if info.compiled:
+            recorder.mode.step_aside()
+
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any) -> None:
+        recorder = self._recorder
+        parent = call.parent.name if call.parent else recorder.optimizer.loose_parent()
+        recorder.link(call.name, parent, call.backward)
+        if not recorder.takes_all:
+            recorder.engine.filter.entering(call.name)
+        if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
+            self._place(call, sys._getframe(2))
+            call.parts = {}
+            if call.info.fast and not call.info.compiled:
+                self.fast_paths.mark(call.info.module, call.info.prefix, call.parts)
+            if recorder.inputs:
+                call.parts["input_args"] = [recorder.capture(item) for item in args]
+                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
+                parameters = call.info.module._parameters
+                call.parts["parameters"] = {
+                    name: recorder.capture(one) for name, one in parameters.items() if one is not None
+                }
+                if recorder.distributed and parameters:
+                    recorder.book.settle()  # sharded parameters are freed without a trace when their module is left
+        if recorder.backward and torch.is_grad_enabled():
+            inputs = differentiable(args, [])
+            if kwargs:
+                inputs += differentiable(kwargs, [])
+            call.edges = recorder.graph.edges(inputs)
+            call.since = sequence_number()
+
+    def _place(self, call: ModuleCall, frame: FrameType) -> None:
+        # The frames outside the module are shared by all calls inside it, so they are walked once.
+        parent = call.parent
+        base, stop = (parent.stack, parent.frame) if parent else (None, 0)
+        stack = self._recorder.engine.stack(call.name, frame, base, stop, apart=True)
+        if stack is not None:
+            call.stack, call.frame = stack.base, id(frame.f_back)
+
+    def _after(self, module: torch.nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        recorder = self._recorder
+        calls = self.calls
+        if not calls or (
+            calls[-1].info.module is not module and not any(call.info.module is module for call in reversed(calls))
+        ):
+            return
+        while calls[-1].info.module is not module:
+            calls.pop()  # left by an exception that the hooks did not see
+        call = calls.pop()
+        if call.whole:
+            recorder.muted -= 1
+        if call.info.compiled:
+            recorder.mode.step_back()
+        with Quiet():
+            try:
+                failed = output is None and sys.exc_info()[1] is not call.error
+                self._leave(call, output, failed)
+            except Exception as error:
+                recorder.trouble("recording a module's outputs", error)
+            if not calls:
+                recorder.graph.index.clear()
+
+    def _leave(self, call: ModuleCall, output: Any, failed: bool) -> None:
+        recorder = self._recorder
+        if call.parts is not None:
+            if not recorder.takes_all:
+                recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
+            if recorder.outputs and not failed:
+                items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
+                call.parts["output"] = [recorder.capture(item) for item in items]
+            recorder.emit_forward(call.name, call.parts)
+        if call.edges is not None and not failed:
+            recorder.watch_gradients(call.backward, call.edges, output, call.since, call.depth)
+        if not recorder.takes_all:
+            recorder.engine.filter.leaving(call.name)
+
+
+def _flags(module: Any) -> tuple[dict[int, bool], ...]:
+    """The tables that say how a hook is called: with keywords, and after a failure too."""
+    return (
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
+
+
+def _class_name(module: torch.nn.Module) -> str:
+    original = getattr(module, "_orig_mod", module)
+    return type(original).__name__

@@ -1,0 +1,220 @@
+"""Tensors in host memory: measured at once, without copying where the memory allows it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from functools import lru_cache
+from math import isqrt, sqrt
+from typing import Any
+
+import numpy as np
+import torch
+
+from twinprobe._measure.engine import KERNEL_BYTES, engine_for
+from twinprobe._measure.loops.sums import BLOCK, FLOATS
+from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
+from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+
+_names: dict[torch.dtype, str] = {}
+_short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
+_KERNELS_AFTER = 256
+_measured = 0
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for torch.float32."""
+    name = _names.get(dtype)
+    if name is None:
+        name = _names[dtype] = str(dtype).rpartition(".")[2]
+    return name
+
+
+def packed(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The distinct elements as one dense run, in any order, and how often each of them counts.
+
+    Transposed tensors are read in memory order, broadcast ones once: statistics do not depend on the order.
+    """
+    if tensor.is_contiguous():
+        return tensor, 1
+    repeats = 1
+    strides = tensor.stride()
+    if 0 in strides:
+        for dim, stride in enumerate(strides):
+            if stride == 0 and tensor.shape[dim] > 1:
+                repeats *= tensor.shape[dim]
+                tensor = tensor.narrow(dim, 0, 1)
+    if _dense(tensor.shape, tensor.stride()):
+        return tensor.as_strided((tensor.numel(),), (1,)), repeats
+    return tensor.contiguous(), repeats
+
+
+@lru_cache(maxsize=4096)
+def _dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for stride, size in sorted(pair for pair in zip(strides, shape, strict=True) if pair[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def repeated(values: Statistics, repeats: int) -> Statistics:
+    """The statistics of a tensor in which every element occurs ``repeats`` times."""
+    if repeats == 1 or values.norm is None:
+        return values
+    root = isqrt(repeats)
+    factor = root if root * root == repeats else sqrt(repeats)
+    return values._replace(norm=values.norm * factor, nan=values.nan * repeats, inf=values.inf * repeats)
+
+
+def host_tensor(tensor: torch.Tensor) -> HostTensor | None:
+    """A dense host tensor as the kernels take it; None for element types that they do not know."""
+    name = dtype_name(tensor.dtype)
+    if name not in STORAGE:
+        return None
+    if tensor.is_conj() or tensor.is_neg():  # memory holds something else
+        tensor = tensor.resolve_conj().resolve_neg()
+    return HostTensor(name, tuple(tensor.shape), np.asarray(_Memory(tensor, STORAGE[name])))
+
+
+class _Memory:
+    """A dense host tensor's elements for numpy. ``Tensor.numpy()`` would forbid the tensor's storage to be resized ever
+    after, and so would end the training of a model that is sharded: FSDP frees its parameters like this."""
+
+    def __init__(self, tensor: torch.Tensor, storage: str) -> None:
+        self._owner = tensor  # numpy keeps this object alive, and this one the memory
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (tensor.numel(),),
+            "typestr": np.dtype(storage).str,
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def host_statistics(tensor: torch.Tensor) -> Statistics | None:
+    """Statistics of a host tensor of any layout of strides."""
+    global _measured  # noqa: PLW0603
+    if _measured < _KERNELS_AFTER:
+        _measured += 1
+        if _measured == _KERNELS_AFTER:
+            _load_kernels_beside()
+    values = _of_few(tensor)
+    if values is not None:
+        return values
+    dense, repeats = packed(tensor.detach())
+    values = None if tensor.is_contiguous() else _of_few(dense)
+    if values is None:
+        host = host_tensor(dense)
+        if host is None:
+            return None
+        values = statistics(host)
+    return repeated(values, repeats)
+
+
+def _of_few(tensor: torch.Tensor) -> Statistics | None:
+    """The short way for what recorders meet most: few floats, one after the other."""
+    known = _short.get(tensor.dtype)
+    if known is None or not tensor.is_contiguous():
+        return None
+    size, address = tensor.numel(), tensor.data_ptr()
+    name, width = known
+    return statistics_at(name, address, size) if size <= BLOCK and not address % width else None
+
+
+def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
+    """The checksum of a detached host tensor: ``md5`` (CRC-32) or ``xor``."""
+    host = host_tensor(tensor.contiguous())
+    if host is None:
+        return None
+    return crc32(host) if mode == "md5" else xor64(host)
+
+
+def _load_kernels_beside() -> None:
+    """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
+    with suppress(RuntimeError):  # the system may allow no more threads
+        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
+
+
+def _load_kernels() -> None:
+    engine = engine_for(KERNEL_BYTES)
+    statistics(HostTensor("float32", (64,), np.ones(64, dtype=np.float32)), engine=engine)
+
+
+# Kinds of tensors: what each is called in a dump, and which plain tensor holds its values, if one does.
+
+_PLAIN_DEVICES = frozenset({"cpu", "cuda", "mps", "npu", "xpu", "hpu"})
+
+
+def measurable(tensor: torch.Tensor) -> bool:
+    """Whether the values can be read straight from memory."""
+    if tensor.layout is not torch.strided or tensor.device.type not in _PLAIN_DEVICES:
+        return False
+    return not (tensor.is_quantized or _functorch_level(tensor) or tensor.is_nested)
+
+
+def describe(tensor: torch.Tensor) -> tuple[str, dict[str, Any] | None]:
+    """The type text of an unusual tensor and its extra fields."""
+    if _functorch_level(tensor):
+        batched = torch._C._functorch.is_batchedtensor(tensor)
+        return ("BatchedTensor" if batched else "GradTrackingTensor"), None
+    kind = type(tensor)
+    if kind.__name__ == "DTensor":
+        return "torch.distributed.tensor.DTensor", _layout_of(tensor)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return "torch.Tensor", None
+    if kind.__module__.startswith("torch.") and kind.__name__ in {
+        "FakeTensor",
+        "AsyncCollectiveTensor",
+        "NestedTensor",
+    }:
+        return f"{kind.__module__}.{kind.__name__}", None
+    return "torch.Tensor", None
+
+
+def plain_type(tensor: torch.Tensor) -> torch.Tensor | None:  # noqa: PLR0911
+    """The plain tensor that holds an unusual tensor's values; None when there are none to read."""
+    if _functorch_level(tensor):
+        return None
+    name = type(tensor).__name__
+    if name == "FakeTensor" or tensor.device.type == "meta":
+        return None
+    if name == "DTensor":
+        local = tensor.to_local()
+        return local if type(local) is torch.Tensor else plain_type(local)
+    if name == "AsyncCollectiveTensor":
+        return None  # reading it would wait for the collective
+    with torch.no_grad():
+        if tensor.is_quantized:
+            return tensor.dequantize()
+        if tensor.is_nested:
+            return tensor.values() if tensor.layout is torch.jagged else None
+        if tensor.layout is torch.sparse_coo:
+            return tensor._values()
+        if tensor.layout is not torch.strided:
+            return tensor.values() if hasattr(tensor, "values") else None
+        plain = tensor.as_subclass(torch.Tensor)
+    return plain if measurable(plain) and _has_memory(plain) else None
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    try:
+        return bool(tensor.data_ptr()) or not tensor.numel()
+    except RuntimeError:
+        return False
+
+
+def _functorch_level(tensor: torch.Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _layout_of(tensor: Any) -> dict[str, Any]:
+    placements = []
+    for placement in tensor.placements:
+        if placement.is_shard():
+            placements.append({"Shard": {"dim": placement.dim}})
+        elif placement.is_replicate():
+            placements.append({"Replicate": {}})
+        else:
+            placements.append({"Partial": {"reduce_op": str(getattr(placement, "reduce_op", "sum"))}})
+    return {"device_mesh": tensor.device_mesh.mesh.tolist(), "placements": placements}

@@ -1,0 +1,429 @@
+"""Which tensor is which: one row per distinct content, found again by storage identity and version."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from twinprobe._record.rows import Note, Row
+from twinprobe._record.torch.device import DeviceRows
+from twinprobe._record.torch.host import describe, host_digest, host_statistics, measurable, plain_type
+from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
+
+if TYPE_CHECKING:
+    from twinprobe._record.torch.recorder import TorchRecorder
+
+# Storages told apart while they live and after: an address that comes back never means the same storage.
+
+_PURGE_AT = 8192
+_expired: Any = torch.UntypedStorage._expired
+_free: Any = torch.UntypedStorage._free_weak_ref
+
+
+class StorageNumbers:
+    """Gives every storage a number of its own.
+
+    A weak reference keeps the storage's record, not its memory, so that its identity cannot be given to another one.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}  # read by who cannot afford a call; always the same dictionary
+        self._references: dict[int, int] = {}
+        self._next = 0
+
+    def __call__(self, storage: Any) -> int:
+        """The number of a live storage."""
+        identity = storage._cdata
+        number = self.known.get(identity)
+        if number is None:
+            if identity not in self._references:
+                self._references[identity] = storage._weak_ref()
+            number = self.known[identity] = self._next
+            self._next += 1
+        return number
+
+    @property
+    def many(self) -> bool:
+        """Whether it is time to purge."""
+        return len(self.known) >= _PURGE_AT
+
+    def renumber(self, storage: Any) -> None:
+        """Whatever is known by this storage's number is known no more."""
+        self.known.pop(storage._cdata, None)
+
+    def purge(self) -> set[int]:
+        """Forget storages that are gone, all of them if too many live; returns the numbers that still stand."""
+        if sum(1 for one in self._references.values() if not _expired(one)) >= _PURGE_AT:
+            self.clear()
+            return set()
+        for identity in [at for at, one in self._references.items() if _expired(one)]:
+            _free(self._references.pop(identity))
+            self.known.pop(identity, None)
+        return set(self.known.values())
+
+    def clear(self) -> None:
+        """Forget every storage; numbers are not used again."""
+        references, self._references = self._references, {}
+        self.known.clear()
+        for one in references.values():
+            _free(one)
+
+    def __del__(self) -> None:
+        self.clear()
+
+
+# While the recorder works, nobody watches: no function mode, no dispatch mode sees its own tensor operations.
+
+_no_functions: Any = torch._C.DisableTorchFunction
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+
+
+def Quiet() -> Any:  # noqa: N802  # a context, used as one
+    """A context in which neither this recorder's mode nor anyone else's (selective checkpointing has one) is active."""
+    return _Deaf() if _dispatch_modes() else _no_functions()
+
+
+class _Deaf:
+    """Dispatch modes off too."""
+
+    __slots__ = ("_dispatch", "_function")
+
+    def __enter__(self) -> None:
+        self._function: Any = _no_functions()
+        self._function.__enter__()
+        self._dispatch: Any = _disable_current_modes()
+        self._dispatch.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._dispatch.__exit__(*error)
+        self._function.__exit__(*error)
+
+
+DEVICE_TYPES = {"cuda"}  # measured where they are; a test adds the host, under Triton's interpreter
+_tensor_type = torch.Tensor
+_parameter_type = torch.nn.Parameter
+_strided = torch.strided
+_functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_HOST = torch.device("cpu")
+_FREED = {"remark": "its memory was freed"}  # as sharded parameters are between their uses
+_inherited: list[Any] = []
+Key = tuple[Any, ...]
+
+
+class TensorBook:
+    """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again."""
+
+    def __init__(self, *, values: bool, digest: str | None) -> None:
+        self._values = values
+        self._digest = digest
+        self._numbers = StorageNumbers()
+        self._known_numbers = self._numbers.known
+        self._notes: dict[Key, Note] = {}
+        self._devices: dict[torch.device, DeviceRows] = {}
+        self._lock = threading.RLock()
+        self._dtypes: dict[torch.dtype, str] = {}
+        self.may_wait = False
+
+    def note(self, tensor: torch.Tensor, save: bool = False) -> Note:
+        """Note one tensor as it is now. Nothing of it may be dispatched to a mode: call with torch functions off.
+
+        What was noted before comes back as the same object: notes without a file are never changed.
+        """
+        kind = type(tensor)
+        if (
+            (kind is not _tensor_type and kind is not _parameter_type)
+            or tensor.layout is not _strided
+            or tensor.is_quantized
+            or tensor.is_nested
+            or not (tensor.is_cuda or tensor.is_cpu or measurable(tensor))
+            or _functorch_wrapped(tensor)
+        ):
+            return self._unusual(tensor, save)
+        if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():  # no version, or not what memory says
+            return self._fresh(tensor, tensor.shape, save, None)
+        storage = tensor.untyped_storage()
+        number = self._known_numbers.get(storage._cdata)
+        if number is None:
+            if self._numbers.many:
+                self._purge()
+            number = self._numbers(storage)
+        shape = tensor.shape
+        key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor._version)
+        known = self._notes.get(key)
+        if known is None:
+            known = self._fresh(tensor, shape, False, key[5])
+            if known.row is None:
+                return known
+            self._notes[key] = known
+        if save:
+            self._keep(tensor, known.row)
+        elif known.requires_grad is tensor.requires_grad:
+            return known
+        return Note("torch.Tensor", known.dtype, shape, known.row, tensor.requires_grad, save)
+
+    def _fresh(self, tensor: torch.Tensor, shape: torch.Size, save: bool, version: int | None) -> Note:
+        dtype = tensor.dtype
+        name = self._dtypes.get(dtype)
+        if name is None:
+            name = self._dtypes[dtype] = str(dtype)
+        if tensor._is_zerotensor():  # takes no memory
+            tensor, version = torch.zeros_like(tensor.detach()), None
+        elif not tensor.untyped_storage().data_ptr() and tensor.numel():
+            return Note("torch.Tensor", name, shape, None, tensor.requires_grad, False, None, _FREED)
+        row = Row()
+        self._measure(tensor, row, version)
+        if save:
+            self._keep(tensor, row)
+        return Note("torch.Tensor", name, shape, row, tensor.requires_grad, save)
+
+    def _unusual(self, tensor: torch.Tensor, save: bool) -> Note:
+        text, extra = describe(tensor)
+        content = plain_type(tensor)
+        row = None
+        if content is not None and type(content) in (_tensor_type, _parameter_type) and measurable(content):
+            row = self.note(content, save).row
+        shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
+        return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra)
+
+    @staticmethod
+    def _keep(tensor: torch.Tensor, row: Row | None) -> None:
+        if row is not None and row.payload is None and row.file is None and tensor.numel():
+            row.payload = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+    def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
+        if not tensor.numel() or not (self._values or self._digest):
+            return
+        if tensor.is_cuda or tensor.device.type in DEVICE_TYPES:
+            self._on_device(_resolved(tensor) if version is None else tensor.detach(), row, version)
+            return
+        if version is None or not tensor.is_cpu:
+            tensor = _resolved(tensor).to(_HOST)
+        if self._values:
+            row.values = host_statistics(tensor)
+        if self._digest:
+            row.digest = host_digest(tensor.detach(), self._digest)
+
+    def _on_device(self, data: torch.Tensor, row: Row, version: int | None) -> None:
+        with self._lock:
+            device = data.device
+            rows = self._devices.get(device)
+            if rows is None:
+                rows = self._devices[device] = DeviceRows(device, values=self._values, digest=self._digest)
+            rows.add(data, row, version)
+            if not self.may_wait:
+                rows.launch()
+
+    def settle(self) -> None:
+        """Something is about to change memory: measure what waits, now."""
+        for rows in self._devices.values():
+            if rows.waiting:
+                with self._lock, Quiet():
+                    rows.launch()
+
+    def forget(self) -> None:
+        """Memory may have changed without a new version: believe no row any more."""
+        self.settle()
+        self._numbers.clear()
+        self._notes = {}
+
+    def forget_storage(self, tensor: torch.Tensor) -> None:
+        """One tensor's memory may change without a new version."""
+        self.settle()
+        with Quiet():
+            self._forget_rows_of(tensor)
+
+    def _forget_rows_of(self, tensor: torch.Tensor) -> None:
+        if type(tensor) in (torch.Tensor, _parameter_type) and tensor.layout is torch.strided:
+            self._numbers.renumber(tensor.untyped_storage())
+
+    @property
+    def deferred(self) -> bool:
+        """Whether results are still on a device."""
+        return bool(self._devices)
+
+    def collect(self) -> Callable[[], None] | None:
+        """End of a stretch: forget everything; returns the job that fills rows from the device."""
+        self.forget()
+        with self._lock, Quiet():
+            jobs = [rows.collect() for rows in self._devices.values()]
+
+        def fill() -> None:
+            for job in jobs:
+                job()
+
+        return fill if jobs else None
+
+    def let_go(self) -> None:
+        """This process is a forked child: what waits for a device belongs to the parent, and nothing may free it."""
+        _inherited.append(self._devices)
+        self._devices = {}
+        self._lock = threading.RLock()
+
+    def _purge(self) -> None:
+        standing = self._numbers.purge()
+        self._notes = {key: note for key, note in self._notes.items() if key[0] in standing}
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The values as the program sees them; memory may hold their negatives or conjugates."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _ragged(tensor: torch.Tensor) -> bool:
+    return bool(getattr(tensor, "is_nested", False))
+
+
+# A function mode that records nothing: it sees to it that what waits is measured before anyone writes to it.
+
+_is_grad_enabled: Any = torch.is_grad_enabled
+_INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_backward")
+
+
+class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
+    """Settles before calls that write. Backward passes run under it too, on whatever thread the engine uses."""
+
+    def __init__(self, recorder: TorchRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._effects: dict[Any, int] = {}
+        self._gradients = True
+        self.attached = False
+        self._aside = 0
+        self._removed = False
+
+    def attach(self) -> None:
+        """Become the innermost mode."""
+        _push_mode(self)
+        self.attached = True
+
+    def detach(self) -> None:
+        """Leave the stack of modes for good."""
+        self._aside = 0
+        self._removed = False
+        if self.attached:
+            self._leave()
+            self.attached = False
+
+    def _leave(self) -> bool:
+        """Leave the stack of modes, wherever in it this mode is by now; False when it is not in it."""
+        above = []
+        found = False
+        while torch._C._len_torch_function_stack() and not found:
+            above.append(_pop_mode())
+            found = above[-1] is self
+        for mode in reversed(above[:-1] if found else above):
+            _push_mode(mode)
+        return found
+
+    def step_aside(self) -> None:
+        """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
+        self._recorder.safely("measuring", self._recorder.book.settle)  # nobody will see what it writes
+        self._aside += 1
+        if self._aside == 1 and self.attached and self._leave():
+            self._removed = True
+            self.attached = False
+
+    def step_back(self) -> None:
+        """The compiled region ended."""
+        self._aside = max(0, self._aside - 1)
+        if not self._aside and self._removed:
+            self._removed = False
+            self.attach()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            effect = self._effects.get(func)
+            if effect is None or _is_grad_enabled() is not self._gradients:
+                effect = self.effect(func)
+        except Exception as error:
+            self._recorder.trouble("looking a function up", error)
+            effect = UNSEEN
+        if not effect:  # PLAIN
+            if not kwargs:
+                return func(*args)
+        elif effect >= UNSEEN:
+            return self.pass_on(effect, func, args, kwargs or {})
+        self.settle_before(effect, args, kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def effect(self, func: Any) -> int:
+        """What the function does to memory. Also notices where gradients are switched off: the forward of a custom
+        autograd function begins like this, and its kernels may write to what they were given."""
+        gradients = torch.is_grad_enabled()
+        if gradients is not self._gradients:
+            self._gradients = gradients
+            if not gradients:
+                self._recorder.book.settle()
+        effect = self._effects.get(func)
+        if effect is None:
+            effect = self._effects[func] = effect_of(func)
+        return effect
+
+    def settle_before(self, effect: int, args: Any, kwargs: Any) -> None:
+        """Measure what waits if the call writes; believe no row of memory that the call hands out."""
+        try:
+            if effect == WRITES or (kwargs and writes_by_keyword(kwargs)):
+                self._recorder.book.settle()
+            elif effect == REACHES and args and isinstance(args[0], torch.Tensor):
+                self._recorder.book.forget_storage(args[0])
+        except Exception as error:
+            self._recorder.trouble("measuring what is about to be written", error)
+
+    def pass_on(self, effect: int, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls that run other code or leave no trace: backward, collectives, foreign operators that write."""
+        if effect == BACKWARD:
+            if torch._C._len_torch_function_stack():
+                return func(*args, **kwargs)
+            if func is torch.Tensor.backward:
+                return self._run_backward(*args, **kwargs)
+            return self._run_engine(*args, **kwargs)
+        safely, forget = self._recorder.safely, self._recorder.book.forget
+        safely("measuring before a call that writes", forget)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            safely("measuring after a call that writes", forget)
+
+    def _run_backward(
+        self,
+        tensor: torch.Tensor,
+        gradient: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        # What Tensor.backward does, with this mode on: what backward recomputes is seen as well.
+        with self:
+            torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def _run_engine(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+        **more: Any,
+    ) -> None:
+        # What torch.autograd.backward does after asking the modes (it asks from 2.12 on), with this mode on.
+        autograd: Any = torch.autograd
+        if more or not all(hasattr(autograd, name) for name in _INSIDE_BACKWARD):
+            options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs, **more}
+            autograd.backward(tensors, grad_tensors, **options)
+            return
+        given = autograd._tensor_or_tensors_to_tuple(grad_tensors, len(tensors))
+        gradients = autograd._make_grads(tensors, given, is_grads_batched=False)
+        keep = create_graph if retain_graph is None else retain_graph
+        with self:
+            autograd._engine_run_backward(
+                tensors, gradients, keep, create_graph, inputs or (), allow_unreachable=True, accumulate_grad=True
+            )
+
+    def custom(self, _api: Any, func: Any, args: Any, kwargs: Any, _frame: Any) -> Any:
+        """A function that was registered by hand: this mode records none."""
+        return func(*args, **kwargs)

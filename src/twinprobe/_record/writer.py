@@ -1,0 +1,393 @@
+"""The files of one dump folder, written so that a killed process leaves a readable dump."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any
+
+PART_SUFFIX = ".part"
+TENSOR_FOLDER = "dump_tensor_data"
+_LONGEST_NAME = 200
+_DISK_ERRORS = frozenset({
+    errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR,
+    errno.EEXIST, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
+})  # fmt: skip
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": "), default=str).encode
+
+SaveTensor = Callable[[Any, IO[bytes]], None]
+
+
+class DumpFolder:
+    """One ``step<N>/rank<R>`` folder. The index grows as ``<index>.json.part``, one JSON object per line, and is
+    closed into ``<index>.json``; every file gets a temporary name first. Used by the writer thread only.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], *, index: str = "dump") -> None:
+        self.path = path
+        self.header = header
+        self.index = index
+        self.bytes_written = 0
+        self.entries = 0
+        self._file: IO[bytes] | None = None
+        self._taken: set[str] = set()
+        self._unsynced = False
+
+    @property
+    def part(self) -> Path:
+        return self.path / f"{self.index}.json{PART_SUFFIX}"
+
+    def open(self) -> None:
+        """Create the folder and the index with its header line; an index that is there belongs to another recorder."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if (self.path / f"{self.index}.json").exists():
+            raise FileExistsError(errno.EEXIST, "another recorder has written here")
+        try:
+            self._file = self.part.open("xb", buffering=1 << 16)
+        except FileExistsError:
+            raise FileExistsError(errno.EEXIST, "another recorder writes here") from None
+        self._file.write(_line(self.header))
+        self._file.flush()
+
+    def add(self, name: str, text: str) -> None:
+        """Append one entry, given as JSON text, to the index."""
+        if self._file is None:
+            self.open()
+        assert self._file is not None
+        self._file.write(f"{{{_encode(name)}: {text}}}\n".encode("utf-8", "backslashreplace"))
+        self.entries += 1
+
+    def reopen(self) -> None:
+        """Go on with a closed index: the same step was started again."""
+        target = self.path / f"{self.index}.json"
+        with target.open("rb") as closed, self.part.open("wb") as part:
+            part.write(_line(self.header))
+            for line in closed:
+                if line.startswith(b"  "):
+                    part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
+        self._file = self.part.open("ab", buffering=1 << 16)
+
+    def flush(self) -> None:
+        """Hand what was added to the system, where it outlives this process."""
+        if self._file is not None:
+            self._file.flush()
+
+    def tensor(self, name: str, suffix: str, payload: Any, save: SaveTensor) -> str:
+        """Write one tensor file and return its name inside the tensor folder."""
+        file = self.file_name(name, suffix)
+        self._tensor_folder()
+        target = self.path / TENSOR_FOLDER / file
+        with _replacing(target) as stream:
+            save(payload, stream)
+        self._unsynced = True
+        self.bytes_written += target.stat().st_size
+        return file
+
+    def same_tensor(self, name: str, suffix: str, earlier: str) -> str:
+        """The same bytes under another name: a hard link where the file system has them, else a copy."""
+        file = self.file_name(name, suffix)
+        folder = self.path / TENSOR_FOLDER
+        try:
+            os.link(folder / earlier, folder / file)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EROFS, errno.EDQUOT}:
+                raise
+            with (folder / earlier).open("rb") as source, _replacing(folder / file) as stream:
+                shutil.copyfileobj(source, stream)
+            self._unsynced = True
+            self.bytes_written += (folder / file).stat().st_size
+        return file
+
+    def close(self, side_files: dict[str, Any]) -> None:
+        """Turn the index into its final form and write stack.json and construct.json beside it.
+
+        The index appears last, when all that it names is on the disk: after a loss of power, a step with an index is
+        whole.
+        """
+        if self._file is None:
+            self.open()
+        assert self._file is not None
+        self._file.close()
+        for name, content in side_files.items():
+            self._side_file(name, content)
+        if self._unsynced:
+            sync_file_system(self.path)
+            self._unsynced = False
+        target = self.path / f"{self.index}.json"
+        with self.part.open("rb") as lines, _replacing(target, sync=True) as stream:
+            _close_index(lines, stream)
+        sync_folder(self.path)
+        self.part.unlink()
+        self.bytes_written += target.stat().st_size
+
+    def abandon(self) -> None:
+        """Close the file handle and leave what is there."""
+        if self._file is not None:
+            try:
+                self._file.close()
+            except OSError:
+                self._file = None
+
+    def file_name(self, name: str, suffix: str) -> str:
+        """A file name that every file system takes and that no other tensor of this folder has."""
+        safe = "".join("_" if char in '/\\\0:*?"<>|' else char for char in name)
+        if len(safe.encode()) > _LONGEST_NAME:
+            digest = hashlib.sha1(name.encode("utf-8", "replace"), usedforsecurity=False).hexdigest()[:12]
+            safe = f"{safe.encode()[: _LONGEST_NAME - 13].decode('utf-8', 'ignore')}.{digest}"
+        file = f"{safe}{suffix}"
+        count = 1
+        while file in self._taken:
+            file = f"{safe}~{count}{suffix}"
+            count += 1
+        self._taken.add(file)
+        return file
+
+    def _tensor_folder(self) -> None:
+        (self.path / TENSOR_FOLDER).mkdir(parents=True, exist_ok=True)
+
+    def _side_file(self, name: str, content: Any) -> None:
+        target = self.path / f"{name}.json"
+        with _replacing(target, sync=True) as stream:
+            stream.write(_one_per_line(content).encode("utf-8", "backslashreplace"))
+        self.bytes_written += target.stat().st_size
+
+
+class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as stream`
+    """Write under a temporary name in the same folder; rename when all went well, with ``sync`` once it is on disk."""
+
+    def __init__(self, target: Path, *, sync: bool = False) -> None:
+        self._target = target
+        self._sync = sync
+        self._temporary = target.with_name(f".{target.name}.tmp")
+
+    def __enter__(self) -> IO[bytes]:
+        self._stream = self._temporary.open("wb")
+        return self._stream
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            with self._stream as stream:  # what is still in its buffer may not fit on the disk
+                if kind is None and self._sync:
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            if kind is None:
+                self._temporary.replace(self._target)
+                return
+        except BaseException:
+            self._discard()
+            raise
+        self._discard()
+
+    def _discard(self) -> None:
+        with suppress(OSError):
+            self._temporary.unlink(missing_ok=True)
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether the disk is full, read-only or forbidden: recording cannot go on, the training can."""
+    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
+
+
+def sync_file_system(path: Path) -> None:
+    """Have all written files of this file system reach the disk: for thousands of files, far less than one by one."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if os.name == "posix" else None
+    if call is None:
+        getattr(os, "sync", lambda: None)()
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        number = ctypes.get_errno() if call(handle) else 0
+    finally:
+        os.close(handle)
+    if number in _DISK_ERRORS:  # a disk may find out only now that it is full or broken
+        raise OSError(number, os.strerror(number))
+
+
+def sync_folder(path: Path) -> None:
+    """Have a folder's names reach the disk; some network file systems cannot, and need not."""
+    with suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return _encode(content).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _one_per_line(content: dict[str, Any]) -> str:
+    lines = [f" {_encode(key)}: {_encode(value)}" for key, value in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
+
+
+def _close_index(lines: IO[bytes], stream: IO[bytes]) -> None:
+    header = json.loads(next(lines))
+    stream.write(b"{\n")
+    for key, value in header.items():
+        stream.write(f' "{key}": {_encode(value)},\n'.encode())
+    stream.write(b' "data": {')
+    separator = b"\n  "
+    for line in lines:
+        stream.write(separator + line.rstrip(b"\n")[1:-1])
+        separator = b",\n  "
+    stream.write(b"\n }\n}\n")
+
+
+# The writer thread: work in order, off the training thread, with a bound on what may wait.
+
+Job = Callable[[], None]
+_BYTES_WAITING = 1 << 30
+
+
+class Worker:
+    """Runs jobs one after another on a daemon thread; ``drain`` waits for all of them.
+
+    The jobs catch their own errors: a job that raises is a defect, and is handed to ``on_error``. A forked child has
+    neither the thread nor, perhaps, a lock that anyone will open again: there, nothing is done and nothing waits.
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._jobs: deque[tuple[Job, int]] = deque()
+        self._bytes = 0
+        self._queued = 0
+        self._done = 0
+        self._condition = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def put(self, job: Job, size: int = 0) -> int:
+        """Queue a job that holds ``size`` bytes of memory; waits while too much is held already. Returns its number,
+        for ``wait``."""
+        if os.getpid() != self._pid:
+            return 0
+        with self._condition:
+            self._queued += 1
+            thread = self._thread or self._start()
+            if thread is not None:
+                while size and self._bytes and self._bytes + size > _BYTES_WAITING and thread.is_alive():
+                    self._condition.wait(1.0)
+                self._jobs.append((job, size))
+                self._bytes += size
+                self._condition.notify_all()
+                return self._queued
+            self._done += 1
+        self._do(job)
+        return self._done
+
+    def wait(self, number: int, patience: float | None = None) -> None:
+        """Return when the job of this number and all before it have been done, or none was for ``patience`` seconds."""
+        thread = self._thread
+        if thread is None or os.getpid() != self._pid or thread is threading.current_thread():
+            return
+        with self._condition:
+            done, since = self._done, monotonic()
+            while self._done < number and thread.is_alive():
+                self._condition.wait(1.0)
+                if self._done != done:
+                    done, since = self._done, monotonic()
+                elif patience is not None and monotonic() - since > patience:
+                    return
+
+    def drain(self, patience: float | None = None) -> None:
+        """Return when everything queued so far has been done."""
+        self.wait(self._queued, patience)
+
+    def _start(self) -> threading.Thread | None:
+        """Start the thread; None where the system allows no more of them or the interpreter is about to end."""
+        thread = threading.Thread(target=self._run, name="twinprobe-writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return None
+        self._thread = thread
+        return thread
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._jobs:
+                    self._condition.wait()
+                job, size = self._jobs.popleft()
+            self._do(job)
+            del job
+            with self._condition:
+                self._done += 1
+                self._bytes -= size
+                self._condition.notify_all()
+
+    def _do(self, job: Job) -> None:
+        try:
+            job()
+        except BaseException as error:
+            self._on_error(error)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a payload that waits for the writer; 0 for what has no size."""
+    return int(getattr(value, "nbytes", 0) or 0)
+
+
+# Trouble inside the recorder: said once per cause, kept in dump_error_info.log, never raised into the training.
+
+logger = logging.getLogger("twinprobe.record")
+LOG_NAME = "dump_error_info.log"
+
+
+def speak() -> None:
+    """Show the recorder's own lines even where the program has not set up logging."""
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("twinprobe: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+class Problems:
+    """Counts causes. A cause is the kind of error and the line it came from."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+        self.counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def note(self, doing: str, error: BaseException) -> None:
+        """Log the first error of each cause in full; count the rest."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"
+        cause = f"{type(error).__name__} at {place}"
+        with self._lock:
+            count = self.counts[cause] = self.counts.get(cause, 0) + 1
+        if count > 1:
+            return
+        try:
+            said, details = str(error), "".join(traceback.format_exception(error))
+        except Exception:  # an error of the user's own kind may fail to say what it is
+            said, details = "an error that cannot be shown", cause
+        logger.warning("error while %s (%s: %s); recording goes on", doing, type(error).__name__, said)
+        self._keep(f"while {doing}: {details}\n")
+
+    def _keep(self, text: str) -> None:
+        if self.folder is None:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / LOG_NAME).open("a", encoding="utf-8", errors="replace") as log:
+                log.write(text)
+        except OSError:
+            self.folder = None  # the disk itself is the problem; the console has had the message

@@ -1,0 +1,246 @@
+"""The summary of a comparison on a terminal, and as one JSON object for machines."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from twinprobe._judge.origin import Summary, unread_rows
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import Console
+    from rich.text import Text
+
+    from twinprobe._judge.origin import Divergence, Side
+
+# Names and values from a dump are foreign text: how they are shown without being obeyed.
+
+# Control characters and escape sequences, marks that turn the reading direction, line separators, lone surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+# The same in the terms of polars, whose texts hold no surrogates; cells keep their line breaks and tabs.
+_UNSEEN_IN_CELL = (
+    r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{61c}\x{200b}-\x{200f}\x{2028}-\x{202e}\x{2066}-\x{2069}\x{feff}"
+    r"\x{fff9}-\x{fffb}]"
+)
+_LONGEST = 5000  # longer than any name
+
+
+def visible(text: str, *, keep_newlines: bool = False) -> str:
+    """The text with every character that steers a terminal or a page spelled out, e.g. ``\\x1b``; a huge one is cut."""
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]} ... and {len(text) - _LONGEST:,} more characters"
+    return _UNSEEN.sub(lambda found: found[0] if found[0] == "\n" and keep_newlines else _spell(found), text)
+
+
+def visible_cells(column: pl.Series) -> pl.Series:
+    """The column with every such character of its texts spelled out, line breaks and tabs excepted; none is cut."""
+    texts = column.filter(column.str.contains(_UNSEEN_IN_CELL)).unique()
+    spelled = [_UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _spell(found), text) for text in texts]
+    return column.replace(texts, spelled) if len(texts) else column
+
+
+def _spell(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
+
+
+def json_bytes(value: Any) -> bytes:
+    """Strict JSON: numbers that it cannot hold become texts, characters that UTF-8 cannot hold are spelled out."""
+    import msgspec
+
+    return msgspec.json.encode(_strict(value))
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_strict(key): _strict(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    return value
+
+
+_SIGNS = {"pass": ("✔", "+", "green"), "warning": ("▲", "!", "yellow"), "error": ("✖", "x", "bold red")}
+_INDENT = "  "
+
+
+def to_json(summary: Summary) -> str:
+    """The whole summary as one JSON object on one line."""
+    return json_bytes(summary.to_dict()).decode()
+
+
+def print_summary(summary: Summary, console: Console) -> None:
+    """Print what was compared, the counts, the first divergence and where the files are."""
+    plain = console.options.ascii_only
+    for line in _lines(summary, plain=plain):
+        if plain:
+            line.plain = line.plain.encode("ascii", "backslashreplace").decode()
+        # Never wrapped: a name or a path must survive being copied or searched for.
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
+    dot = " - " if plain else " · "
+    title = dot.join(part for part in (f"{summary.mode} compare", summary.rank) if part)
+    yield _text(title, "bold")
+    for who, side in (("target", summary.target), ("golden", summary.golden)):
+        yield _side(who, side, dot)
+    yield _text("")
+    yield _counts(summary, dot)
+    yield _verdicts(summary, plain=plain)
+    yield _text("")
+    yield from _first(summary.first, plain=plain) if summary.first else _no_divergence(summary)
+    for note in summary.notes:
+        yield _text("note: ", "cyan").append(visible(note))
+    if summary.files:
+        yield _text("")
+        yield _text("written to", "bold")
+        for file in summary.files:
+            yield _text(_INDENT).append(visible(file), "cyan")
+
+
+def _text(content: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    text = Text()
+    text.append(visible(content), style)
+    return text
+
+
+def _side(who: str, side: Side, dot: str) -> Text:
+    facts = [side.framework, side.task, side.level, f"{side.ops:,} calls", f"{side.rows:,} values"]
+    line = _text(f"{_INDENT}{who}  ", "dim").append(visible(side.path))
+    return line.append(visible(dot + dot.join(fact for fact in facts if fact)), "dim")
+
+
+def _counts(summary: Summary, dot: str) -> Text:
+    counts = [
+        f"{summary.rows:,} rows",
+        f"{summary.matched:,} matched",
+        f"{summary.target_only:,} only in target",
+        f"{summary.golden_only:,} only in golden",
+        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
+    ]
+    return _text(_INDENT + dot.join(counts))
+
+
+def _verdicts(summary: Summary, *, plain: bool) -> Text:
+    line = _text(_INDENT)
+    for verdict, (sign, plain_sign, style) in _SIGNS.items():
+        count = summary.verdicts.get(verdict, 0)
+        line.append(f"{plain_sign if plain else sign} {count:,} {verdict}   ", style if count else "dim")
+    line.rstrip()
+    return line
+
+
+def _no_divergence(summary: Summary) -> Iterator[Text]:
+    if not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
+        yield _text("No divergence: every row passes.", "green")
+    else:
+        words = "No first divergence: no output differs whose inputs agree. The result files list the rest."
+        if summary.unread:
+            words += f" {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
+        yield _text(words, "yellow")
+
+
+def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
+    yield _text("first divergence", "bold red").append(f" (row {first.order + 1:,}{_origin(first)})", "dim")
+    yield _text(_INDENT).append(visible(first.op), "bold")
+    yield _text(_INDENT + first.sentence)
+    if first.stack_line:
+        yield _text(_INDENT + "at ", "dim").append(visible(first.stack_line))
+    yield _text(f"{_INDENT}row     ", "dim").append(visible(first.row))
+    if first.golden_row not in ("", first.row):
+        yield _text(f"{_INDENT}golden  ", "dim").append(visible(first.golden_row))
+    yield from _values(first, missing="-" if plain else "–")
+
+
+def _origin(first: Divergence) -> str:
+    return f", {visible(first.origin)}" if first.origin else ""
+
+
+def _values(first: Divergence, missing: str) -> Iterator[Text]:
+    """Both sides' values under each other's names, in aligned columns."""
+    names = list(dict.fromkeys([*first.target_values, *first.golden_values]))
+    rows = [("", "target", "golden")]
+    rows += [(name, first.target_values.get(name, missing), first.golden_values.get(name, missing)) for name in names]
+    shown = [tuple(visible(cell) for cell in row) for row in rows]
+    widths = [max(len(row[i]) for row in shown) for i in range(3)]
+    for i, (name, target, golden) in enumerate(shown if names else []):
+        line = _text(f"{_INDENT}{name:{widths[0]}}  ", "dim")
+        style = "dim" if i == 0 else ("bold" if target != golden else "")
+        yield line.append(f"{target:{widths[1]}}  {golden}", style)
+
+
+# Many ranks on the terminal: who is well, who is not, and where it began.
+
+_MOST_ROWS = 64
+_PARTS = re.compile(r"/(?:mode=\w+/)?step=\d+/rank=\d+/")
+
+
+def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
+    """A table of rank by verdict, then each rank's first divergence (the worst ranks when there are many)."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=f"{len(summaries)} ranks compared", title_justify="left", header_style="bold")
+    unread = any(summary.unread for summary in summaries)
+    titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
+    for title in [*titles[:3], *(["unreadable"] if unread else []), *titles[3:]]:
+        table.add_column(title, justify="left" if title in ("rank", "first divergence") else "right", overflow="fold")
+    shown = _worst_first(summaries) if len(summaries) > _MOST_ROWS else list(summaries)
+    for summary in shown[:_MOST_ROWS]:
+        counts = summary.verdicts
+        table.add_row(
+            escape(visible(summary.rank)), f"{summary.rows:,}", f"{summary.matched:,}",
+            *([_coloured(summary.unread, "yellow")] if unread else []), f"{counts['pass']:,}",
+            _coloured(counts["warning"], "yellow"), _coloured(counts["error"], "red"),
+            escape(visible(summary.first.row)) if summary.first else "-",
+        )  # fmt: skip
+    console.print(table)
+    if len(summaries) > _MOST_ROWS:
+        console.print(f"... and {len(summaries) - _MOST_ROWS} more ranks")
+    notes = list(dict.fromkeys(note for summary in summaries for note in summary.notes))
+    for note in notes[:_MOST_ROWS]:
+        console.print(f"[yellow]warning:[/yellow] {escape(visible(note))}")
+    if len(notes) > _MOST_ROWS:
+        console.print(f"... and {len(notes) - _MOST_ROWS} more warnings: see the summary")
+    folders = dict.fromkeys(_folder(path) for summary in summaries for path in summary.files)
+    for folder in folders:
+        console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
+
+
+def _folder(path: str) -> str:
+    """The folder that a person opens: of a part of a dataset, the dataset."""
+    found = _PARTS.search(path)
+    return path[: found.start()] if found else path.rpartition("/")[0] or "."
+
+
+def _worst_first(summaries: Sequence[Summary]) -> list[Summary]:
+    return sorted(summaries, key=lambda summary: (-summary.verdicts["error"], -summary.verdicts["warning"]))
+
+
+def _coloured(count: int, colour: str) -> str:
+    return f"[{colour}]{count:,}[/{colour}]" if count else "0"
+
+
+# A line per compared row, for those who watch a comparison go by.
+
+_SHOWN = ("Cosine", "MaxAbsErr", "NormRelativeErr", "NPU MD5")
+
+
+def log_rows(table: pl.DataFrame) -> None:
+    """Write one line per row to standard error: name, counterpart, the leading metrics, verdict and reason."""
+    metrics = [name for name in _SHOWN if name in table.columns]
+    columns = ["NPU Name", "Bench Name", *metrics, "Result", "Reason"]
+    for name, partner, *values, verdict, reason in table.select(columns).iter_rows():
+        figures = " ".join(f"{title}={value}" for title, value in zip(metrics, values, strict=True))
+        sys.stderr.write(visible(f"{name} <-> {partner} {figures} {verdict}: {reason}") + "\n")

@@ -1,0 +1,374 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir
+from types import TracebackType
+
+from twinprobe._report.console import visible
+from twinprobe._runs.places import remote
+from twinprobe._runs.whole_files import OWNER, machine, open_file, owner, temporary_name
+from twinprobe.errors import BadInput
+
+# Clearing away what a killed command has left half written.
+
+logger = logging.getLogger("twinprobe.report")
+_TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
+_CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
+_MOST_SHOWN = 3
+
+
+def claim_name(stamp: str) -> str:
+    """The name of the file by which a command keeps a timestamp to itself; it holds the owner."""
+    return f".twinprobe-{stamp}.claim"
+
+
+def sweep(folder: Path) -> None:
+    """Remove what dead processes of this machine have left half written in a folder, and say so.
+
+    Whether a process of another machine still lives cannot be seen from here: its files are named and kept.
+    """
+    removed, foreign = [], []
+    for name in _names(folder):
+        found = _TEMPORARY.fullmatch(name)
+        if _CLAIM.fullmatch(name):
+            found = re.fullmatch(OWNER, _content(folder / name))
+        if found is None:
+            continue
+        if found["machine"] != machine():
+            foreign.append(name)
+        elif not _alive(int(found["pid"])) and _remove(folder / name):
+            removed.append(name)
+    if removed:
+        logger.warning("%s: removed what a killed command left half written: %s", _shown(folder), _listed(removed))
+    if foreign:
+        logger.warning(
+            "%s: a command on another machine, or before a restart, has not finished: %s "
+            "(kept; delete it if no such command runs any more)",
+            _shown(folder),
+            _listed(foreign),
+        )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _content(path: Path) -> str:
+    try:
+        with open_file(path) as file:
+            return file.read(100).decode("ascii", "replace")
+    except OSError:
+        return ""
+
+
+def _remove(path: Path) -> bool:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
+
+
+def _shown(path: Path) -> str:
+    return visible(str(path))
+
+
+_HINTS = {
+    errno.ENOSPC: "free some space or choose another folder with -o",
+    errno.EDQUOT: "the quota is used up: free some space or choose another folder with -o",
+    errno.EFBIG: "the file size limit is reached: raise it (ulimit -f) or choose a smaller format such as parquet",
+    errno.EROFS: "the file system is read-only: choose another folder with -o",
+    errno.EACCES: "choose a folder that you may write to with -o",
+    errno.EPERM: "choose a folder that you may write to with -o",
+    errno.ENOTDIR: "a part of this path is a file: choose another folder with -o",
+    errno.EISDIR: "a folder has the name of the result: remove it or choose another folder with -o",
+    errno.ENAMETOOLONG: "choose a shorter folder with -o",
+}
+# Polars wraps some failures of the system in its own exceptions and keeps the number only in the text.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+# SQLite keeps not even that.
+_SQLITE_ERRORS = {
+    "database or disk is full": errno.ENOSPC,
+    "disk I/O error": errno.EIO,
+    "attempt to write a readonly database": errno.EROFS,
+    "unable to open database file": errno.EACCES,
+}
+
+
+class Staging:
+    """Files under temporary names beside their final ones: all are renamed at the end, or none is and all vanish."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[Path, Path]] = []
+
+    def file(self, path: Path) -> Path:
+        """Open a place for ``path`` and return the temporary name to write to.
+
+        What belongs to a URL is written on this machine and sent there when it is finished.
+        """
+        temporary = path.with_name(temporary_name(path.name))
+        if remote(path) is not None:
+            temporary = Path(gettempdir(), temporary.name)
+        self._files.append((path, temporary))  # first, so that an interruption on the next line leaves nothing behind
+        try:
+            # Created here, so that a folder that cannot be written to is noticed before the work and not after it.
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return temporary
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self._publish()
+            elif (system := _system_error(error) or self._ask_the_disk(error)) is not None:
+                raise _unwritable(self._files[-1][0] if self._files else None, system) from error
+        finally:
+            try:
+                self._clear()
+            except BaseException:  # an interruption in the middle of it
+                self._clear()
+                raise
+
+    def _ask_the_disk(self, error: BaseException) -> OSError | None:
+        """Polars' writers may not say why they failed; a few more bytes in the same file meet the same reason."""
+        if not self._files or not type(error).__module__.startswith("polars"):
+            return None
+        try:
+            with self._files[-1][1].open("ab", buffering=0) as file:
+                file.write(bytes(1 << 16))
+                os.fsync(file.fileno())
+        except OSError as reason:
+            return reason
+        return None
+
+    def _clear(self) -> None:
+        for _path, temporary in self._files:
+            with suppress(OSError):
+                temporary.unlink()
+
+    def _publish(self) -> None:
+        for path, temporary in self._files:
+            with _naming(path):
+                _sync(temporary)
+                if path.is_dir():
+                    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        for path, temporary in self._files:
+            with _naming(path):
+                self._put(temporary, path)
+        for folder in {path.parent for path, _temporary in self._files if remote(path) is None}:
+            with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
+                _sync(folder)
+
+    def _put(self, temporary: Path, path: Path) -> None:
+        elsewhere = remote(path)
+        if elsewhere is None:
+            temporary.replace(path)
+            return
+        try:
+            elsewhere.upload(temporary)
+        except BaseException:
+            for sent, _temporary in self._files[: [one for one, _ in self._files].index(path)]:
+                with suppress(OSError):
+                    sent.unlink()
+            raise
+
+
+def workshop(folder: Path) -> Path:
+    """Where to put what is on its way into a folder: the folder itself, or a place of this machine for a URL."""
+    return folder if remote(folder) is None else Path(gettempdir())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; it becomes ``path`` on success and vanishes on any failure."""
+    with Staging() as staging:
+        yield staging.file(path)
+
+
+# Folders elsewhere that were tried already: each try costs some requests, and folders there do not vanish.
+_PREPARED: set[str] = set()
+
+
+def prepare_folder(path: Path) -> Path:
+    """Create an output folder with its parents and make sure that files can be made in it.
+
+    What a killed command has left there half written is removed, and said.
+    """
+    if str(path) in _PREPARED:
+        return path
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise BadInput("is a file, not a folder", where=path, hint="choose another folder with -o") from error
+    except OSError as error:
+        raise _unwritable(path, error, what="the output folder cannot be made") from error
+    sweep(path)
+    probe = path / temporary_name("twinprobe")
+    try:
+        probe.touch(exist_ok=False)
+    except OSError as error:
+        raise _unwritable(path, error, what="the output folder cannot be written to") from error
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+    if remote(path) is not None:
+        _PREPARED.add(str(path))
+    return path
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _system_error(error: BaseException) -> OSError | None:
+    found = _OS_ERROR.search(str(error))
+    if isinstance(error, OSError) and (error.errno is not None or found is None):
+        return error
+    number = _SQLITE_ERRORS.get(str(error), 0) if found is None else int(found[1])
+    if not number or not isinstance(error, Exception):
+        return None
+    return OSError(number, os.strerror(number))
+
+
+def _unwritable(path: Path | None, error: OSError, what: str = "cannot be written") -> BadInput:
+    reason = error.strerror or str(error)
+    return BadInput(f"{what}: {reason}", where=path, hint=_HINTS.get(error.errno or 0, "choose another folder with -o"))
+
+
+# Results are named by the second: two commands that start in the same one must not share their names.
+
+_FORMAT = "%Y%m%d%H%M%S"
+_MOST = 600
+
+
+@contextmanager
+def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
+    """The wanted timestamp, or the next that no other command uses for its results in this folder.
+
+    A command holds its claim until its results are there, so whoever comes later meets one or the other.
+    """
+    stamp, claim = wanted, None
+    for _ in range(_MOST):
+        claim = folder / claim_name(stamp)
+        if _claimed(claim):
+            if not _is_used(folder, stamp):
+                break
+            claim.unlink(missing_ok=True)
+        claim, stamp = None, _next(stamp)
+    try:
+        yield stamp
+    finally:
+        if claim is not None:
+            with suppress(OSError):
+                claim.unlink()
+
+
+def _claimed(claim: Path) -> bool:
+    elsewhere = remote(claim)
+    if elsewhere is not None:
+        with suppress(OSError):
+            return elsewhere.create(owner().encode())
+        return True
+    try:
+        handle = os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # a folder that cannot be written to is reported when the results are
+    with suppress(OSError), os.fdopen(handle, "w") as file:
+        file.write(owner())
+    return True
+
+
+def _is_used(folder: Path, stamp: str) -> bool:
+    """Whether a result has this timestamp, here or in the folder of a step."""
+    for place in (folder, *folder.glob("step*/")):
+        with suppress(OSError):
+            if any(stamp in path.name and not path.name.startswith(".") for path in place.iterdir()):
+                return True
+    return False
+
+
+def _next(stamp: str) -> str:
+    try:
+        return time.strftime(_FORMAT, time.localtime(time.mktime(time.strptime(stamp, _FORMAT)) + 1))
+    except ValueError:
+        return stamp
+
+
+# How result files are called.
+
+_TIMESTAMP = re.compile(r"\d{14}")
+
+
+def timestamp_now() -> str:
+    """The local time as it stands in result names."""
+    return time.strftime("%Y%m%d%H%M%S")
+
+
+def result_stem(timestamp: str, rank_folder: str = "", *, debug: bool = False) -> str:
+    """The name of a result without its ending, e.g. ``compare_result_rank0_20260102030405``."""
+    if not _TIMESTAMP.fullmatch(timestamp):
+        raise ValueError(f"a result's timestamp has 14 digits (YYYYmmddHHMMSS), not {timestamp!r}")
+    if "/" in rank_folder or "\\" in rank_folder:
+        raise ValueError(f"a rank folder is one name, not a path: {rank_folder!r}")
+    prefix = "debug_compare_result" if debug else "compare_result"
+    return "_".join(part for part in (prefix, rank_folder, timestamp) if part)
+
+
+def result_name(timestamp: str, rank_folder: str = "", debug: bool = False, suffix: str = "xlsx") -> str:
+    """The file name of a result, e.g. ``debug_compare_result_20260102030405.csv``."""
+    return f"{result_stem(timestamp, rank_folder, debug=debug)}.{suffix.removeprefix('.')}"
+
+
+def part_name(name: str, part: int) -> str:
+    """The name of one part (counted from 1) of a result that is too long for one file."""
+    stem, dot, suffix = name.rpartition(".")
+    return f"{stem}_part_{part}{dot}{suffix}" if dot else f"{name}_part_{part}"

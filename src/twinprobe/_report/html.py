@@ -1,0 +1,216 @@
+"""The result as one self-contained page: it loads nothing, runs only its own script, and shows names as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+import re
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from twinprobe._report.columns import RELATIVE_ERROR, STACK
+from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.files import replacing
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._judge.origin import Summary
+
+# The result table packed for the html report: each text as seldom as can be, in a form that stays simple to read.
+#
+# A column becomes one of: ``all`` (one text for every row), ``values`` and ``codes`` (distinct texts and each row's
+# place among them), ``like`` (the same as an earlier column but for some rows), ``texts`` (as it is), ``numbers``.
+# Names are cut in two, the call and what it took or gave, which repeat much more often than whole names.
+
+# More than a browser shows without strain. Errors and warnings are kept first.
+ROWS_PER_PAGE = 200_000
+_NAME = "NPU Name"
+_CALL = (
+    r"^(.+?\.(?:forward|backward)(?:\.\d+)?)\.(?:input|kwargs|output|parameters)\.|^(.+\.parameters_grad(?:\.\d+)?)\."
+)
+_NO_STACK = "N/A"
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+
+
+def packed_table(table: pl.DataFrame, *, rows_per_page: int = ROWS_PER_PAGE) -> dict[str, Any]:
+    """All that the page needs to know of the table, as plain lists and dicts."""
+    order = _kept_rows(table, rows_per_page)
+    if order is not None:
+        table = table[order]
+    calls = _calls(table[_NAME])
+    columns: list[dict[str, Any]] = []
+    for name in table.columns:
+        if name != STACK:
+            columns.append({"name": name, **_packed_column(table, name, calls, [column["name"] for column in columns])})
+    return {
+        "rows": table.height,
+        "columns": columns,
+        "stacks": _stacks(table[STACK], calls) if STACK in table.columns else None,
+        "order": order.to_list() if order is not None else None,
+    }
+
+
+def _kept_rows(table: pl.DataFrame, limit: int) -> pl.Series | None:
+    if table.height <= limit:
+        return None
+    import polars as pl
+
+    rows = pl.DataFrame({"row": pl.Series(range(table.height), dtype=pl.UInt32), "passes": table["Result"] == "pass"})
+    kept: pl.Series = rows.sort("passes", maintain_order=True).head(limit)["row"].sort()
+    return kept
+
+
+def _calls(names: pl.Series) -> pl.Series:
+    """The call that each row belongs to, with its dot, so that a name is call plus rest."""
+    import polars as pl
+
+    name = pl.col("name")
+    call = pl.coalesce(name.str.extract(_CALL, 1), name.str.extract(_CALL, 2))
+    return names.alias("name").to_frame().select(call.fill_null(name)).to_series()
+
+
+def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: list[str]) -> dict[str, Any]:
+    column = table[name]
+    if name == RELATIVE_ERROR:
+        # JSON has no infinity: it is written as text.
+        return {"numbers": [x if x is None or math.isfinite(x) else repr(x) for x in column.to_list()]}
+    if name == _NAME:
+        heads, head = _distinct(calls)
+        rests = column.to_frame("name").with_columns(calls.alias("call")).select(_rest()).to_series()
+        values, codes = _distinct(rests)
+        return {"heads": heads, "head": head, "values": values, "codes": codes}
+    partner = name.replace("Bench ", "NPU ").replace("BENCH ", "NPU ")
+    if partner != name and partner in earlier:
+        differs = column != table[partner]
+        if differs.sum() < table.height / 2:
+            return {
+                "like": earlier.index(partner),
+                "at": differs.arg_true().to_list(),
+                "texts": column.filter(differs).to_list(),
+            }
+    distinct = column.n_unique()
+    if distinct == 1:
+        return {"all": column[0]}
+    if distinct > table.height / 2:
+        return {"texts": column.to_list()}
+    values, codes = _distinct(column)
+    return {"values": values, "codes": codes}
+
+
+def _rest() -> pl.Expr:
+    import polars as pl
+
+    return pl.col("name").str.slice(pl.col("call").str.len_chars())
+
+
+def _distinct(column: pl.Series) -> tuple[list[str], list[int]]:
+    import polars as pl
+
+    values = column.unique(maintain_order=True)
+    places = pl.Series(range(len(values)), dtype=pl.UInt32)
+    return values.to_list(), column.replace_strict(values, places, return_dtype=pl.UInt32).to_list()
+
+
+def _stacks(stacks: pl.Series, calls: pl.Series) -> dict[str, Any]:
+    """The stack of each row's call; the table shows it on the call's first row only."""
+    import polars as pl
+
+    frame = pl.DataFrame({"stack": stacks.replace({_NO_STACK: ""}), "call": calls})
+    # Rows of one call stand together; the same call may come again only if it is another one in fact.
+    spread = frame.with_columns(run=pl.col("call").rle_id()).select(pl.col("stack").first().over("run")).to_series()
+    texts, codes = _distinct(spread)
+    frames: dict[str, int] = {}
+    lines = [[frames.setdefault(line, len(frames)) for line in _frames(text)] for text in texts]
+    return {"frames": list(frames), "stacks": lines, "codes": codes}
+
+
+def _frames(text: str) -> list[str]:
+    """The lines of a stack, which stands in the table as Python writes a list of texts; they stay quoted here."""
+    return (_QUOTED.findall(text) if text.startswith("[") else None) or ([text] if text else [])
+
+
+# Pages that load nothing and run only their own script, whatever text gets into them.
+
+# U+200B to U+200F, U+2028 to U+202E, U+2066 to U+2069, U+061C, U+FEFF and U+007F to U+009F as UTF-8
+_MARKS = re.compile(rb"\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\xd8\x9c|\xef\xbb\xbf|\x7f|\xc2[\x80-\x9f]")
+_SLOT = re.compile(r"\{\{(\w+)\}\}")
+
+
+def asset(name: str) -> str:
+    """The text of a file that comes with the package."""
+    return (resources.files("twinprobe._report") / "html_assets" / name).read_text(encoding="utf-8")
+
+
+def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any) -> None:
+    """Write a page to exactly this path. ``title`` must be safe to stand in HTML; ``data`` may hold any text."""
+    # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
+    # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
+    encoded = _MARKS.sub(_escaped, msgspec.json.encode(data).replace(b"<", b"\\u003c"))
+    slots = {
+        "policy": policy(style, script).encode(),
+        "title": title.encode(),
+        "style": style.encode(),
+        "script": script.encode(),
+        "data": encoded,
+    }
+    with path.open("wb") as file:
+        for at, piece in enumerate(_SLOT.split(page)):
+            file.write(slots[piece] if at % 2 else piece.encode())
+
+
+def _escaped(mark: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(mark[0].decode())
+
+
+def policy(style: str, script: str) -> str:
+    """Allow exactly the page's own style and script."""
+    return (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+_SCRIPTS = ("dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
+
+
+def write_html(table: pl.DataFrame, summary: Summary, path: Path) -> None:
+    """Write the report page, whole or not at all."""
+    with replacing(path) as temporary:
+        fill_html(table, summary, temporary)
+
+
+def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
+    """Write the page to exactly this path."""
+    packed = packed_table(table, rows_per_page=rows_per_page)
+    shown = summary.to_dict()
+    if packed["rows"] < table.height:
+        left_out = table.height - packed["rows"]
+        shown["notes"] = [
+            *shown["notes"],
+            f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
+        ]
+    data = b'{"summary":%s,"table":%s}' % (json_bytes(shown), msgspec.json.encode(packed))
+    fill(
+        path, asset("page.html"), title=html.escape(visible(_title(summary))),
+        style=asset("page.css"), script=_scripts(), data=msgspec.Raw(data),
+    )  # fmt: skip
+
+
+def _title(summary: Summary) -> str:
+    errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
+    return " ".join(part for part in ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings") if part)
+
+
+def _scripts() -> str:
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'

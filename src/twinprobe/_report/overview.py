@@ -1,0 +1,163 @@
+"""Many ranks and steps on one page: a map of verdicts, and where the difference began over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.dataset import Place
+from twinprobe._report.files import Staging
+from twinprobe._report.html import asset, fill
+from twinprobe.errors import BadInput
+
+VERDICTS = ("pass", "warning", "error", "failed")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One rank at one step: what was found, or why nothing was."""
+
+    place: Place
+    name: str
+    summary: Summary | None
+    failure: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of its rows; failed where it could not be compared."""
+        if self.summary is None:
+            return "failed"
+        return next((name for name in ("error", "warning") if self.summary.verdicts.get(name)), "pass")
+
+
+@dataclass
+class Overview:
+    """All cells of a command, and the beginnings of its differences in words, the earliest step first."""
+
+    target: str
+    golden: str
+    timestamp: str
+    dataset: str
+    cells: Sequence[Cell]
+    findings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lost: Sequence[str] = ()
+    """What was asked for and has no cell, since it was not there to be compared."""
+    finished: bool = True
+
+
+def write_overview(overview: Overview, folder: Path) -> list[Path]:
+    """Write ``compare_summary_<timestamp>.json`` and ``.html``; both or none."""
+    files = [folder / f"compare_summary_{overview.timestamp}.{suffix}" for suffix in ("json", "html")]
+    with Staging() as staging:
+        staging.file(files[0]).write_bytes(json_bytes(_document(overview)) + b"\n")
+        fill_page(overview, staging.file(files[1]))
+    return files
+
+
+def fill_page(overview: Overview, path: Path) -> None:
+    """Write the page to exactly this path."""
+    counts = count_cells(overview.cells)
+    data = {
+        "target": visible(overview.target),
+        "golden": visible(overview.golden),
+        "dataset": visible(overview.dataset),
+        "verdicts": VERDICTS,
+        "counts": counts,
+        "finished": overview.finished,
+        "findings": [visible(text) for text in overview.findings],
+        "notes": [visible(text) for text in (*overview.lost, *overview.notes)],
+        "cells": [_shown(cell) for cell in overview.cells],
+    }
+    title = f"TwinProbe: {counts['error']:,} of {len(overview.cells):,} ranks and steps differ"
+    fill(path, asset("map.html"), title=title, style=asset("map.css"), script=asset("map.js"), data=data)
+
+
+class _Failed(msgspec.Struct):
+    verdict: str
+    step: int
+    reason: str = ""
+
+
+class _Written(msgspec.Struct):
+    failures: list[str] = []
+    finished: bool = True
+    map: list[_Failed] = []
+
+
+def lost_of(dataset: Path, step: int | None = None) -> list[str]:
+    """What the command that wrote a dataset was asked for and did not manage, of one step or of all."""
+    file = dataset.parent / f"compare_summary_{dataset.name.rpartition('_')[2]}.json"
+    if not file.is_file():
+        return []
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Written)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", where=file) from None
+    lost = found.failures
+    if step is not None:
+        lost = [cell.reason for cell in found.map if cell.verdict == "failed" and cell.step == step]
+    return lost if found.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
+
+
+def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
+    """How many cells have which verdict."""
+    counts = dict.fromkeys(VERDICTS, 0)
+    for cell in cells:
+        counts[cell.verdict] += 1
+    return counts
+
+
+def _document(overview: Overview) -> dict[str, Any]:
+    cells = overview.cells
+    totals = dict.fromkeys(("pass", "warning", "error"), 0)
+    for cell in cells:
+        for name, count in (cell.summary.verdicts if cell.summary else {}).items():
+            totals[name] = totals.get(name, 0) + count
+    return {
+        "target": overview.target,
+        "golden": overview.golden,
+        "timestamp": overview.timestamp,
+        "dataset": overview.dataset,
+        "finished": overview.finished,
+        "ranks": len({cell.place.rank for cell in cells}),
+        "steps": sorted({cell.place.step for cell in cells}),
+        "rows": sum(cell.summary.rows for cell in cells if cell.summary),
+        "unread": sum(cell.summary.unread for cell in cells if cell.summary),
+        "verdicts": totals,
+        "cells": count_cells(cells),
+        "first": overview.findings,
+        "map": [_entry(cell) for cell in cells],
+        "notes": overview.notes,
+        "failures": [*overview.lost, *(cell.failure for cell in cells if cell.failure)],
+    }
+
+
+def _entry(cell: Cell) -> dict[str, Any]:
+    entry: dict[str, Any] = {"mode": cell.place.mode} if cell.place.mode else {}
+    entry |= {"step": cell.place.step, "rank": cell.place.rank, "name": cell.name, "verdict": cell.verdict}
+    if cell.summary is None:
+        return entry | {"reason": cell.failure}
+    first = cell.summary.first
+    summary = cell.summary
+    entry |= {"rows": summary.rows, "matched": summary.matched, "unread": summary.unread, **summary.verdicts}
+    return entry | {"first": None if first is None else {"op": first.op, "row": first.row, "sentence": first.sentence}}
+
+
+def _shown(cell: Cell) -> list[Any]:
+    """A cell as the page wants it: mode, step, rank, verdict, errors, warnings, words."""
+    place, summary = cell.place, cell.summary
+    words = cell.failure
+    counts = (0, 0)
+    if summary is not None:
+        words = f"{summary.first.op}: {summary.first.sentence}" if summary.first else ""
+        if summary.unread and not words:
+            words = unread_rows(summary.unread)
+        counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
+    return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words)]

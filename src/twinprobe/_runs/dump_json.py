@@ -1,0 +1,372 @@
+"""dump.json and debug.json: from bytes to a header and op entries, as far as the file is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe._runs.json_pieces import FileBlocks, lines_of, loads, quote_specials, without_surrogates
+from twinprobe.errors import BadInput
+
+# The entries of a dump, piece by piece: however large the file, few of them are in memory at a time.
+
+Bytes = bytes | bytearray | memoryview
+Batch = tuple[bool, dict[str, Any], int]  # whether the entries are still JSON, the entries, and how long their text is
+
+PIECE = 1 << 20
+# A call with more JSON values than this, or a longer text, is no call.
+MOST_VALUES = 1 << 18
+LONGEST = 8 << 20
+_LONGEST_WIDE = LONGEST // 4  # Python has four bytes for each character of a text with one that needs them
+# Values are counted in an entry that is longer than this, and in a piece that is longer than most.
+_FEW, _USUAL = 1 << 18, PIECE + (1 << 18)
+_SHOWN = 200
+# Between two entries: the end of an object, then a key that names a call (or a point) and begins a container.
+_CUT = re.compile(
+    rb'\}\s*,\s*(?="[^"\\]{0,4096}\.(?:forward|backward|parameters_grad|debug)(?:\.\d{1,18})?"\s*:\s*[{\[])'
+)
+_FIRST_KEY = re.compile(rb'\s*\{?\s*"([^"\\]{0,200})')
+
+_decode_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
+    """The entries of the inside of a JSON object that is known to be whole."""
+    waiting: bytes = b""
+    for piece in pieces_of(path, iter((members,))):
+        text = b"".join((b"{", waiting, piece, b"}"))
+        found = batch_of(path, text)
+        if found is None:
+            waiting = text[1:-1] + b","  # the cut was inside of an entry
+            continue
+        yield found
+        waiting = b""
+    if waiting.strip(b", \t\r\n"):
+        raise BadInput("is not JSON", where=f"{path}: data[{first_key(waiting)!r}]")
+
+
+def batches_up_to_damage(path: Path, blocks: Iterator[Bytes]) -> Generator[Batch, None, str]:
+    """The entries as far as they are whole; returns what is wrong with the rest, or nothing.
+
+    The blocks go on to the end of the file, and so hold the two braces that should stand there.
+    """
+    waiting = b""
+    for piece in pieces_of(path, blocks):
+        waiting += piece
+        found = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
+        if found is not None:
+            yield found
+            waiting = b""
+        elif len(waiting) < 4 * PIECE:
+            waiting += b","  # perhaps the cut was inside of an entry
+        else:
+            break
+    if not waiting:
+        return ""
+    check_values(path, waiting)
+    text = waiting.decode("utf-8", "replace")
+    yield False, saved(text), len(waiting)
+    return "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
+
+
+def _ends_early(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return error.pos >= len(text) - 1 or "Unterminated" in str(error)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def batch_of(path: Path, text: bytes) -> Batch | None:
+    """The members of one JSON object; None where it is none. BadInput where it holds out of all proportion."""
+    if len(text) > _USUAL:
+        check_values(path, text)
+    found = _strict_entries(text) or _strict_entries(quote_specials(text), known=text)
+    if found is not None:
+        return True, found, len(text)
+    check_values(path, text)
+    try:
+        members = loads(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return (False, members, len(text)) if isinstance(members, dict) else None
+
+
+def _strict_entries(text: bytes | bytearray, known: bytes | None = None) -> dict[str, Any] | None:
+    """The members as JSON; None where this is no JSON object, or the text that is known to be none."""
+    if text is known:
+        return None
+    try:
+        return _decode_entries(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def check_values(path: Path, text: Bytes, name: str | None = None) -> None:
+    """Refuse what would become very many objects, or a very long text, before it does."""
+    if len(text) <= _FEW:
+        return
+    text = bytes(text)
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > MOST_VALUES:
+        problem = f"holds more than {MOST_VALUES} values, which no call has"
+    elif len(text) > LONGEST or (len(text) > _LONGEST_WIDE and not text.isascii()):
+        problem = f"is longer than any call ({(LONGEST if text.isascii() else _LONGEST_WIDE) >> 20} MiB)"
+    else:
+        return
+    raise BadInput(problem, where=f"{path}: data[{first_key(text) if name is None else name!r}]")
+
+
+def first_key(text: bytes) -> str:
+    """The first key of an object, for messages."""
+    found = _FIRST_KEY.match(text)
+    return found[1].decode("utf-8", "replace")[:_SHOWN] if found else ""
+
+
+def saved(text: str) -> dict[str, Any]:
+    """The members of an object before the place where its text cannot be read further."""
+    decoder, found, at = json.JSONDecoder(), dict[str, Any](), 0
+    try:
+        while True:
+            name, at = decoder.raw_decode(text, skip(text, at))
+            at = expect(text, at, ":")
+            entry, at = decoder.raw_decode(text, skip(text, at))
+            if not isinstance(name, str):
+                break
+            found[without_surrogates(name)] = without_surrogates(entry)
+            at = expect(text, at, ",")
+    except (ValueError, RecursionError, IndexError):
+        pass
+    return found
+
+
+def skip(text: str, at: int) -> int:
+    """The next place that is not empty."""
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def expect(text: str, at: int, sign: str) -> int:
+    """The place after this sign, which must come next."""
+    at = skip(text, at)
+    if text[at] != sign:
+        raise ValueError(f"expected {sign!r} at {at}")
+    return at + 1
+
+
+def pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[Bytes]:
+    """Cut between two entries, where such a place is found, into pieces of at least the usual length."""
+    held: Bytes = b""
+    for block in blocks:
+        held = memoryview(b"".join((held, block)) if held else block)
+        while cut := _CUT.search(held, PIECE):
+            yield held[: cut.start() + 1]
+            held = held[cut.end() :]
+        if len(held) > LONGEST:
+            check_values(path, held)
+    if held:
+        yield held
+
+
+def _without_end(piece: bytes) -> bytes:
+    """The last piece with one of the two braces that end the file."""
+    stripped = piece.rstrip()
+    return stripped[:-1] if stripped.endswith(b"}") else stripped
+
+
+_HEADER_KEYS = ("task", "level", "framework", "dump_data_dir")
+_EXPECTED = 'expected an object with "task", "level", "framework" and "data"'
+_DATA = re.compile(rb'"data"\s*:\s*\{')
+# Who sorts the keys of a file puts the header behind the data.
+_HEADER_BEHIND = re.compile(rb'\}\s*\}\s*(,\s*(?="(?:task|level|framework|dump_data_dir)"\s*:))')
+_BEHIND = 1 << 16
+# Up to here a file is read as a whole.
+_WHOLE = 8 << 20
+_EMPTY = msgspec.Raw(b"")
+
+
+class Document(msgspec.Struct):
+    """The top level of the file; the entries stay as they are until they are walked one by one."""
+
+    task: str | None = None
+    level: str | None = None
+    framework: str | None = None
+    dump_data_dir: str | None = None
+    data: msgspec.Raw = _EMPTY
+
+
+class Entries:
+    """What was read: the header's words and the entries, to be walked once."""
+
+    def __init__(self, header: dict[str, Any], size: int, batches: Iterator[Batch]) -> None:
+        self.header = header
+        self.size = size
+        """The bytes of the file, by which what is made of it is bounded."""
+        self.notes: list[str] = []
+        """What is known of its damage, when all entries have been walked."""
+        self.raw = True
+        """Whether the entry that was given last is still JSON."""
+        self.count = 0
+        self.last = ""
+        self.place = 0
+        """How many bytes of the file the entries up to this one take."""
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        for raw, entries, length in self._batches:
+            self.raw = raw
+            self.place += length
+            self.count += len(entries)
+            self.last = next(reversed(entries), self.last)
+            yield from entries.items()
+
+    def walk(self, batches: Iterator[Batch]) -> None:
+        """Give the entries, where finding them needs to know of this."""
+        self._batches = batches
+
+
+def read_entries(path: Path) -> Entries:
+    """Read dump.json, debug.json or a dump.json.part; raise BadInput for anything that is none of them."""
+    file = FileBlocks(path)
+    if path.suffix == ".part":
+        return _read_lines(path, file)
+    return _read_document(path, file.range(0, file.size)) if file.size <= _WHOLE else _by_pieces(path, file)
+
+
+def _read_document(path: Path, blob: bytes) -> Entries:
+    try:
+        document = _strict_document(blob)
+    except msgspec.ValidationError as error:
+        raise BadInput(f"is not a dump: {error}", where=path, hint=_EXPECTED) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _tolerant(path, blob) if len(blob) <= PIECE else _by_pieces(path, FileBlocks(path))
+    members = memoryview(document.data)
+    if bytes(members[:1]) != b"{":
+        absent = bytes(members[:5]) in (b"", b"null")
+        raise BadInput(
+            'has no object "data"' if absent else 'is not a dump: "data" is no object', where=path, hint=_EXPECTED
+        )
+    header = {key: getattr(document, key) for key in _HEADER_KEYS}
+    return Entries(header, len(blob), batches_of(path, members[1:-1]))
+
+
+def _strict_document(blob: bytes) -> Document:
+    # NaN and Infinity are looked for only when they, or something else, stood in the way: most files have none.
+    try:
+        return msgspec.json.decode(blob, type=Document)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        quoted = quote_specials(blob)
+        if quoted is blob:
+            raise
+    return msgspec.json.decode(quoted, type=Document)
+
+
+def _tolerant(path: Path, blob: bytes) -> Entries:
+    """A small file that is no proper JSON: NaN and Infinity in other places, or cut off."""
+    try:
+        text = blob.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"is not JSON: byte {error.start} is not UTF-8", where=path) from error
+    try:
+        document = loads(text)
+    except (json.JSONDecodeError, RecursionError, ValueError) as error:
+        return _by_pieces(path, FileBlocks(path), error)
+    if not isinstance(document, dict):
+        raise BadInput(f"is not a dump: the top level is {type(document).__name__}", where=path, hint=_EXPECTED)
+    data = document.pop("data", None)
+    if not isinstance(data, dict):
+        raise BadInput('has no object "data"', where=path, hint=_EXPECTED)
+    return Entries(_header(path, document), len(blob), iter([(False, data, len(blob))]))
+
+
+def _by_pieces(path: Path, file: FileBlocks, error: Exception | None = None) -> Entries:
+    """Read a file that is large or breaks off: the header, and every entry before the break."""
+    head = file.range(0, PIECE)
+    begin = _DATA.search(head)
+    header = _object(path, head[: begin.start()].rstrip().removesuffix(b",") + b"}") if begin else None
+    if begin is None or header is None:
+        raise BadInput(f"is not JSON: {error or 'neither a header nor entries can be found'}", where=path)
+    stop, behind = _header_behind(path, file)
+    entries = Entries(_header(path, header | behind), file.size, iter(()))
+    blocks = chain(file.blocks(begin.end(), stop), (b"}",) if behind else ())
+    entries.walk(_up_to_damage(path, blocks, entries, error))
+    return entries
+
+
+def _header_behind(path: Path, file: FileBlocks) -> tuple[int, dict[str, Any]]:
+    """Where the data end, and the keys that stand after them."""
+    start = max(file.size - _BEHIND, 0)
+    tail = file.range(start, file.size)
+    for found in _HEADER_BEHIND.finditer(tail):
+        # Inside of an entry, what follows has more braces than it opens.
+        keys = _object(path, b"{" + tail[found.end() :])
+        if keys is not None:
+            return start + found.start(1), keys
+    return file.size, {}
+
+
+def _up_to_damage(path: Path, blocks: Iterator[bytes], entries: Entries, error: Exception | None) -> Iterator[Batch]:
+    damage = yield from batches_up_to_damage(path, blocks)
+    if damage and not entries.count:
+        raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
+    if damage:
+        whole = f"after {entries.count} whole entries (last: {entries.last})"
+        entries.notes.append(f"{path}: the file {damage} {whole}; the rest is lost")
+
+
+def _object(path: Path, text: bytes) -> dict[str, Any] | None:
+    """The header's keys; None where this is no JSON object."""
+    check_values(path, text)
+    try:
+        found = loads(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
+    for key in _HEADER_KEYS:
+        if not isinstance(document.get(key), str | None):
+            raise BadInput(f'"{key}" is not text', where=path, hint=_EXPECTED)
+    return {key: document.get(key) for key in _HEADER_KEYS}
+
+
+def _read_lines(path: Path, file: FileBlocks) -> Entries:
+    """dump.json.part: a header line, then one line per entry; a half-written last line is left out."""
+    all_lines = enumerate(lines_of(file.blocks(0, file.size), LONGEST), start=1)
+    lines = ((number, line) for number, line in all_lines if line.strip())
+    for number, line in lines:
+        header = _object(path, line)
+        if header is None:
+            raise BadInput(f"is not a dump: line {number} is not a JSON object", where=path)
+        entries = Entries(_header(path, header), file.size, iter(()))
+        entries.walk(_line_batches(path, lines, entries))
+        return entries
+    raise BadInput("is empty", where=path)
+
+
+def _line_batches(path: Path, lines: Iterator[tuple[int, bytes]], entries: Entries) -> Iterator[Batch]:
+    broken = ""
+    for number, line in lines:
+        found = batch_of(path, line)
+        if found is not None:
+            yield found
+            continue
+        last = next(lines, None) is None
+        whole = "the last line is half written" if last else f"line {number} is damaged"
+        broken = f"{path}: {whole}; {entries.count} whole entries were read"
+        break
+    entries.notes.append(f"{path}: the recorder did not finish; {entries.count} whole entries are there")
+    if broken:
+        entries.notes.append(broken)

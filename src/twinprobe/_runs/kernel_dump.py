@@ -1,0 +1,302 @@
+"""Kernel dumps of a static graph: ``rank_<R>/<net>/<graph>/<step>`` with npy files or a statistic.csv."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
+from pathlib import Path
+
+from twinprobe._runs.json_pieces import ENTRY, Budget
+from twinprobe._runs.places import scan
+from twinprobe._runs.table import TENSOR, Leaf, Stat
+from twinprobe._runs.whole_files import csv_rows, open_file
+from twinprobe.errors import BadInput
+
+# Names of kernels in a static graph's dump: what a file name says, and the list that stands in for long ones.
+
+MAPPING = "mapping.csv"
+LARGEST_MAPPING = 256 << 20
+_LONGEST_NAME = 4096
+_NAME = re.compile(
+    r"(?P<type>[^.]+)\.(?P<op>.+?)\.(?P<task>\d+)\.(?P<stream>\d+)\.(?P<time>\d+(?:\.\d+)*)"
+    r"\.(?P<io>input|output)\.(?P<slot>\d+(?:\.\d+)*)(?P<form>(?:\.[^.]+)*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelName:
+    """One input or output of one kernel, as its file name spells it. ``time`` orders repeated runs of a kernel."""
+
+    op_type: str
+    op: str
+    task: str
+    time: int
+    io: str
+    slot: str
+
+    @property
+    def shown(self) -> str:
+        """How a row without a file of its own is called."""
+        return f"{self.op}.{self.task}.{self.io}.{self.slot}"
+
+
+def parse_kernel_name(name: str) -> KernelName | None:
+    """Take ``type.op.task.stream.time.output.0.format.dtype.npy`` apart; None for any other name."""
+    if len(name) > _LONGEST_NAME:
+        return None
+    match = _NAME.fullmatch(name.removesuffix(".npy"))
+    if match is None:
+        return None
+    time = int(match["time"].partition(".")[0])
+    return KernelName(match["type"], match["op"], match["task"], time, match["io"], match["slot"])
+
+
+def read_name_list(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """mapping.csv of a folder: the real name of each file whose own would have been too long."""
+    path = folder / MAPPING
+    if not path.is_file():
+        return {}, []
+    if path.stat().st_size > LARGEST_MAPPING:
+        raise BadInput(f"is larger than {LARGEST_MAPPING >> 20} MiB", where=path, hint="is this a list of file names?")
+    names: dict[str, str] = {}
+    short = 0
+    try:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+            budget = Budget(path.stat().st_size)
+            for row in csv_rows(file):
+                if len(row) < 2:
+                    short += bool(row)
+                    continue
+                # Some writers leave the ending off; the file in the folder has it.
+                short_name, name = row[0].strip().removesuffix(".npy") + ".npy", row[1].strip()
+                budget.take((short_name, name), ENTRY)
+                names[short_name] = name
+    except (OSError, csv.Error, ValueError) as error:
+        raise BadInput(f"cannot be read: {error}", where=path) from None
+    return names, [f"{path}: {short} lines without two columns were left out"] if short else []
+
+
+# statistic.csv of a static graph's dump: one line per input or output of a kernel.
+
+STATISTIC = "statistic.csv"
+LARGEST = 4 << 30
+FEWEST_COLUMNS = 13
+# Where a column stands if the header does not name it.
+_PLACES = {"Op Type": 0, "Op Name": 1, "Task ID": 2, "Timestamp": 4, "IO": 5, "Slot": 6}
+_VALUES = ("Data Type", "Shape", "Max Value", "Min Value", "Avg Value", "L2Norm Value")
+_NUMBERS = re.compile(r"\d{1,15}")
+NULL = "null"
+
+
+def read_statistics(folder: Path, notes: list[str]) -> Iterator[tuple[KernelName, Leaf]]:
+    """The lines of a folder's statistic.csv; a line that is cut off is left out and noted."""
+    path = folder / STATISTIC
+    if path.stat().st_size > LARGEST:
+        raise BadInput(f"is larger than {LARGEST >> 30} GiB", where=path)
+    try:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+            yield from _lines(path, csv_rows(file), notes)
+    except (OSError, csv.Error) as error:
+        raise BadInput(f"cannot be read: {error}", where=path) from None
+
+
+def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterator[tuple[KernelName, Leaf]]:
+    header = [title.strip().casefold().replace(" ", "") for title in next(reader, [])]
+    if len(header) < FEWEST_COLUMNS:
+        what = f"has {len(header)} columns, at least {FEWEST_COLUMNS} are needed"
+        raise BadInput(what, where=path, hint="is this a statistic.csv of a kernel dump?")
+    at = {title: _column(header, title) for title in (*_PLACES, *_VALUES)}
+    lacking = [title for title in _VALUES if at[title] is None]
+    if lacking:
+        notes.append(f"{path}: no column {', '.join(lacking)}; these values count as not recorded")
+    left_out = 0
+    for row in reader:
+        cells = {title: row[place].strip() for title, place in at.items() if place is not None and place < len(row)}
+        whole = len(row) >= FEWEST_COLUMNS and all(title in cells for title in _PLACES)
+        if not whole or cells["IO"].lower() not in ("input", "output"):
+            left_out += bool(row)
+            continue
+        yield _name(cells), _leaf(cells)
+    if left_out:
+        notes.append(f"{path}: {left_out} lines that are cut off or name neither input nor output were left out")
+
+
+def _column(header: list[str], title: str) -> int | None:
+    wanted = title.casefold().replace(" ", "")
+    return header.index(wanted) if wanted in header else _PLACES.get(title)
+
+
+def _name(cells: dict[str, str]) -> KernelName:
+    time = cells["Timestamp"]
+    number = int(time) if time.isdecimal() and len(time) < 30 else 0
+    return KernelName(cells["Op Type"], cells["Op Name"], cells["Task ID"], number, cells["IO"].lower(), cells["Slot"])
+
+
+def _leaf(cells: dict[str, str]) -> Leaf:
+    shape = cells.get("Shape")
+    leaf = Leaf("kernel", cells.get("Data Type") or None, kind=TENSOR)
+    leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = (_number(cells.get(title, NULL)) for title in _VALUES[2:])
+    leaf.shown_shape = None if shape is None else _shape(shape)
+    return leaf
+
+
+def _shape(text: str) -> str:
+    """The shape as all tables show it: ``(2,3)`` is ``[2, 3]``."""
+    inner = text[1:-1].replace(",", " ").split()
+    if text[:1] + text[-1:] not in ("()", "[]", "(]", "[)") or not all(map(_NUMBERS.fullmatch, inner)):
+        return text
+    return str([int(number) for number in inner])
+
+
+def _number(text: str) -> Stat:
+    if text in ("True", "False"):
+        return float(text == "True")
+    if not text or text.casefold() == NULL:
+        return NULL
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+NPY, STATISTICS = "npy files", "statistic.csv"
+_DEEPEST = 8
+_RANK = re.compile(r"rank_(\d{1,9})")
+_NUMBER = re.compile(r"\d{1,9}")
+# Folders of tensors that other recorders write; they may hold very many files.
+_NOT_OURS = frozenset({"dump_tensor_data"})
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFolder:
+    """The kernels of one graph in one step on one rank."""
+
+    rank: int
+    step: int
+    graph: str
+    path: Path
+
+
+@dataclass(slots=True)
+class KernelRow:
+    """One recorded input or output. ``file`` is relative to the dump; ``leaf`` has the statistics, if recorded."""
+
+    name: KernelName
+    graph: str
+    file: str | None
+    source: Path
+    leaf: Leaf
+
+
+def is_kernel_folder(path: Path) -> bool:
+    """Whether a folder holds kernel dumps, by its layout; stops at the first one found."""
+    return path.is_dir() and next(_walk(path), None) is not None
+
+
+def kernel_folders(root: Path) -> list[KernelFolder]:
+    """All kernel folders under a dump, by rank, step and graph."""
+    return sorted(_walk(root), key=lambda folder: (folder.rank, folder.step, folder.path))
+
+
+def read_kernels(root: Path, folders: list[KernelFolder]) -> tuple[str, list[KernelRow], list[str]]:
+    """The kind of a rank's step, its rows in the order they were recorded, and notes on what was left out."""
+    notes: list[str] = []
+    kinds = {folder.path: _kind(folder.path) for folder in folders}
+    first, kind = next(iter(kinds.items()))
+    for path, other in kinds.items():
+        if other != kind:
+            raise BadInput(f"holds {other}, but {first} holds {kind}", where=path)
+    rows: list[KernelRow] = []
+    for folder in folders:
+        rows += _npy_rows(root, folder, notes) if kind == NPY else _statistic_rows(folder, notes)
+    rows.sort(key=lambda row: row.name.time)
+    return kind, rows, notes
+
+
+def _kind(path: Path) -> str:
+    kind = next(_kinds(path), None)
+    if kind is None:
+        raise BadInput(
+            f"holds neither npy files nor {STATISTIC}",
+            where=path, hint="raw .bin files must be converted to npy first",
+        )  # fmt: skip
+    return kind
+
+
+def _kinds(path: Path) -> Iterator[str]:
+    """The kind of a folder: npy files go before a statistic.csv that lies beside them."""
+    with scan(path) as entries:
+        if any(entry.name.endswith(".npy") for entry in entries):
+            yield NPY
+    if (path / STATISTIC).is_file():
+        yield STATISTICS
+
+
+def _npy_rows(root: Path, folder: KernelFolder, notes: list[str]) -> Iterator[KernelRow]:
+    real_names, more = read_name_list(folder.path)
+    notes += more
+    relative = folder.path.relative_to(root)
+    unknown = []
+    with scan(folder.path) as entries:
+        files = sorted(entry.name for entry in entries if entry.name.endswith(".npy"))
+    for file in files:
+        name = parse_kernel_name(real_names.get(file, file))
+        if name is None:
+            unknown.append(file)
+            continue
+        leaf = Leaf("kernel", kind=TENSOR, data_name=(relative / file).as_posix())
+        yield KernelRow(name, folder.graph, leaf.data_name, folder.path / file, leaf)
+    if unknown:
+        shown = ", ".join(unknown[:3]) + (" ..." if len(unknown) > 3 else "")
+        notes.append(f"{folder.path}: {len(unknown)} files are not called as kernels are, and were left out: {shown}")
+
+
+def _statistic_rows(folder: KernelFolder, notes: list[str]) -> Iterator[KernelRow]:
+    source = folder.path / STATISTIC
+    for name, leaf in read_statistics(folder.path, notes):
+        yield KernelRow(name, folder.graph, None, source, leaf)
+
+
+def _walk(root: Path) -> Iterator[KernelFolder]:
+    """Every folder whose path says rank and step and that holds dumped files. Links are not followed."""
+    waiting = [(root.absolute(), 0)]
+    while waiting:
+        path, depth = waiting.pop()
+        found = _kernel_folder(root, path)
+        if found is not None and _holds_dump(path):
+            yield found
+            continue
+        if depth < _DEEPEST:
+            waiting += [(child, depth + 1) for child in _children(path)]
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        with scan(path) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [path / name for name in sorted(names, reverse=True) if name[0] != "." and name not in _NOT_OURS]
+
+
+def _kernel_folder(root: Path, path: Path) -> KernelFolder | None:
+    parts = path.parts
+    if len(parts) < 4 or not _NUMBER.fullmatch(parts[-1]):
+        return None
+    rank = _RANK.fullmatch(parts[-4])
+    number = rank[1] if rank else next((part for part in (parts[-4], parts[-3]) if _NUMBER.fullmatch(part)), None)
+    if number is None:
+        return None
+    graph = "/".join(parts[-3:-1])
+    return KernelFolder(int(number), int(parts[-1]), graph, root / path.relative_to(root.absolute()))
+
+
+def _holds_dump(path: Path) -> bool:
+    try:
+        with scan(path) as entries:
+            return any(entry.name.endswith((".npy", ".bin")) or entry.name == STATISTIC for entry in entries)
+    except OSError:
+        return False

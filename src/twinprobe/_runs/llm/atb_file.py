@@ -1,0 +1,326 @@
+"""ATB tensor files: lines of ``name=value``, then the elements as they lie in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._runs.tensors.elements import STORAGE, Contents, HostTensor, elements
+from twinprobe.errors import DamagedTensor
+
+# The element types of ATB tensor files: their codes, and how packed or foreign ones become plain elements.
+
+# Codes whose elements are stored as the kernels take them.
+PLAIN = {
+    0: "float32",
+    1: "float16",
+    2: "int8",
+    3: "int32",
+    4: "uint8",
+    6: "int16",
+    7: "uint16",
+    8: "uint32",
+    9: "int64",
+    10: "uint64",
+    11: "float64",
+    12: "bool",
+    16: "complex64",
+    17: "complex128",
+    27: "bfloat16",
+    35: "float8_e5m2",
+    36: "float8_e4m3fn",
+    37: "float8_e8m0fnu",
+}
+# Codes whose elements have another width or form: bits per element, the name shown, the dtype after decoding.
+OTHER = {
+    29: (4, "int4", "int8"),
+    30: (1, "uint1", "bool"),
+    33: (32, "complex32", "complex64"),
+    34: (8, "hifloat8", "float32"),
+    38: (6, "float6_e3m2", "float32"),
+    39: (6, "float6_e2m3", "float32"),
+    40: (4, "float4_e2m1", "float32"),
+    41: (4, "float4_e1m2", "float32"),
+}
+NO_NUMBERS = {13: "text", -1: "elements of an undefined type"}
+FORMATS = {
+    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 12: "NC1HWC0_C04", 16: "HWCN", 27: "NDHWC",
+    29: "FRACTAL_NZ", 30: "NCDHW", 32: "NDC1HWC0", 33: "FRACTAL_Z_3D", 35: "NC", 47: "NCL", 50: "FRACTAL_NZ_C0_16",
+    51: "FRACTAL_NZ_C0_32",
+}  # fmt: skip
+
+_SMALL_FLOATS = {38: (3, 2, 3), 39: (2, 3, 1), 40: (2, 1, 1), 41: (1, 2, 1)}  # exponent bits, mantissa bits, bias
+_HIFLOAT8_INF = 0x6F
+
+
+def dtype_text(code: int) -> str:
+    """The name of a code's element type."""
+    return PLAIN[code] if code in PLAIN else OTHER[code][1] if code in OTHER else f"dtype {code}"
+
+
+def decoded(code: int, stored: NDArray[np.uint8], count: int) -> NDArray[Any]:
+    """``count`` elements of one of the OTHER types, from bytes that hold them packed or one per byte."""
+    bits = OTHER[code][0]
+    if code == 33:
+        halves = stored.view(np.float16).astype(np.float32)
+        return halves.view(np.complex64)
+    codes = stored if bits == 8 or stored.size == count else _unpacked(stored, bits, count)
+    return _DECODERS[code](codes)
+
+
+def packed_bytes(code: int, count: int) -> int:
+    """How many bytes so many packed elements take."""
+    return -(-count * OTHER[code][0] // 8)
+
+
+def _unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
+    """Elements that lie bit by bit after each other, the lowest bits first."""
+    if bits == 4:
+        both = np.empty((stored.size, 2), np.uint8)
+        both[:, 0], both[:, 1] = stored & 15, stored >> 4
+        return both.reshape(-1)[:count]
+    single = np.unpackbits(stored, bitorder="little")[: count * bits]
+    weights = (1 << np.arange(bits)).astype(np.uint8)
+    found: NDArray[np.uint8] = (single.reshape(count, bits) * weights).sum(axis=1, dtype=np.uint8)
+    return found
+
+
+def _int4(codes: NDArray[np.uint8]) -> NDArray[Any]:
+    signed: NDArray[Any] = ((codes & 15) ^ 8).astype(np.int8) - np.int8(8)
+    return signed
+
+
+def _uint1(codes: NDArray[np.uint8]) -> NDArray[Any]:
+    flags: NDArray[Any] = codes != 0
+    return flags
+
+
+def _by_table(code: int) -> Callable[[NDArray[np.uint8]], NDArray[Any]]:
+    def decode(codes: NDArray[np.uint8]) -> NDArray[Any]:
+        values = _hifloat8_values() if code == 34 else _small_float_values(code)
+        return values.take(codes & (values.size - 1))
+
+    return decode
+
+
+_DECODERS: dict[int, Callable[[NDArray[np.uint8]], NDArray[Any]]] = {
+    29: _int4,
+    30: _uint1,
+    **{code: _by_table(code) for code in (34, *_SMALL_FLOATS)},
+}
+
+
+@cache
+def _small_float_values(code: int) -> NDArray[np.float32]:
+    """The numbers of a 4- or 6-bit float; these types have neither NaN nor inf."""
+    exponent_bits, mantissa_bits, bias = _SMALL_FLOATS[code]
+    width = 1 + exponent_bits + mantissa_bits
+    codes = np.arange(1 << width)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = codes & ((1 << mantissa_bits) - 1)
+    lead = np.where(exponent > 0, 1 << mantissa_bits, 0)
+    values = np.ldexp((lead + mantissa).astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
+    signed: NDArray[np.float32] = np.where(codes >> (width - 1), -values, values).astype(np.float32)
+    return signed
+
+
+@cache
+def _hifloat8_values() -> NDArray[np.float32]:
+    """The numbers of HiFloat8: a prefix code (the dot) tells how many exponent bits follow."""
+    values = np.array([_hifloat8(code) for code in range(128)])
+    values[_HIFLOAT8_INF] = np.inf
+    both = np.concatenate([values, -values])
+    both[128] = np.nan  # negative zero stands for NaN
+    return both.astype(np.float32)
+
+
+def _hifloat8(code: int) -> float:
+    if code < 8:  # dot 0000: only powers of two near zero
+        return 2.0 ** (code - 23) if code else 0.0
+    dots = ((3, 2, 4), (2, 2, 3), (1, 2, 2), (1, 3, 1), (1, 4, 0))  # the dot, its width, the exponent's width
+    dot_bits, exponent_bits = next((width, bits) for dot, width, bits in dots if code >> (7 - width) == dot)
+    mantissa_bits = 7 - dot_bits - exponent_bits
+    field = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
+    return float((1 + mantissa) * 2.0 ** _signed_exponent(field, exponent_bits))
+
+
+def _signed_exponent(field: int, bits: int) -> int:
+    """Sign and magnitude, whose leading one is not stored."""
+    if bits == 0:
+        return 0
+    magnitude = (1 << (bits - 1)) | (field & ((1 << (bits - 1)) - 1))
+    return -magnitude if field >> (bits - 1) else magnitude
+
+
+LONGEST_HEADER = 1 << 16
+_USUAL_HEADER = 1 << 12
+MOST_DIMENSIONS = 64
+_MOST_ELEMENTS = 1 << 56
+_END = b"$End=1\n"
+_STATISTICS = ("max", "min", "mean", "l2norm")
+_NUMBER = re.compile(r"-?\d{1,20}")
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AtbHeader:
+    """What a file says about its tensor. ``alias`` names the file that holds the same elements."""
+
+    dtype: int | None
+    shape: tuple[int, ...]
+    start: int
+    length: int | None = None
+    format: int | None = None
+    alias: str | None = None
+    statistics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dtype_text(self) -> str:
+        return dtype_text(self.dtype) if self.dtype is not None else ""
+
+
+def read_header(data: Contents) -> AtbHeader:
+    """The header of an ATB file, each value checked."""
+    head, start = _head(data)
+    return _parsed(head, start)
+
+
+@lru_cache(maxsize=256)
+def _parsed(head: bytes, start: int) -> AtbHeader:
+    """Tensors of one place have the same header at every token."""
+    fields = _fields(head)
+    dtype = fields.get("dtype", fields.get("type"))
+    if "dims" not in fields or dtype is None:
+        raise DamagedTensor("is no ATB tensor: its header lacks dtype or dims")
+    return AtbHeader(
+        dtype=_integer(dtype, "dtype"),
+        shape=_shape(fields["dims"]),
+        start=start,
+        length=_length(fields.get("$Object.data")),
+        format=_integer(fields["format"], "format") if "format" in fields else None,
+        alias=fields.get("data"),
+        statistics={name: _number(fields[name], name) for name in _STATISTICS if name in fields},
+    )
+
+
+def read_atb(data: Contents) -> HostTensor:
+    """The tensor in the contents of an ATB file; elements that need no decoding stay where they are."""
+    return tensor_of(data, read_header(data))
+
+
+def tensor_of(data: Contents, header: AtbHeader) -> HostTensor:
+    """The tensor that a header describes."""
+    code = header.dtype
+    assert code is not None
+    if code in NO_NUMBERS:
+        raise DamagedTensor(f"holds {NO_NUMBERS[code]}, not numbers")
+    if code not in PLAIN and code not in OTHER:
+        raise DamagedTensor(f"has elements of the type number {code}, which is unknown")
+    count = prod(header.shape)
+    held = len(data) - header.start
+    if count and held <= 0:
+        what = "holds statistics only" if header.statistics else "holds a description only"
+        raise DamagedTensor(f"{what}, no elements", hint="dump again without --only-save-desc")
+    if code in OTHER:
+        return _decoded(data, header, count, held)
+    name = PLAIN[code]
+    dtype = np.dtype(STORAGE[name])
+    if count * dtype.itemsize > held:
+        raise DamagedTensor(f"claims {count * dtype.itemsize} bytes of elements, but only {held} are there")
+    if not count:
+        return HostTensor(name, header.shape, np.empty(0, dtype))
+    # The header has no padding, so elements may lie off their own boundaries: whoever measures copies block by block.
+    return HostTensor(name, header.shape, elements(data, dtype, count, header.start))
+
+
+def _decoded(data: Contents, header: AtbHeader, count: int, held: int) -> HostTensor:
+    code = header.dtype
+    assert code is not None
+    bits, shown, name = OTHER[code]
+    needed = packed_bytes(code, count)
+    stated = held if header.length is None else min(header.length, held)
+    size = count if bits < 8 and stated >= count else needed
+    if size > held:
+        raise DamagedTensor(f"claims {size} bytes of {shown} elements, but only {held} are there")
+    bytes_of = np.dtype(np.uint8)
+    stored = elements(data, bytes_of, size, header.start, whole=True) if size else np.empty(0, bytes_of)
+    out = np.empty(count, STORAGE[name])
+    for first, last in _pieces(count):
+        begin, end = (first, last) if size == count else (packed_bytes(code, first), packed_bytes(code, last))
+        out[first:last] = decoded(code, stored[begin:end], last - first)
+    return HostTensor(name, header.shape, out)
+
+
+def _pieces(count: int) -> Iterator[tuple[int, int]]:
+    """Spans of whole bytes, so that the steps of decoding need little memory; the last has never one element alone."""
+    first = 0
+    while first < count:
+        last = count if count - first <= _PIECE + 1 else first + _PIECE
+        yield first, last
+        first = last
+
+
+def _head(data: Contents) -> tuple[bytes, int]:
+    """The text of the header, and where the elements begin."""
+    head = data[:_USUAL_HEADER]
+    if b"\n" + _END not in head:
+        head = data[:LONGEST_HEADER]
+    end = 0 if head.startswith(_END) else head.find(b"\n" + _END) + 1
+    if end == 0 and not head.startswith(_END):
+        if head.rstrip().endswith(b"$End=1"):  # a text file whose last line break is missing
+            end, stop = head.rindex(b"$End=1"), len(data)
+        else:
+            raise DamagedTensor("is no ATB tensor, or is cut off: its header has no $End=1 line")
+    else:
+        stop = end + len(_END)
+    return head[:end], stop
+
+
+def _fields(head: bytes) -> dict[str, str]:
+    fields: dict[str, str] = {}
+    for line in head.decode("utf-8", "replace").split("\n"):
+        name, equals, value = line.strip("\r").partition("=")
+        if equals:
+            fields.setdefault(name.strip(), value.strip())
+        elif name.strip():
+            raise DamagedTensor(f"has a header line without '=': {name[:60]!r}")
+    return fields
+
+
+def _integer(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is no number")
+    return int(text)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise DamagedTensor(f"has the {name} {text[:60]!r}, which is no number") from None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    shape = tuple(_integer(part, "dimension") for part in parts)
+    if len(shape) > MOST_DIMENSIONS or any(n < 0 for n in shape) or prod(shape) > _MOST_ELEMENTS:
+        raise DamagedTensor(f"claims the impossible shape {text[:80]}")
+    return shape
+
+
+def _length(text: str | None) -> int | None:
+    """The bytes of the object ``data``: its offset, which is 0 for a single tensor, and its length."""
+    if text is None:
+        return None
+    offset, _, length = text.partition(",")
+    if offset.strip() not in ("0", ""):
+        raise DamagedTensor(f"has elements at the offset {offset[:40]!r} of its data, which is not supported")
+    return _integer(length.strip(), "data length") if length.strip() else None

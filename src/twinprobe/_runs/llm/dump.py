@@ -1,0 +1,451 @@
+"""An inference dump, opened: its tokens, and for each the operators and their tensor files. No tensor is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe._runs.llm.files import Files, atb_files, torch_files
+from twinprobe._runs.llm.tree import OpNode, Topology, read_model_tree, read_topology
+from twinprobe._runs.places import remote, scan
+from twinprobe._runs.whole_files import whole_file
+from twinprobe.errors import BadInput
+
+# Where the parts of an inference dump lie: torch and ATB folders of every generation, named at any level.
+
+TORCH, ATB = "torch", "atb"
+TREE = "model_tree.json"
+_TORCH_DEVICE = re.compile(
+    r"(?P<pid>\d+)_(?P<kind>[a-z]+)(?P<number>\d*)|(?P<kind2>[a-z]+)(?P<number2>\d*)_(?P<pid2>\d+)"
+)
+_ATB_DEVICE = re.compile(r"(?P<number>\d+)_(?P<pid>\d+)")
+_OPERATOR = re.compile(r"\d+_[^\d].*")
+_ATB_ROOT = ("msit_dump", "ait_dump", "atb_dump_data", "atb_temp")
+STORES = ("tensors", "data")
+_HINT = (
+    "expected {pid}_npu{id}/{token}, msit_dump_*/torch_tensors/{device}_{pid}/{token} or "
+    "ait_dump/tensors/{device}_{pid}/{token}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One process's share of a dump: its folder under the root, and the number of its device (-1 on a CPU)."""
+
+    folder: str
+    number: int
+    pid: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A recognised dump. Everything lies under ``root``; ``device`` and ``token`` are set where the user named one."""
+
+    kind: str
+    path: Path
+    root: Path
+    devices: tuple[Device, ...]
+    device: Device | None = None
+    token: str | None = None
+
+    @property
+    def chosen(self) -> tuple[Device, ...]:
+        """The devices that the user asked for."""
+        return (self.device,) if self.device is not None else self.devices
+
+
+def find_layout(path: Path) -> Layout:
+    """Recognise the dump that a path names: its top folder, a device's folder or one token's folder."""
+    if not path.exists():
+        raise BadInput("does not exist", where=path)
+    if not path.is_dir():
+        raise BadInput("is a file, not the folder of a dump", where=path, hint="give two folders or two tensor files")
+    # Links stay as the user wrote them.
+    whole = path if remote(path) is not None else Path(os.path.abspath(path))  # noqa: PTH100
+    found = _atb(whole) or _torch(whole)
+    if found is None:
+        raise BadInput("is neither a torch dump nor an ATB dump", where=path, hint=_HINT)
+    return found
+
+
+def is_round(name: str) -> bool:
+    """Whether a folder's name is the number of a token or of an execution round."""
+    return name.isdecimal() and len(name) < 10
+
+
+# -- ATB --------------------------------------------------------------------------------------------------------------
+
+
+def _atb(path: Path) -> Layout | None:
+    parents = [(path.parents[up], path.parts[-up - 1 :]) for up in range(min(5, len(path.parents)))]
+    for root, below in [(path, ()), *parents]:
+        for store in STORES:
+            if below and below[0] != store:
+                continue
+            devices = _atb_devices(root, store)
+            if devices:
+                return _atb_layout(path, root, devices, below[1:])
+    inside = [name for name in _folders(path) if name.startswith(_ATB_ROOT)]
+    inside = [name for name in inside if any(_atb_devices(path / name, store) for store in STORES)]
+    if not inside:
+        return None
+    beside = [str(folder.relative_to(path)) for folder in _torch_below(path)]
+    if len(inside) + len(beside) > 1:
+        names = ", ".join([*inside, *beside][:4])
+        raise BadInput(f"holds several dumps: {names}", where=path, hint="name one of them")
+    return _atb(path / inside[0])
+
+
+def _atb_layout(path: Path, root: Path, devices: list[Device], below: tuple[str, ...]) -> Layout:
+    if not below:
+        return Layout(ATB, path, root, tuple(devices))
+    device = next((one for one in devices if one.name == below[0]), None)
+    if device is None:
+        raise BadInput("is no device's folder of an ATB dump", where=path, hint=_HINT)
+    token = below[1] if len(below) > 1 else None
+    if token is not None and (not is_round(token) or len(below) > 2):
+        raise BadInput("lies inside a token's folder", where=path, hint="name the token's folder itself")
+    return Layout(ATB, path, root, tuple(devices), device, token)
+
+
+def _atb_devices(root: Path, store: str) -> list[Device]:
+    found = []
+    for name in _folders(root / store):
+        match = _ATB_DEVICE.fullmatch(name)
+        if match is not None and _holds_operators(root / store / name):
+            found.append(Device(f"{store}/{name}", int(match["number"]), match["pid"]))
+    return sorted(found, key=lambda device: (device.number, int(device.pid)))
+
+
+def _holds_operators(folder: Path) -> bool:
+    """Whether rounds, or operators without a round (the oldest layout), lie in a device's folder."""
+    return any(is_round(name) or _OPERATOR.fullmatch(name) for name in _folders(folder))
+
+
+# -- torch ------------------------------------------------------------------------------------------------------------
+
+
+def _torch(path: Path) -> Layout | None:
+    for up, below in ((path, ()), (path.parent, (path.name,)), (path.parent.parent, (path.parent.name, path.name))):
+        if (up / TREE).is_file() or _holds_modules(up):
+            return _torch_layout(path, up, below)
+    found = _torch_below(path)
+    if not found:
+        return None
+    roots = {folder.parent for folder in found}
+    if len(roots) > 1:
+        names = ", ".join(sorted(str(root.relative_to(path)) for root in roots)[:4])
+        raise BadInput(f"holds several dumps: {names}", where=path, hint="name one of them")
+    root = roots.pop()
+    return Layout(TORCH, path, root, tuple(_torch_devices(root, {folder.name for folder in found})))
+
+
+def _torch_below(path: Path) -> list[Path]:
+    patterns = (f"*/{TREE}", f"torch_tensors/*/{TREE}", f"msit_dump_*/torch_tensors/*/{TREE}")
+    return sorted(file.parent for pattern in patterns for file in path.glob(pattern))
+
+
+def _torch_layout(path: Path, folder: Path, below: tuple[str, ...]) -> Layout | None:
+    root = folder.parent
+    devices = _torch_devices(root, {folder.name})
+    device = next(one for one in devices if one.name == folder.name)
+    token = below[0] if below else None
+    if token is not None and not is_round(token):
+        return None
+    if len(below) > 1:
+        raise BadInput("lies inside a token's folder", where=path, hint="name the token's folder itself")
+    return Layout(TORCH, path, root, tuple(devices), device, token)
+
+
+def _torch_devices(root: Path, named: set[str]) -> list[Device]:
+    """The device folders beside each other; a folder of any name counts if it was named."""
+    found = []
+    for name in _folders(root):
+        match = _TORCH_DEVICE.fullmatch(name)
+        if match is not None and (name in named or (root / name / TREE).is_file()):
+            number = match["number"] or match["number2"] or "-1"
+            found.append(Device(name, int(number), match["pid"] or match["pid2"]))
+        elif name in named:
+            found.append(Device(name, -1, ""))
+    return sorted(found, key=lambda device: (device.number, device.name))
+
+
+def _holds_modules(folder: Path) -> bool:
+    """Whether tokens with modules lie here although the tree is missing: a recording that was killed early."""
+    return any(
+        is_round(token) and any(name == "root" or name.startswith("root.") for name in _folders(folder / token))
+        for token in _folders(folder)[:4]
+    )
+
+
+def _folders(path: Path) -> list[str]:
+    try:
+        with scan(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError:
+        return []
+
+
+WARMUP = "warmup"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token on one device: what the report calls it, its folder under the root, and which model ran."""
+
+    label: str
+    folder: str
+    model: int = 0
+
+
+@dataclass(slots=True)
+class LlmDump:
+    """A dump with the models that it holds: one, or the prefill and the decoder graph of an ATB run."""
+
+    layout: Layout
+    models: list[OpNode]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        return self.layout.kind
+
+    @property
+    def root(self) -> Path:
+        return self.layout.root
+
+    def tokens(self, device: Device) -> list[Token]:
+        """The tokens of a device, or the one that the user named, in order."""
+        rounds = self._rounds(device)
+        if self.layout.token is not None:
+            rounds = [name for name in rounds if name == self.layout.token]
+        if self.kind == TORCH or len(self.models) < 2:
+            return [Token(name or "0", _under(device.folder, name)) for name in rounds]
+        return self._two_models(device, rounds)
+
+    def _two_models(self, device: Device, rounds: list[str]) -> list[Token]:
+        """With two graphs round 0 warms up, round 1 holds the prefill and the first decoding, later ones a token each.
+
+        Where nothing but round 0 was dumped, that round is the run itself.
+        """
+        tokens: list[Token] = []
+        only_first = self._rounds(device) == ["0"]
+        for name in rounds:
+            folder = _under(device.folder, name)
+            if name == "1" or only_first:
+                tokens += [Token("0", folder, 0), Token("1", folder, 1)]
+            elif name == "0":
+                tokens.append(Token(WARMUP, folder, 0))
+            else:
+                tokens.append(Token(name, folder, 1))
+        return tokens
+
+    def _rounds(self, device: Device) -> list[str]:
+        folder = self.root / device.folder
+        names = sorted((entry.name for entry in folder.iterdir() if is_round(entry.name) and entry.is_dir()), key=int)
+        return names or [""]
+
+    def files(self, token: Token) -> Files:
+        """The tensor files of a token, by operator folder."""
+        return (torch_files if self.kind == TORCH else atb_files)(self.root, token.folder)
+
+    def tree(self, token: Token, files: Files) -> OpNode:
+        """The operators of a token. Folders that the topology does not know are hung where their names belong."""
+        if self.kind == TORCH:
+            return _with_unknown_modules(self.models[0] if self.models else None, files)
+        if self.models:
+            return self.models[token.model]
+        return _tree_of_folders(files)
+
+
+def open_llm_dump(path: Path) -> LlmDump:
+    """Recognise and open a dump."""
+    layout = find_layout(path)
+    notes: list[str] = []
+    device = layout.chosen[0]
+    if layout.kind == TORCH:
+        tree = layout.root / device.folder / TREE
+        if not tree.is_file():
+            notes.append(f"{tree} is missing: the modules are taken from the folder names")
+            return LlmDump(layout, [], notes)
+        return LlmDump(layout, [read_model_tree(tree)], notes)
+    topologies = _topologies(layout, device)
+    if not topologies:
+        notes.append(f"{layout.root}: no topology of the model is there; the operators are taken from the folder names")
+    if len(topologies) > 2:
+        left = ", ".join(topology.name for topology in topologies[2:])
+        notes.append(f"{layout.root}: there are {len(topologies)} models; left out: {left}")
+    dump = LlmDump(layout, [topology.tree for topology in topologies[:2]], notes)
+    _fit_numbers(dump, device)
+    return dump
+
+
+def _topologies(layout: Layout, device: Device) -> list[Topology]:
+    root = layout.root
+    folders = [root / "model" / device.pid, root / "info" / "model" / device.name]
+    folders += sorted(folder for folder in (root / "model").glob("*") if folder.is_dir())
+    folder = next((one for one in folders if one.is_dir() and any(one.glob("*.json"))), None)
+    if folder is None:
+        return []
+    shift = int((root / "layer" / folder.name / "TransdataOperation_0.json").is_file())
+    found = [read_topology(file, shift=shift) for file in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda topology: topology.first)
+
+
+def _fit_numbers(dump: LlmDump, device: Device) -> None:
+    """Numbers in folder names may begin elsewhere than the topology says: take those under which the most are found."""
+    for token in dump.tokens(device)[:2]:
+        if not dump.models:
+            return
+        model = dump.models[token.model]
+        tops = {name for name in dump.files(token) if "/" not in name}
+        if not tops:
+            continue
+        offset = _offset(model, tops)
+        if offset is None:
+            raise BadInput(
+                f"the operators of {model.name} are not in {token.folder}: the topology belongs to another run",
+                where=dump.layout.path,
+            )
+        if offset:
+            dump.notes.append(f"{dump.root}: on disk the operators of {model.name} have numbers higher by {offset}")
+        for child in model.children if offset else ():
+            _renumber(child, offset)
+
+
+def _offset(model: OpNode, tops: set[str]) -> int | None:
+    if all(child.folder in tops for child in model.children):
+        return 0
+    found: Counter[int] = Counter()
+    numbers: dict[str, list[int]] = {}
+    for name in tops:
+        number, _, kind = name.partition("_")
+        numbers.setdefault(kind, []).append(int(number))
+    for child in model.children:
+        number, _, kind = child.folder.partition("_")
+        found.update(other - int(number) for other in numbers.get(kind, ()))
+    return max(found, key=lambda offset: (found[offset], -abs(offset)), default=None)
+
+
+def _renumber(child: OpNode, offset: int) -> None:
+    for node in child.walk():
+        node.folder = _moved(node.folder, offset)
+
+
+def _moved(folder: str, offset: int) -> str:
+    number, _, rest = folder.partition("_")
+    return f"{int(number) + offset}_{rest}"
+
+
+def _with_unknown_modules(tree: OpNode | None, files: Files) -> OpNode:
+    """The module tree, and leaves for folders that it lacks: APIs, repeated calls, modules of a lost tree."""
+    known = {node.folder for node in tree.walk()} if tree is not None else set()
+    unknown = [folder for folder in files if folder not in known]
+    if tree is not None and not unknown:
+        return tree
+    copy = _copied(tree) if tree is not None else OpNode("root", "", "root")
+    nodes = {node.folder: node for node in copy.walk()}
+    for folder in sorted(unknown, key=lambda name: name.count(".")):
+        if folder in nodes:
+            continue
+        parent = folder.rpartition(".")[0]
+        while parent and parent not in nodes:
+            parent = parent.rpartition(".")[0]
+        host = nodes.get(parent, copy)
+        node = OpNode(folder, folder.rpartition(".")[2].split("-")[0], folder)
+        nodes[folder] = node
+        host.children.append(node)
+    return copy
+
+
+def _copied(tree: OpNode) -> OpNode:
+    children = [_copied(child) for child in tree.children]
+    return OpNode(tree.name, tree.op_type, tree.folder, children, tree.param, tree.inputs, tree.outputs, tree.called)
+
+
+def _tree_of_folders(files: Files) -> OpNode:
+    """The operators as the folders show them: ``1_Layer/0_LinearOperation``."""
+    top = OpNode("", "", "")
+    nodes = {"": top}
+    for folder in sorted(files, key=_folder_order):
+        parent, _, last = folder.rpartition("/")
+        node = OpNode(folder, last.partition("_")[2], folder)
+        nodes[folder] = node
+        nodes[parent if parent in nodes else ""].children.append(node)
+    return top
+
+
+def _folder_order(folder: str) -> tuple[tuple[int, str], ...]:
+    parts = [part.partition("_") for part in folder.split("/")]
+    return tuple((int(number), rest) for number, _, rest in parts)
+
+
+def _under(device: str, name: str) -> str:
+    return f"{device}/{name}" if name else device
+
+
+# Pairs that the user named while recording: ``golden_tensor/metadata.json``.
+
+METADATA, FOLDER = "metadata.json", "golden_tensor"
+_FORM = '{"data_id": {"token_id": ["golden tensor", "my tensor"]}}'
+
+
+@dataclass(frozen=True, slots=True)
+class ManualPair:
+    """One tensor saved by hand: its file under the folder of the metadata, and its counterpart as the user wrote it."""
+
+    token: str
+    data_id: str
+    golden: str
+    my: str
+
+
+def find_manual(path: Path) -> Path | None:
+    """The metadata file that a path means: itself, or the one in its folder; None where it is another kind of dump."""
+    if path.name == METADATA:
+        return path if path.is_file() else None
+    if not path.is_dir() or (path / TREE).is_file():
+        return None
+    found = [file for file in (path / METADATA, path / FOLDER / METADATA) if file.is_file()]
+    found = found or sorted(path.glob(f"*/{FOLDER}/{METADATA}"))
+    if len(found) > 1:
+        names = ", ".join(str(file.parent.relative_to(path)) for file in found[:4])
+        raise BadInput(f"holds tensors of several processes: {names}", where=path, hint="name one of them")
+    return found[0] if found else None
+
+
+def read_manual(path: Path) -> list[ManualPair]:
+    """The pairs in order of their tokens, within one in the order of saving."""
+    try:
+        document = msgspec.json.decode(whole_file(path))
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadInput(f"is not valid JSON: {error}", where=path) from None
+    if not isinstance(document, dict):
+        raise BadInput("names no pairs of tensors", where=path, hint=f"expected {_FORM}")
+    pairs = [pair for data_id, tokens in document.items() for pair in _of_one(path, data_id, tokens)]
+    if not pairs:
+        raise BadInput("names no pairs of tensors", where=path, hint=f"expected {_FORM}")
+    return sorted(pairs, key=lambda pair: int(pair.token))
+
+
+def _of_one(path: Path, data_id: str, tokens: Any) -> list[ManualPair]:
+    pairs = []
+    for token, files in tokens.items() if isinstance(tokens, dict) else [("", None)]:
+        if not is_round(token) or not isinstance(files, list) or [type(file) for file in files] != [str, str]:
+            raise BadInput("names no pair of tensors", where=f"{path}: {data_id}", hint=f"expected {_FORM}")
+        # Where the tensors were saved says nothing after they moved; how they lie beside the metadata does not change.
+        golden = files[0].replace("\\", "/").rpartition("/")[2]
+        pairs.append(ManualPair(token, data_id, f"{token}/{golden}", files[1]))
+    return pairs

@@ -1,0 +1,130 @@
+"""Statistics that an inference dump keeps instead of tensors, or beside them."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import TextIOWrapper
+from itertools import islice
+from pathlib import Path
+
+from twinprobe._runs.llm.dump import TORCH
+from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files, under
+from twinprobe._runs.llm.tensor import open_llm_header
+from twinprobe._runs.whole_files import csv_rows, open_file
+from twinprobe.errors import DamagedTensor
+
+STATS = ("max", "min", "mean", "l2norm")
+_TORCH_FILE, _ROUND_FILE = "statistics.csv", "statistic.csv"
+_MOST_BYTES = 256 << 20
+# A row becomes some hundred bytes of memory. Recorders write as many for it, and few rows to a file.
+_ROWS, _BYTES_PER_ROW = 1 << 16, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[float | None, ...]
+
+
+def recorded_statistics(kind: str, root: Path, folder: str) -> tuple[Files, dict[str, Recorded]]:
+    """The tensors of a token of which statistics were kept, by operator folder, and the statistics by file name."""
+    return _torch(root, folder) if kind == TORCH else _atb(root, folder)
+
+
+def _torch(root: Path, token: str) -> tuple[Files, dict[str, Recorded]]:
+    files: Files = {}
+    found: dict[str, Recorded] = {}
+    for folder in torch_files(root, token):
+        listed: list[TensorFile] = []
+        count: Counter[str] = Counter()
+        for row in _rows(root / token / folder / _TORCH_FILE):
+            io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
+            # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
+            at = count[io]
+            count[io] += 1
+            file = TensorFile(io, (at,), f"{folder}/{_TORCH_FILE}#{io}.{at}")
+            values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "L2Norm"))
+            found[file.file] = Recorded(row.get("DataType", ""), _shape(row.get("Shape", "")), values)
+            listed.append(file)
+        if listed:
+            files[folder] = tuple(listed)
+    return files, found
+
+
+def _atb(root: Path, round_folder: str) -> tuple[Files, dict[str, Recorded]]:
+    files = atb_files(root, round_folder)
+    found: dict[str, Recorded] = {}
+    for listed in files.values():
+        for file in listed:
+            try:
+                header = open_llm_header(root, under(round_folder, file), linked=file.linked)
+            except DamagedTensor:
+                continue
+            if header.statistics:
+                values = tuple(header.statistics.get(name) for name in STATS)
+                found[file.file] = Recorded(header.dtype_text, header.shape, values)
+    if not found:
+        _from_round_file(root, round_folder, files, found)
+    return files, found
+
+
+def _from_round_file(root: Path, round_folder: str, files: Files, found: dict[str, Recorded]) -> None:
+    """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
+    folders = {_numbers_of(folder): folder for folder in files}
+    known = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
+    added: dict[str, list[TensorFile]] = {}
+    for row in _rows(root / round_folder / _ROUND_FILE):
+        folder = folders.get(row.get("Op Id", "").replace("_", "/"))
+        if folder is None:
+            continue
+        io = INPUT if "in" in row.get("Input/Output", "").lower() else OUTPUT
+        place = (_whole(row.get("Index", "0")),)
+        file = known.get((folder, io, place))
+        if file is None:
+            file = known[folder, io, place] = TensorFile(io, place, f"{_ROUND_FILE}#{folder}.{io}.{place[0]}")
+            added.setdefault(folder, []).append(file)
+        values = tuple(_number(row.get(name)) for name in ("Max", "Min", "Mean", "Norm"))
+        found[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
+    for folder, more in added.items():
+        files[folder] += tuple(more)
+
+
+def _numbers_of(folder: str) -> str:
+    return "/".join(part.partition("_")[0] for part in folder.split("/"))
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows by their titles, as far as the file can be used."""
+    try:
+        size = path.stat().st_size
+        if size > _MOST_BYTES:
+            return
+        with TextIOWrapper(open_file(path), encoding="utf-8", errors="replace", newline="") as file:
+            rows = csv_rows(file)
+            titles = [title.strip() for title in next(rows, [])]
+            for row in islice(filter(None, rows), _ROWS + size // _BYTES_PER_ROW):
+                yield {title: cell.strip() for title, cell in zip(titles, row, strict=False)}
+    except (OSError, csv.Error):
+        return
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.strip("[]()").replace("x", ",").split(",")
+    return tuple(int(part) for part in (one.strip() for one in parts) if part.isdecimal() and len(part) < 16)

@@ -1,0 +1,154 @@
+"""The operators of an inference run as a tree, read from model_tree.json or an ATB topology."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe._runs.whole_files import json_file
+from twinprobe.errors import BadInput
+
+ORDER, EXECUTION = "order", "execution"
+"""Set in the param of a tree whose modules stand in the order of their calls."""
+
+_MOST_NODES = 2_000_000
+_DEEPEST = 200
+_LAST_NUMBER = re.compile(r"_(\d+)$")
+
+
+@dataclass(slots=True, eq=False)
+class OpNode:
+    """One operator or module. ``folder`` is where its tensors lie, relative to the folder of a token."""
+
+    name: str
+    op_type: str
+    folder: str
+    children: list[OpNode] = field(default_factory=list)
+    param: dict[str, Any] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    called: bool = True
+
+    def walk(self) -> Iterator[OpNode]:
+        """This node and all below it, parents first."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(reversed(node.children))
+
+    def finished(self) -> Iterator[OpNode]:
+        """This node and all below it in the order in which they end: children first."""
+        waiting = [(self, False)]
+        while waiting:
+            node, opened = waiting.pop()
+            if opened or not node.children:
+                yield node
+                continue
+            waiting.append((node, True))
+            waiting.extend((child, False) for child in reversed(node.children))
+
+    def leaves(self) -> Iterator[OpNode]:
+        """The nodes without children, in order."""
+        return (node for node in self.walk() if not node.children)
+
+
+def read_model_tree(path: Path) -> OpNode:
+    """Read model_tree.json: ``{"name": ..., "type": ..., "children": [...]}``."""
+    document = _document(path)
+    tree = _torch_node(document, path, "", 0, [_MOST_NODES])
+    if document.get(ORDER) == EXECUTION:
+        tree.param[ORDER] = EXECUTION
+    return tree
+
+
+def _torch_node(value: Any, path: Path, where: str, depth: int, budget: list[int]) -> OpNode:
+    budget[0] -= 1
+    if depth > _DEEPEST or budget[0] < 0:
+        raise BadInput("is nested too deeply or has too many modules", where=f"{path}: {where or 'top level'}")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise BadInput('is no module: it needs a "name"', where=f"{path}: {where or 'top level'}")
+    name, kind, children = value["name"], value.get("type", ""), value.get("children", [])
+    if not isinstance(kind, str) or not isinstance(children, list):
+        raise BadInput('"type" must be a text and "children" a list', where=f"{path}: {name}")
+    nodes = [_torch_node(child, path, f"{name}[{at}]", depth + 1, budget) for at, child in enumerate(children)]
+    return OpNode(name, kind, name, nodes, called=value.get("called") is not False)
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One ATB model: its tree (the model itself at the top, without a folder) and the number of its first operator."""
+
+    name: str
+    tree: OpNode
+    first: int
+
+
+def read_topology(path: Path, *, shift: int = 0) -> Topology:
+    """Read one model's topology. ``shift`` is added to the numbers of its operators in folder names."""
+    document = _document(path)
+    if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
+        raise BadInput('is no ATB topology: it needs a list "nodes"', where=path)
+    name = document.get("modelName")
+    name = name if isinstance(name, str) and name else path.stem
+    nodes = document["nodes"]
+    first = _first_number(nodes, path)
+    budget = [_MOST_NODES]
+    tree = OpNode(name, name, "", inputs=_texts(document, "inTensors"), outputs=_texts(document, "outTensors"))
+    tree.children = [
+        _atb_node(node, path, f"{first + shift + at}_", f"nodes[{at}]", 0, budget) for at, node in enumerate(nodes)
+    ]
+    return Topology(name, tree, first + shift)
+
+
+def _atb_node(value: Any, path: Path, front: str, where: str, depth: int, budget: list[int]) -> OpNode:
+    budget[0] -= 1
+    if depth > _DEEPEST or budget[0] < 0:
+        raise BadInput("is nested too deeply or has too many operators", where=f"{path}: {where}")
+    if not isinstance(value, dict) or not isinstance(value.get("opType"), str):
+        raise BadInput('is no operator: it needs an "opType"', where=f"{path}: {where}")
+    kind = value["opType"]
+    name = value.get("opName")
+    param, children = value.get("param"), value.get("nodes", [])
+    if not isinstance(children, list):
+        raise BadInput('"nodes" must be a list', where=f"{path}: {where}")
+    folder = f"{front}{kind}"
+    return OpNode(
+        name if isinstance(name, str) else kind,
+        kind,
+        folder,
+        [
+            _atb_node(child, path, f"{folder}/{at}_", f"{where}.nodes[{at}]", depth + 1, budget)
+            for at, child in enumerate(children)
+        ],
+        param if isinstance(param, dict) else {},
+        _texts(value, "inTensors"),
+        _texts(value, "outTensors"),
+    )
+
+
+def _first_number(nodes: list[Any], path: Path) -> int:
+    if not nodes:
+        raise BadInput("holds no operators", where=path)
+    name = nodes[0].get("opName") if isinstance(nodes[0], dict) else None
+    found = _LAST_NUMBER.search(name) if isinstance(name, str) else None
+    return int(found[1][:9]) if found else 0
+
+
+def _texts(value: dict[str, Any], key: str) -> tuple[str, ...]:
+    items = value.get(key)
+    return tuple(item for item in items if isinstance(item, str)) if isinstance(items, list) else ()
+
+
+def _document(path: Path) -> Any:
+    try:
+        return msgspec.json.decode(json_file(path))
+    except OSError as error:
+        raise BadInput(f"cannot be read: {error.strerror}", where=path) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # older versions of msgspec have no ValueError
+        raise BadInput(f"is not valid JSON: {error}", where=path) from None

@@ -1,0 +1,338 @@
+"""A Run: one execution of one model on one rank at one step, as it lies on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import msgspec
+
+from twinprobe._runs.dump_json import read_entries
+from twinprobe._runs.entries import build_table
+from twinprobe._runs.places import remote
+from twinprobe._runs.remote.path import marks_below, version_of
+from twinprobe._runs.structure import Stacks, read_parents, read_stacks
+from twinprobe._runs.whole_files import open_file
+from twinprobe.errors import BadInput, NothingToCompare
+
+if TYPE_CHECKING:
+    import polars as pl
+
+DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
+DEBUG_PART = "debug.json.part"
+RUN_FILES = (DUMP, PART, DEBUG, DEBUG_PART)
+TENSOR_FOLDER = "dump_tensor_data"
+
+# The three ways two runs can be measured against each other.
+STATISTICS, TENSORS, DIGESTS = "statistics", "tensor", "md5"
+
+
+@dataclass
+class Run:
+    """What one dump.json or debug.json holds. No tensor is read until it is measured."""
+
+    path: Path
+    task: str
+    level: str
+    framework: str
+    ops: list[str]
+    table: pl.DataFrame
+    notes: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """Where the dump lies."""
+        return self.path.parent
+
+    @property
+    def tensor_folder(self) -> Path:
+        """Where the dump's tensor files lie, whatever path the recorder wrote into the header."""
+        return self.folder / TENSOR_FOLDER
+
+    @property
+    def single_points(self) -> bool:
+        """Whether this is a debug.json: values saved by hand, not calls."""
+        return self.path.name.startswith("debug")
+
+    @cached_property
+    def mode(self) -> str:
+        """How the run was recorded: statistics, tensor or md5 (any checksum)."""
+        if self.task == TENSORS:
+            return TENSORS
+        has_digest = self.table["digest"].null_count() < self.table.height
+        return DIGESTS if has_digest else STATISTICS
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        """Call sites of the calls; empty where none were recorded."""
+        stacks, note = read_stacks(self.folder / "stack.json")
+        if note:
+            self.notes.append(note)
+        return stacks
+
+    @cached_property
+    def parents(self) -> dict[str, str | None]:
+        """The enclosing module call of each call; empty where no hierarchy was recorded."""
+        parents, note = read_parents(self.folder / "construct.json")
+        if note:
+            self.notes.append(note)
+        return parents
+
+
+def open_run(path: Path) -> Run:
+    """Read a dump.json, debug.json or dump.json.part, or the one that lies in a folder."""
+    path = find_run(path)
+    entries = read_entries(path)
+    task = entries.header["task"]
+    if not task:
+        raise BadInput('has no "task"', where=path, hint='expected "statistics" or "tensor"')
+    if task not in (STATISTICS, TENSORS, "structure"):
+        raise BadInput(f'"task" is {task!r}', where=path, hint="statistics and tensor runs can be compared")
+    if task == "structure":
+        raise NothingToCompare("holds no values: nothing to compare", where=path)
+    ops, table, left_out = build_table(path, entries, single_points=path.name.startswith("debug"))
+    notes = list(entries.notes)
+    framework: Any = entries.header["framework"]
+    if not framework:
+        notes.append(f"{path}: no framework is named; pytorch is assumed")
+        framework = "pytorch"
+    if not table.height:
+        raise NothingToCompare("holds no values: nothing to compare", where=path)
+    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out)
+
+
+def find_run(path: Path) -> Path:
+    """The file of a run: the path itself, or the dump that lies in this folder."""
+    if path.is_dir():
+        for name in RUN_FILES:
+            if (path / name).is_file():
+                return path / name
+        raise BadInput("holds neither dump.json nor debug.json", where=path)
+    if not path.exists():
+        raise BadInput("does not exist", where=path)
+    if path.name not in RUN_FILES:
+        raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
+    return path
+
+
+# A RunSet: the runs under a folder, keyed by graph mode, step and rank.
+
+# step0/rank0, or step_0/rank_0 as PaDiff has them.
+_STEP = re.compile(r"step_?(0|[1-9]\d*)")
+_RANK = re.compile(r"rank_?(0|[1-9]\d*)?")
+_PROC = re.compile(r"proc(\d+)")
+GRAPH_MODES = ("graph", "pynative")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RunKey:
+    """Which run of a set: the graph mode ("" where there is none), the step, the rank; -1 where not numbered."""
+
+    graph_mode: str
+    step: int
+    rank: int
+
+    @property
+    def subfolder(self) -> Path:
+        """Where results of this step go, below the output folder."""
+        return Path(self.graph_mode, f"step{self.step}" if self.step >= 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One rank's (or process's) folder and the run files in it."""
+
+    key: RunKey
+    path: Path
+    by_process: bool
+
+    @property
+    def label(self) -> str:
+        """The name that results carry: rank0, rank or proc1234."""
+        return self.path.name.replace("rank_", "rank")
+
+    def files(self) -> list[Path]:
+        """dump.json and debug.json of this rank, or the unfinished form where only that exists."""
+        kinds = ((DUMP, PART), (DEBUG, DEBUG_PART))
+        found = (next((self.path / name for name in names if (self.path / name).is_file()), None) for names in kinds)
+        return [path for path in found if path is not None]
+
+
+def run_folders(root: Path) -> list[RunFolder]:
+    """All runs under a step folder, a dump folder with steps, or a folder with graph/ and pynative/."""
+    found = sorted(_walk(root), key=lambda folder: (folder.key, folder.path.name))
+    if not found:
+        raise BadInput(
+            "holds no recorded run",
+            where=root, hint="expected dump.json, or rank*/proc* folders, or step* folders with them",
+        )  # fmt: skip
+    return found
+
+
+def _walk(root: Path) -> Iterator[RunFolder]:
+    modes = [mode for mode in GRAPH_MODES if (root / mode).is_dir()]
+    if modes:
+        for mode in modes:
+            yield from _steps(root / mode, mode)
+        return
+    yield from _steps(root, "")
+
+
+def _steps(root: Path, mode: str) -> Iterator[RunFolder]:
+    children = _folders(root)
+    steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
+    if not steps:
+        yield from _ranks(children, mode, -1)
+        return
+    for number, step in sorted(steps):
+        yield from _ranks(_folders(step), mode, number)
+
+
+def _ranks(children: list[Path], mode: str, step: int) -> Iterator[RunFolder]:
+    ranks = [(match, child) for child in children if (match := _RANK.fullmatch(child.name))]
+    if ranks:
+        for match, child in ranks:
+            yield RunFolder(RunKey(mode, step, int(match[1]) if match[1] else -1), child, by_process=False)
+        return
+    for child in children:
+        if match := _PROC.fullmatch(child.name):
+            yield RunFolder(RunKey(mode, step, int(match[1])), child, by_process=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        return sorted(child for child in root.iterdir() if child.is_dir())
+    except OSError as error:
+        raise BadInput(f"cannot be listed: {error.strerror}", where=root) from error
+
+
+# What a recorded run holds, in a few bytes: equal fingerprints mean equal content, whatever the dates say.
+
+_CHUNK = 1 << 20
+# A larger tensor file counts with its size, its beginning, its middle and its end. The end of a .pt file is its zip
+# directory with the checksum of the data, and the statistics of every tensor stand in dump.json, which counts whole.
+_SAMPLE = 4096
+_WHOLE = 16 * _SAMPLE
+_BESIDE = ("stack.json", "construct.json")
+_TENSORS = "dump_tensor_data"
+
+
+def run_fingerprint(path: Path) -> str:
+    """The fingerprint of the run whose dump.json, debug.json or ``.part`` this is, with its tensor files."""
+    elsewhere = remote(path)
+    if elsewhere is not None:
+        marks = marks_below(elsewhere.parent)
+        return _of_marks(marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, _TENSORS)])
+    digest = hashlib.sha256()
+    for file in (path, *(path.parent / name for name in _BESIDE)):
+        digest.update(_whole(file))
+    for file in files_below(path.parent / _TENSORS):
+        digest.update(f"{file.name}\0".encode("utf-8", "surrogateescape") + _sampled(file))
+    return digest.hexdigest()
+
+
+def whole_fingerprint(files: Sequence[Path]) -> str:
+    """The fingerprint of these files, in their order; every byte counts."""
+    digest = hashlib.sha256()
+    for file in files:
+        elsewhere = remote(file)
+        digest.update(_whole(file) if elsewhere is None else repr(version_of(elsewhere)).encode())
+    return digest.hexdigest()
+
+
+def files_fingerprint(folder: Path, files: Iterator[Path] | list[Path]) -> str:
+    """The fingerprint of these files, named relative to a folder; the large ones count by samples."""
+    elsewhere = remote(folder)
+    if elsewhere is not None:
+        return _of_marks(marks_below(elsewhere), [file.relative_to(folder).as_posix() for file in files])
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(os.fsencode(str(file.relative_to(folder))) + b"\0" + _sampled(file))
+    return digest.hexdigest()
+
+
+def files_below(folder: Path) -> list[Path]:
+    """The files of a folder and of those in it, in the order of their names; none where there is no such folder."""
+    try:
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+    except OSError:
+        return []
+
+
+def state_of(path: Path) -> tuple[int, int] | None:
+    """Size and time of a file: whether it changes while it is read. None where it is not there."""
+    elsewhere = remote(path)
+    if elsewhere is not None:
+        return version_of(elsewhere)
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, getattr(found, "st_mtime_ns", 0)
+
+
+def _of_marks(marks: dict[str, str], names: list[str]) -> str:
+    """What a storage says about these files stands for their content: checksums, or times where it has none."""
+    return hashlib.sha256(repr([(name, marks.get(name)) for name in names]).encode()).hexdigest()
+
+
+def _whole(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while piece := file.read(_CHUNK):
+                digest.update(piece)
+    except OSError:
+        return b"missing"
+    return digest.digest()
+
+
+def _sampled(path: Path) -> bytes:
+    digest = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        with open_file(path) as file:
+            if size <= _WHOLE:
+                digest.update(file.read(_WHOLE))
+            else:
+                for at in (0, size // 2, size - _SAMPLE):
+                    file.seek(at)
+                    digest.update(file.read(_SAMPLE))
+    except OSError:
+        return b"missing"
+    return size.to_bytes(8, "little") + digest.digest()
+
+
+# A run that another process of ours has read, handed over without reading it again.
+
+
+class _Head(msgspec.Struct):
+    path: str
+    task: str
+    level: str
+    framework: str
+    ops: list[str]
+    notes: list[str]
+
+
+def hand_over(run: Run, file: IO[bytes]) -> None:
+    """Write a run for ``take_over``; the file lives no longer than the two processes."""
+    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes)
+    blob = msgspec.msgpack.encode(head)
+    file.write(len(blob).to_bytes(8, "little") + blob)
+    run.table.write_ipc(file, compression="uncompressed")
+
+
+def take_over(file: IO[bytes]) -> Run:
+    """The run that ``hand_over`` wrote."""
+    import polars as pl
+
+    head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
+    table = pl.read_ipc(file.read())
+    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes)

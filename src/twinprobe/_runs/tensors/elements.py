@@ -1,0 +1,295 @@
+"""The contents of a tensor file: in memory, on this machine and read where they are looked at, or elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._runs.remote.contents import RemoteContents
+from twinprobe.errors import DamagedTensor
+
+# The bytes of a tensor file on this machine, read where they are looked at.
+#
+# A mapped file that somebody shortens kills the process that looks at it (SIGBUS); a read of it is merely short.
+
+_HEAD = 4096
+# One call of the system reads no more than 2 GiB.
+_AT_ONCE = 1 << 30
+
+
+class LocalContents:
+    """Slices are read as they are asked for; elements go to memory that is used again as soon as nobody looks at it."""
+
+    __slots__ = ("_changed", "_file", "_head", "_size", "at_once")
+
+    def __init__(self, handle: int, status: os.stat_result, at_once: int | None = None) -> None:
+        """Takes over the handle of an open file."""
+        self.at_once = at_once
+        """The most bytes of elements that are read at once, if somebody has said."""
+        self._file = io.FileIO(handle)
+        self._size, self._changed = status.st_size, status.st_mtime_ns
+        self._head = self._file.read(_HEAD) or b""
+
+    def __del__(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+    def __getitem__(self, at: int | slice) -> int | bytes:
+        if not isinstance(at, slice):
+            return self[at : at + 1][0]
+        start, stop, step = at.indices(self._size)
+        assert step == 1
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        return self.stretch(start, stop).tobytes() if stop > start else b""
+
+    def stretch(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """The bytes of a range in memory of their own, aligned for every dtype."""
+        out = _buffers.take(stop - start)
+        view, filled = out.data, 0
+        while filled < len(out):
+            count = self._read_into(view[filled : filled + _AT_ONCE], start + filled)
+            if not count:
+                raise DamagedTensor("became shorter while it was read", hint="wait until its run has finished")
+            filled += count
+        now = os.fstat(self._file.fileno())
+        if now.st_size != self._size or now.st_mtime_ns != self._changed:
+            raise DamagedTensor("changed while it was read", hint="wait until its run has finished")
+        out.flags.writeable = False
+        return out
+
+    def _read_into(self, view: memoryview, start: int) -> int | None:
+        """Read from a place on. Several threads may do so at once, so the file's own position is not used."""
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [view], start)
+        with _moving:
+            self._file.seek(start)
+            return self._file.readinto(view)
+
+
+class _Buffers(threading.local):
+    """Two pieces of memory for each thread, one a side. Fresh memory costs more than reading into it."""
+
+    most_bytes = 256 << 20
+
+    def __init__(self) -> None:
+        self._kept: list[NDArray[np.uint8]] = []
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """So many bytes that nobody else looks at."""
+        kept = self._kept
+        for at in range(len(kept)):
+            if kept[at].size >= size and sys.getrefcount(kept[at]) == _UNUSED:
+                return kept[at][:size]
+        fresh = np.empty(size, np.uint8)
+        if size <= self.most_bytes:
+            if len(kept) >= 2:
+                del kept[0]
+            kept.append(fresh)
+        return fresh[:]
+
+
+def _count_of_unused() -> int:
+    kept = [np.empty(1, np.uint8)]
+    return sys.getrefcount(kept[0])
+
+
+_UNUSED = _count_of_unused()
+_buffers = _Buffers()
+_moving = threading.Lock()
+
+
+# Up to here the elements are read at once, unless less is asked for. Of larger files they are read strip by strip, as
+# they are measured: memory for all of them may be lacking.
+LARGEST_READ = 256 << 20
+
+Held = bytes | NDArray[np.uint8]
+Contents = bytes | LocalContents | RemoteContents
+
+
+def stretch(data: Contents, start: int, length: int, *, whole: bool = True) -> tuple[Held, int]:
+    """A buffer that holds these bytes, and where in it they begin; what is on this machine stays where it is.
+
+    ``whole=False`` allows remote contents to leave out what their reader does not want to look at.
+    """
+    if isinstance(data, RemoteContents):
+        return data.stretch(start, start + length, whole=whole), 0
+    if isinstance(data, LocalContents):
+        return data.stretch(start, start + length), 0
+    return data, start
+
+
+def elements(data: Contents, dtype: np.dtype[Any], count: int, start: int, *, whole: bool = False) -> NDArray[Any]:
+    """``count`` elements from the byte ``start`` on; of a large file FileElements, unless they are wanted whole."""
+    if isinstance(data, LocalContents) and not whole and count * dtype.itemsize > (data.at_once or LARGEST_READ):
+        return cast("NDArray[Any]", FileElements(data, dtype, count, start))
+    base, at = stretch(data, start, count * dtype.itemsize, whole=whole)
+    return np.frombuffer(base, dtype, count, at)
+
+
+# The elements of a file that is too large to hold: an array whose slices are read when they are asked for.
+
+
+class FileElements:
+    """Looks like a flat, read-only array in the machine's byte order.
+
+    A slice is read into memory of its own, which is what kernels ask for, strip by strip. Whatever else is asked of an
+    array reads all of the elements. A file that changes between two slices is a DamagedTensor for whoever reads on.
+    """
+
+    __slots__ = ("_file", "_start", "_stored", "dtype", "size")
+    ndim = 1
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, file: LocalContents, stored: np.dtype[Any], count: int, start: int) -> None:
+        self._file, self._stored, self._start = file, stored, start
+        self.dtype: np.dtype[Any] = stored.newbyteorder("=")
+        self.size = count
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.size,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * int(self.dtype.itemsize)
+
+    @property
+    def flags(self) -> Any:
+        """Those that every slice has: aligned, and not to be written to."""
+        none = np.empty(1, self.dtype)[:0]
+        none.flags.writeable = False
+        return none.flags
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice) and at.step in (None, 1):
+            start, stop, _ = at.indices(self.size)
+            return self._read(start, max(start, stop))
+        if isinstance(at, int | np.integer):
+            place = range(self.size)[int(at)]
+            return self._read(place, place + 1)[0]
+        return self.whole()[at]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        whole = self.whole()
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # numpy asks for its protocols, and must not get those of an array
+        return getattr(self.whole(), name)
+
+    def __eq__(self, other: object) -> Any:
+        return self.whole() == np.asarray(other)
+
+    def whole(self) -> NDArray[Any]:
+        """All elements, in memory."""
+        return self._read(0, self.size)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        width = self.dtype.itemsize
+        octets = self._file.stretch(self._start + start * width, self._start + stop * width)
+        found = octets.view(self._stored)
+        if not self._stored.isnative:
+            found = found.astype(self.dtype)
+            found.flags.writeable = False
+        return found
+
+
+# Elements in another order than the file has them, put in order without the file in memory beside them.
+
+# Bytes of a file that are held while they are put in order.
+PIECE = 64 << 20
+
+Axes = list[tuple[int, int]]  # for each axis its length and the bytes from one place to the next
+Read = Callable[[int, int], tuple[Held, int]]  # from a byte on so many: a buffer, and where they begin in it
+
+
+def in_order(read: Read, axes: Axes, stored: np.dtype[Any]) -> NDArray[Any]:
+    """The elements of a strided view as a new C-ordered array in the machine's byte order."""
+    out = np.empty(tuple(n for n, _ in axes), stored.newbyteorder("="))
+    strides = tuple(step for _, step in axes)
+    for at, start, length in _pieces(axes, stored.itemsize):
+        part: NDArray[Any] = out[at] if at else out
+        base, first = read(start, length)
+        part[...] = np.ndarray(part.shape, stored, buffer=base, offset=first, strides=strides)
+    return out
+
+
+def _pieces(axes: Axes, width: int) -> Iterator[tuple[tuple[slice, ...], int, int]]:
+    """Parts of the array with the stretches of the file that hold them, along the axis with the longest steps."""
+    longest = max(range(len(axes)), key=lambda at: axes[at][1], default=None)
+    if longest is None:
+        yield (), 0, width
+        return
+    count, step = axes[longest]
+    rest = width + sum((n - 1) * other for at, (n, other) in enumerate(axes) if at != longest)
+    # Where one place reaches far into the next ones, much is read twice; not more than a quarter of all.
+    at_once = max(1, (max(PIECE, 4 * rest) - rest) // step) if step else count
+    for first in range(0, count, at_once):
+        last = min(first + at_once, count)
+        index = tuple(slice(first, last) if at == longest else slice(None) for at in range(len(axes)))
+        yield index, first * step, (last - first - 1) * step + rest
+
+
+# A tensor's bytes in host memory, as every reader hands them out and every kernel takes them.
+
+# Element types that numpy lacks travel as unsigned integers of the same width; the name says how to read them.
+STORAGE: dict[str, str] = {
+    "bool": "?",
+    "uint8": "u1",
+    "int8": "i1",
+    "uint16": "u2",
+    "int16": "i2",
+    "uint32": "u4",
+    "int32": "i4",
+    "uint64": "u8",
+    "int64": "i8",
+    "float16": "f2",
+    "bfloat16": "u2",
+    "float32": "f4",
+    "float64": "f8",
+    "float8_e4m3fn": "u1",
+    "float8_e4m3fnuz": "u1",
+    "float8_e5m2": "u1",
+    "float8_e5m2fnuz": "u1",
+    "float8_e8m0fnu": "u1",
+    "complex64": "c8",
+    "complex128": "c16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """A flat, C-ordered array of storage elements with the dtype's own name and the shape.
+
+    Nobody may write to ``data``. Of a large file it is a FileElements, whose slices are read when they are asked for:
+    whoever takes it strip by strip needs no memory for all of it.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[Any]
+
+    def __post_init__(self) -> None:
+        assert self.data.ndim == 1
+        assert self.data.size == prod(self.shape)
+        assert self.data.dtype == np.dtype(STORAGE[self.dtype])

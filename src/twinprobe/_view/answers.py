@@ -1,0 +1,403 @@
+"""Questions about the whole run: lists, counts, the strip, the next suspicious node, ranks by steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from twinprobe._graph.read.db import GOLDEN, SOURCES, TARGET, Graph, file_key, last_link
+from twinprobe._graph.read.open import Source, find_graph, find_graphs, open_graph
+from twinprobe._report.console import visible
+from twinprobe._view import nodes as matches
+from twinprobe._view import pairing
+from twinprobe._view.nodes import METRICS, PAGE, Scene, bands, metrics_of, sibling_edges
+from twinprobe._view.overview import (
+    Cache,
+    Floats,
+    Overview,
+    facts,
+    first_known,
+    first_of,
+    read_metric,
+    read_overview,
+    strip,
+)
+from twinprobe.errors import BadInput, TwinProbeError
+
+# What every request needs: its arguments read with care, the file it names, and the graph it means.
+
+_LARGEST = 1 << 40
+
+
+class Question:
+    """The arguments of a request."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def text(self, key: str, default: str = "") -> str:
+        """A text of reasonable length."""
+        return self._values.get(key, default)[:10_000]
+
+    def flag(self, key: str) -> bool:
+        """Whether something is switched on."""
+        return self._values.get(key) == "1"
+
+    def number(self, key: str, default: int, most: int = _LARGEST) -> int:
+        """A whole number from 0 on."""
+        found = self.optional(key)
+        return default if found is None else min(found, most)
+
+    def optional(self, key: str) -> int | None:
+        """A whole number from 0 on, or None if it is not given."""
+        text = self._values.get(key, "")
+        if not text:
+            return None
+        if not text.isdecimal() or len(text) > 15:
+            raise BadInput(f"{key} must be a number")
+        return int(text)
+
+    def limit(self, key: str) -> float | None:
+        """A number that is not negative, or None if it is not given."""
+        try:
+            found = float(self._values[key]) if self._values.get(key) else None
+        except ValueError:
+            raise BadInput(f"{key} must be a number") from None
+        return found if found is not None and found >= 0 else None
+
+    def numbers(self, key: str) -> list[int]:
+        """A comma list of whole numbers."""
+        parts = [part for part in self._values.get(key, "").split(",") if part]
+        if not all(part.isdecimal() and len(part) < 16 for part in parts):
+            raise BadInput(f"{key} must be a list of numbers")
+        return [int(part) for part in parts][:5000]
+
+    def side(self) -> str:
+        """Which graph: that of the run under test or that of the reference."""
+        side = self._values.get("side") or TARGET
+        if side not in SOURCES:
+            raise BadInput(f"side must be {TARGET} or {GOLDEN}")
+        return side
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The folder that is shown, and what was computed for earlier requests and can be computed again."""
+
+    place: Path
+    _overviews: Cache = field(default_factory=lambda: Cache(64))
+    _metrics: Cache = field(default_factory=lambda: Cache(32))
+    cells: dict[Any, dict[str, Any]] = field(default_factory=dict)
+
+    def source(self, asked: Question) -> Source:
+        """The file that a request names, which must be one of those in the folder; by default the newest."""
+        if wanted := asked.text("file"):
+            source = find_graph(self.place, wanted)
+            if source is None:
+                raise BadInput("there is no such file in the folder", where=wanted)
+            return source
+        found = find_graphs(self.place)
+        if not found:
+            raise BadInput("no .vis or .vis.db file is in this folder", hint="make one with twinprobe graph")
+        return found[0]
+
+    @contextmanager
+    def scene(self, asked: Question) -> Iterator[Scene]:
+        """The graph that a request means."""
+        source = self.source(asked)
+        with open_graph(source, asked.optional("step"), asked.optional("rank")) as (config, graph):
+            step, rank = asked.number("step", config.steps[0]), asked.number("rank", config.ranks[0])
+            made = matches.load(source.path, f"{step}/{rank}")
+            metric = asked.text("metric") if asked.text("metric") in METRICS else ""
+            yield Scene(source, step, rank, config, graph, made, asked.optional("micro"), metric)
+
+    def overview(self, scene: Scene, side: str) -> Overview:
+        """The arrays of one side, computed once for each version of the file."""
+        key = (self.version(scene.source, scene.step, scene.rank), side)
+        return self._overviews.get(key, lambda: read_overview(scene.config, scene.graph, side))
+
+    def metric(self, scene: Scene) -> Floats | None:
+        """The metric in use for every node, if one is."""
+        if not scene.metric:
+            return None
+        overview = self.overview(scene, TARGET)
+        key = (self.version(scene.source, scene.step, scene.rank), scene.metric)
+        return self._metrics.get(key, lambda: read_metric(scene.graph, scene.metric, overview))
+
+    def suspicious(self, scene: Scene, asked: Question) -> npt.NDArray[np.bool_]:
+        """Which nodes of the run under test count as suspicious: by the file's marks or by the user's own limit."""
+        above = asked.limit("above")
+        return self.overview(scene, TARGET).suspicious(self.metric(scene) if above is not None else None, above)
+
+    @staticmethod
+    def version(source: Source, step: int, rank: int) -> tuple[str, int, int]:
+        """A key that changes when the file does."""
+        path = source.path if source.is_db else source.paths[step, rank]
+        log = path.with_name(path.name + "-wal")
+        return (file_key(path, log) if log.exists() else file_key(path), step, rank)
+
+
+def named(scene: Scene, asked: Question) -> dict[str, Any]:
+    """The node that a request names by name or by its place in the order."""
+    order, name = asked.optional("order"), asked.text("name")
+    row = _first(scene.graph, asked.side(), order) if order is not None else scene.graph.node(asked.side(), name)
+    if row is None:
+        raise BadInput(f"there is no node {name!r} in this graph" if name else "there is no such node in this graph")
+    return row
+
+
+def _first(graph: Graph, side: str, order: int) -> dict[str, Any] | None:
+    return next(iter(graph.by_order(side, [order])), None)
+
+
+# Questions about files, trees and single nodes.
+
+Answer = dict[str, Any]
+
+
+def files(desk: Desk, _: Question) -> Answer:
+    """The files that can be opened, newest first."""
+    found = [{"id": s.id, "size": s.size, "modified": s.modified, "db": s.is_db} for s in find_graphs(desk.place)]
+    return {"files": found, "place": visible(desk.place.resolve().name)}
+
+
+def open_file(desk: Desk, asked: Question) -> Answer:
+    """What a file is, the roots of its graphs and, if the file tells it, where the runs part."""
+    with desk.scene(asked) as plain:
+        config = plain.config
+        metrics = metrics_of(config, plain.graph)
+        scene = replace(plain, metric=plain.metric or "".join(metrics[:1]))
+        roots = {side: root for side in sides(scene) if (root := scene.graph.root(side))}
+        if TARGET not in roots:
+            raise BadInput("holds no node for this step and rank", hint="it may still be being written: reload")
+        return {
+            "file": scene.source.id, "step": scene.step, "rank": scene.rank, "steps": config.steps,
+            "ranks": config.ranks, "compared": config.compared, "task": config.task, "microSteps": config.micro_steps,
+            "overflow": config.overflow, "tooltips": config.tooltips,
+            "bands": [vars(band) for band in bands(config.colors)],
+            "metrics": metrics, "knowsMore": config.knows_more,
+            "roots": {side: scene.brief(side, [root])[0] for side, root in roots.items()},
+            "pages": {side: [scene.children(side, root["node_name"], 0)] for side, root in roots.items()},
+            "first": first_known(scene),
+        }  # fmt: skip
+
+
+def first(desk: Desk, asked: Question) -> Answer:
+    """Where the runs part, found by looking if the file does not tell it."""
+    with desk.scene(asked) as scene:
+        if not scene.config.compared:
+            return {"first": None}
+        known = first_known(scene) if asked.limit("above") is None else None
+        if known is None:
+            known = first_of(scene, desk.overview(scene, TARGET).order[desk.suspicious(scene, asked)])
+        return {"first": known}
+
+
+def children(desk: Desk, asked: Question) -> Answer:
+    """A page of a node's children."""
+    with desk.scene(asked) as scene:
+        limit = asked.number("limit", PAGE, 1000)
+        return scene.children(asked.side(), asked.text("parent"), asked.number("offset", 0), limit)
+
+
+def unfold(desk: Desk, asked: Question) -> Answer:
+    """The pages of children that lead to a node and to its partner."""
+    with desk.scene(asked) as scene:
+        side, inside = asked.side(), asked.flag("inside")
+        row = named(scene, asked)
+        other = GOLDEN if side == TARGET else TARGET
+        partner = scene.partner(side, row)
+        return {
+            "node": scene.brief(side, [row])[0],
+            side: scene.pages_to(side, row["node_name"], inside=inside),
+            other: scene.pages_to(other, partner, inside=inside) if partner else [],
+        }
+
+
+def restore(desk: Desk, asked: Question) -> Answer:
+    """The first pages of the nodes that were open when a link was made, given by their places in the order."""
+    with desk.scene(asked) as scene:
+        found: Answer = {}
+        for side in SOURCES:
+            rows = scene.graph.by_order(side, asked.numbers(side)[:500])
+            rows.sort(key=lambda row: -int(row["node_order"]))  # a parent comes after its children in the order
+            found[side] = [scene.children(side, row["node_name"], 0) for row in rows if not row["leaf"]]
+        return found
+
+
+def node(desk: Desk, asked: Question) -> Answer:
+    """Everything about a node and its partner."""
+    with desk.scene(asked) as scene:
+        detail = scene.detail(asked.side(), named(scene, asked)["node_name"])
+        target = detail.get(TARGET)
+        return {**detail, "facts": facts(target, detail.get(GOLDEN)) if target and scene.config.compared else None}
+
+
+def edges(desk: Desk, asked: Question) -> Answer:
+    """Data flow between the children of a node."""
+    with desk.scene(asked) as scene:
+        side, parent = asked.side(), asked.text("parent")
+        offset, limit = asked.number("offset", 0), asked.number("limit", PAGE, 1000)
+        tensors = scene.graph.tensors(side, parent, offset, limit, scene.micro_under(side, parent))
+        return {"parent": parent, "edges": sibling_edges(tensors)}
+
+
+def search(desk: Desk, asked: Question) -> Answer:
+    """Nodes whose names contain a text."""
+    text = asked.text("text").strip()[:500]
+    with desk.scene(asked) as scene:
+        found: Answer = {}
+        for side in sides(scene):
+            hits = scene.graph.search(side, text, 300) if text else []
+            found[side] = scene.brief(side, scene.graph.by_order(side, [order for _, order in hits]))
+        return found
+
+
+def sides(scene: Scene) -> tuple[str, ...]:
+    """The graphs that there are."""
+    return (TARGET, GOLDEN) if scene.config.compared else (TARGET,)
+
+
+_MOST_STEPS, _MOST_RANKS, _CELLS_AT_ONCE = 200, 1024, 8
+
+
+def nodes(desk: Desk, asked: Question) -> Answer:
+    """A page of the nodes that pass some filters, in execution order."""
+    with desk.scene(asked) as scene:
+        side, kind = asked.side(), asked.text("kind", "suspicious")
+        orders = desk.overview(scene, side).chosen(
+            unmatched={"unmatched": True, "matched": False}.get(kind),
+            suspicious=desk.suspicious(scene, asked) if kind == "suspicious" and side == TARGET else None,
+            levels=asked.numbers("levels"),
+            overflow=[name for name in asked.text("overflow").split(",") if name],
+            what=asked.text("what"), micro=scene.micro,
+        ).tolist()  # fmt: skip
+        orders = _with_manual(scene, side, kind, orders)
+        offset = asked.number("offset", 0)
+        page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
+        found = scene.brief(side, scene.graph.by_order(side, page))
+        return {"total": len(orders), "offset": offset, "nodes": found}
+
+
+def counts(desk: Desk, asked: Question) -> Answer:
+    """How many nodes there are of each sort, on each side."""
+    with desk.scene(asked) as scene:
+        levels = len(bands(scene.config.colors))
+        found: Answer = {side: desk.overview(scene, side).counts(levels) for side in sides(scene)}
+        found[TARGET]["suspicious"] = int(desk.suspicious(scene, asked).sum())
+        return found
+
+
+def error_strip(desk: Desk, asked: Question) -> Answer:
+    """The error over the whole execution, in pieces."""
+    with desk.scene(asked) as scene:
+        return strip(desk.overview(scene, TARGET), desk.metric(scene), asked.number("bins", 800, 4000))
+
+
+def step(desk: Desk, asked: Question) -> Answer:
+    """The next or previous suspicious node in execution order, and which of how many it is."""
+    with desk.scene(asked) as scene:
+        places = desk.overview(scene, TARGET).order[desk.suspicious(scene, asked)]
+        if not len(places):
+            return {"node": None, "at": 0, "of": 0}
+        start = asked.optional("from")
+        if start is None:
+            at = 0
+        elif asked.flag("back"):
+            at = int(places.searchsorted(start, "left")) - 1
+        else:
+            at = int(places.searchsorted(start, "right"))
+        at = at % len(places)
+        rows = scene.graph.by_order(TARGET, [int(places[at])])
+        return {"node": scene.brief(TARGET, rows)[0], "at": at + 1, "of": len(places)}
+
+
+def heat(desk: Desk, asked: Question) -> Answer:
+    """The worst level and the count of suspicious nodes for every rank and step; a few more on each call."""
+    with desk.scene(asked) as scene:
+        source, config = scene.source, scene.config
+    wanted = [(s, r) for s in config.steps[:_MOST_STEPS] for r in config.ranks[:_MOST_RANKS]]
+    cells, made = [], 0
+    for one_step, rank in wanted:
+        if not source.is_db and (one_step, rank) not in source.paths:
+            cells.append({"step": one_step, "rank": rank, "missing": True})
+            continue
+        key = desk.version(source, one_step, rank)
+        if key not in desk.cells:
+            if made == _CELLS_AT_ONCE:
+                continue
+            made += 1
+            desk.cells[key] = _cell(source, one_step, rank)
+        cells.append({"step": one_step, "rank": rank, **desk.cells[key]})
+    return {"cells": cells, "complete": len(cells) == len(wanted)}
+
+
+def _cell(source: Source, one_step: int, rank: int) -> dict[str, Any]:
+    try:
+        with open_graph(source, one_step, rank) as (config, graph):
+            known = bands(config.colors)
+            told = graph.verdicts(TARGET)
+            if told and [band.label for band in known] == ["pass", "warning", "error"]:
+                per_level = [told.get(band.label, 0) for band in known]
+            else:
+                per_level = read_overview(config, graph, TARGET).counts(len(known))["levels"]
+    except TwinProbeError:
+        return {"missing": True}
+    worst = max((level for level, count in enumerate(per_level) if count), default=None)
+    return {"level": worst, "suspicious": sum(per_level[1:]), "levels": per_level}
+
+
+def _with_manual(scene: Scene, side: str, kind: str, orders: list[int]) -> list[int]:
+    """Lists of matched and unmatched nodes as they are after matching by hand."""
+    made = scene.matches
+    if kind not in ("matched", "unmatched") or not (made.added or made.removed):
+        return orders
+    names = set(made.added if side == TARGET else made.added.values())
+    for target in made.removed | set(made.added):
+        row = scene.graph.node(TARGET, target)
+        partner = last_link(row["matched_node_link"]) if row else None
+        names |= {target} if side == TARGET else {partner} if partner else set()
+    touched = {row["node_order"]: row for name in names if (row := scene.graph.node(side, name))}
+    keep = {order for order in orders if order not in touched}
+    return sorted(
+        keep | {o for o, row in touched.items() if (scene.partner(side, row) is None) == (kind == "unmatched")}
+    )
+
+
+# Questions about matches made by hand, and the one request that writes.
+
+
+def made_by_hand(desk: Desk, asked: Question) -> Answer:
+    """The matches made by hand, by name of the run under test, as JSON and as layer_mapping.yaml."""
+    with desk.scene(asked) as scene:
+        made = scene.matches
+        return {"matches": made.added, "removed": sorted(made.removed), "yaml": pairing.layer_mapping(scene)}
+
+
+def change(desk: Desk, values: Mapping[str, Any]) -> Answer:
+    """Match, part or import: written to a file beside the graph, never into it."""
+    asked = Question({key: str(value) for key, value in values.items() if key != "pairs"})
+    with desk.scene(asked) as scene:
+        if not scene.config.compared:
+            raise BadInput("there is only one graph in this file")
+        action, branch, fitting = asked.text("action"), asked.flag("branch"), 1
+        target, golden = asked.text("target"), asked.text("golden")
+        if action == "add":
+            for side, name in ((TARGET, target), (GOLDEN, golden)):
+                if scene.graph.node(side, name) is None:
+                    raise BadInput(f"there is no node {name!r} in the {side} graph")
+            edit = pairing.add_pair(scene, target, golden, branch=branch)
+        elif action == "remove":
+            edit = pairing.remove_pair(scene, target, branch=branch)
+        elif action == "import" and isinstance(values.get("pairs"), dict):
+            edit, fitting = pairing.add_all(scene, {str(k): str(v) for k, v in values["pairs"].items()})
+        else:
+            raise BadInput("action must be add, remove, or import with pairs")
+        now = matches.change(scene.source.path, f"{scene.step}/{scene.rank}", edit)
+        return {"matches": now.added, "removed": sorted(now.removed), "fitting": fitting}

@@ -1,0 +1,211 @@
+"""One page that needs no server: the front end and the part of the graphs that matters, in a single file."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from twinprobe._graph.read.db import GOLDEN, TARGET
+from twinprobe._graph.read.open import IndexingError
+from twinprobe._report.files import replacing
+from twinprobe._view import answers as ask_tree
+from twinprobe._view.answers import Desk, Question, sides
+from twinprobe._view.app import STATIC
+from twinprobe._view.nodes import Scene, sibling_edges
+from twinprobe._view.overview import facts
+from twinprobe.errors import BadInput
+
+# All modules of the front end as one script, for the page that needs no server.
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ((?:async )?function|class|const|let) (\w+)", re.MULTILINE)
+
+
+def bundle(folder: Path, entry: str) -> str:
+    """The modules in dependency order, each in its own function; ``entry`` is run last.
+
+    This understands the one way in which our modules import and export: by name, from "./file.js", at the line's start.
+    """
+    parts = [_wrapped(folder, name) for name in _in_order(folder, entry, [], ())]
+    return '"use strict";\nconst modules = {};\n' + "".join(parts)
+
+
+def _in_order(folder: Path, name: str, done: list[str], above: tuple[str, ...]) -> list[str]:
+    if name in above:
+        raise ValueError(f"modules import each other in a circle: {' -> '.join((*above, name))}")
+    for match in _IMPORT.finditer(_source(folder, name)):
+        if match[2] not in done:
+            _in_order(folder, match[2], done, (*above, name))
+    done.append(name)
+    return done
+
+
+def _wrapped(folder: Path, name: str) -> str:
+    source = _source(folder, name)
+    exported = [match[2] for match in _EXPORT.finditer(source)]
+    body = _IMPORT.sub(lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{m[2]}"];\n', source)
+    body = _EXPORT.sub(r"\1 \2", body).replace("import.meta.url", "document.baseURI")
+    return f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {", ".join(exported)} }};\n}})();\n'
+
+
+def _source(folder: Path, name: str) -> str:
+    return (folder / name).read_text(encoding="utf-8")
+
+
+_MOST_PER_SIDE, _MOST_IN_ALL = 4_000, 16_000
+_FINDINGS, _BESIDE, _AT_TOP = 200, 40, 400
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src '{script_hash}'; \
+style-src '{style_hash}'; img-src data:; base-uri 'none'; form-action 'none'">
+<title>{title}</title><style>{style}</style></head><body>
+<script type="application/gzip+base64" id="twinprobe-data">{data}</script>
+<script type="module">{script}</script></body></html>
+"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What went into a page."""
+
+    file: str
+    nodes: int
+    left_out: int
+    size: int
+
+
+def export_page(place: Path, target: Path, *, step: int | None = None, rank: int | None = None) -> Exported:
+    """Write the newest graph file of a folder (or the file given) as one page."""
+    desk = Desk(place)
+    start = {key: str(value) for key, value in (("step", step), ("rank", rank)) if value is not None}
+    opened = _open(desk, start)
+    graphs: list[dict[str, Any]] = []
+    nodes = left_out = 0
+    for one_step, one_rank in _graphs_of(opened):
+        if graphs and nodes >= _MOST_IN_ALL:
+            break
+        key = {"file": opened["file"], "step": str(one_step), "rank": str(one_rank)}
+        graph, kept, all_nodes = _graph(desk, key)
+        graphs.append(graph)
+        nodes, left_out = nodes + kept, left_out + all_nodes - kept
+    known = {key: opened[key] for key in opened if key not in ("roots", "pages", "first", "step", "rank")}
+    data = msgspec.json.encode({"opened": known, "graphs": graphs})
+    page = _page(data, title=f"TwinProbe: {Path(opened['file']).name}")
+    with replacing(target) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return Exported(opened["file"], nodes, left_out, len(page))
+
+
+def _open(desk: Desk, start: dict[str, str]) -> dict[str, Any]:
+    while True:
+        try:
+            return ask_tree.open_file(desk, Question(start))
+        except IndexingError:
+            continue  # opening waits a second each time
+
+
+def _graphs_of(opened: dict[str, Any]) -> list[tuple[int, int]]:
+    first = (opened["step"], opened["rank"])
+    others = [(step, rank) for step in opened["steps"] for rank in opened["ranks"] if (step, rank) != first]
+    return [first, *others]
+
+
+def _graph(desk: Desk, key: dict[str, str]) -> tuple[dict[str, Any], int, int]:
+    asked = Question(key)
+    try:
+        with desk.scene(asked) as scene:
+            wanted = _wanted(desk, scene, asked)
+            stacks: dict[str, int] = {}
+            found = {side: _side(scene, side, wanted[side], stacks) for side in sides(scene)}
+            total = sum(len(desk.overview(scene, side).order) for side in sides(scene))
+            first = ask_tree.first(desk, asked)["first"]
+            graph = {"step": scene.step, "rank": scene.rank, "first": first, "stacks": list(stacks), **found}
+            return graph, sum(len(part["nodes"]) for part in found.values()), total
+    except IndexingError:
+        return _graph(desk, key)
+    except BadInput:  # a rank that has no file
+        return {"step": int(key["step"]), "rank": int(key["rank"]), "missing": True}, 0, 0
+
+
+def _wanted(desk: Desk, scene: Scene, asked: Question) -> dict[str, set[int] | None]:
+    """Places in the order to keep, None for all: what is near a finding or near the top."""
+    wanted: dict[str, set[int] | None] = {}
+    for side in sides(scene):
+        wanted[side] = None if len(desk.overview(scene, side).order) <= _MOST_PER_SIDE else set()
+    overview = desk.overview(scene, TARGET)
+    marked = overview.order[desk.suspicious(scene, asked)][:_FINDINGS].tolist()
+    known = ask_tree.first(desk, asked)["first"] if scene.config.compared else None
+    names = [known["name"]] if known else []
+    names += [row["node_name"] for row in scene.graph.by_order(TARGET, marked)]
+    for side, kept in wanted.items():
+        if kept is None:
+            continue
+        root = scene.graph.root(side)
+        if root:
+            kept |= {root["node_order"]}
+            kept |= {row["node_order"] for row in scene.graph.children(side, root["node_name"], 0, _AT_TOP, None)}
+        for name in names:
+            row = scene.graph.node(TARGET, name)
+            here = name if side == TARGET else scene.partner(TARGET, row) if row else None
+            if here and len(kept) < _MOST_PER_SIDE:
+                _around(scene, side, here, kept)
+    return wanted
+
+
+def _around(scene: Scene, side: str, name: str, kept: set[int]) -> None:
+    path = scene.path(side, name)
+    for row in path:
+        kept.add(row["node_order"])
+    for parent, child in pairwise(path):
+        place = scene.graph.child_count(side, parent["node_name"], before=child["node_order"])
+        beside = scene.graph.children(side, parent["node_name"], max(0, place - _BESIDE // 2), _BESIDE, None)
+        kept |= {row["node_order"] for row in beside}
+
+
+def _side(scene: Scene, side: str, wanted: set[int] | None, stacks: dict[str, int]) -> dict[str, Any]:
+    root = scene.graph.root(side)
+    if root is None:
+        return {"nodes": [], "edges": {}}
+    nodes, edges = [_packed(scene, side, root["node_name"], stacks)], {}
+    waiting = [root["node_name"]]
+    while waiting:
+        parent = waiting.pop()
+        rows = scene.graph.children(side, parent, 0, 1 << 30, None)
+        kept = [row for row in rows if wanted is None or row["node_order"] in wanted]
+        nodes += [_packed(scene, side, row["node_name"], stacks) for row in kept]
+        flow = sibling_edges(scene.graph.tensors(side, parent, 0, 1000, None)) if kept else []
+        if flow:
+            edges[parent] = flow
+        waiting += [row["node_name"] for row in kept if not row["leaf"]]
+    return {"nodes": nodes, "edges": edges}
+
+
+def _packed(scene: Scene, side: str, name: str, stacks: dict[str, int]) -> dict[str, Any]:
+    detail = scene.detail(side, name)
+    node: dict[str, Any] = detail[side]
+    node["stack"] = stacks.setdefault("\n\0".join(node["stack"]), len(stacks))
+    if side == TARGET and scene.config.compared:
+        node["facts"] = facts(node, detail[GOLDEN])
+    return node
+
+
+def _page(data: bytes, *, title: str) -> str:
+    script = "\n" + bundle(STATIC, "start.js")
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+    return _PAGE.format(
+        title=escape(title), data=packed, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style)
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(sha256(text.encode()).digest()).decode()

@@ -1,0 +1,219 @@
+"""The whole run in a few arrays: what is suspicious or unmatched and how the error moves along the execution."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from twinprobe._graph.read.db import TARGET, Config, Graph
+from twinprobe._view.nodes import OWN_ERROR, Scene, badness, bands, level_of, worst_in
+
+Floats = npt.NDArray[np.float32]
+Orders = npt.NDArray[np.int64]
+_OVERFLOWS = ("medium", "high", "critical")
+NO_LEVEL = -1
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One value per node of one side, in execution order (children before their parents)."""
+
+    order: Orders
+    level: npt.NDArray[np.int8]
+    overflow: npt.NDArray[np.int8]
+    unmatched: npt.NDArray[np.bool_]
+    micro: npt.NDArray[np.int32]
+    module: npt.NDArray[np.bool_]
+    leaf: npt.NDArray[np.bool_]
+
+    def suspicious(self, values: Floats | None = None, above: float | None = None) -> npt.NDArray[np.bool_]:
+        """Which nodes the file marks or, with a limit, whose metric lies above it."""
+        if values is None or above is None:
+            return self.level > 0
+        return np.nan_to_num(values, nan=-1.0) > above
+
+    def chosen(self, *, suspicious: npt.NDArray[np.bool_] | None, unmatched: bool | None, levels: list[int],
+               overflow: list[str], what: str, micro: int | None) -> Orders:  # fmt: skip
+        """Places in the order that pass all filters."""
+        keep = np.ones(len(self.order), dtype=bool) if suspicious is None else suspicious.copy()
+        if unmatched is not None:
+            keep &= self.unmatched == unmatched
+        if levels:
+            keep &= np.isin(self.level, levels)
+        if overflow:
+            keep &= np.isin(self.overflow, [_OVERFLOWS.index(name) + 1 for name in overflow if name in _OVERFLOWS])
+        if what in ("modules", "apis"):
+            keep &= self.module == (what == "modules")
+        if micro is not None:
+            keep &= self.micro == micro
+        found: Orders = self.order[keep]
+        return found
+
+    def counts(self, levels: int) -> dict[str, Any]:
+        """How many nodes there are of each sort."""
+        return {
+            "nodes": len(self.order),
+            "unmatched": int(self.unmatched.sum()),
+            "suspicious": int((self.level > 0).sum()),
+            "levels": [int((self.level == number).sum()) for number in range(levels)],
+            "overflow": {name: int((self.overflow == at + 1).sum()) for at, name in enumerate(_OVERFLOWS)},
+        }
+
+
+class Cache:
+    """The last few results by key; computed once even if two requests ask at the same time."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._known: OrderedDict[Any, Any] = OrderedDict()
+        self._locks: dict[Any, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The result for a key, from memory or made now."""
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            with self._lock:
+                if key in self._known:
+                    self._known.move_to_end(key)
+                    found: Value = self._known[key]
+                    return found
+            made = make()
+            with self._lock:
+                self._known[key] = made
+                while len(self._known) > self._size:
+                    self._locks.pop(self._known.popitem(last=False)[0], None)
+            return made
+
+
+def read_overview(config: Config, graph: Graph, side: str) -> Overview:
+    """Walk once over the nodes of a side."""
+    known = bands(config.colors)
+    levels: dict[Any, int] = {}
+    rows = []
+    for order, precision, overflow, unmatched, micro, kind, leaf in graph.outline(side):
+        level = levels.get(precision)
+        if level is None:
+            found = level_of(precision, known)
+            level = NO_LEVEL if found is None else found
+            if len(levels) < 10_000:
+                levels[precision] = level
+        rows.append((order, level, _OVERFLOWS.index(overflow) + 1 if overflow in _OVERFLOWS else 0, unmatched,
+                     micro if isinstance(micro, int) else 0, str(kind) != "1", leaf))  # fmt: skip
+    table = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    return Overview(table[:, 0].copy(), table[:, 1].astype(np.int8), table[:, 2].astype(np.int8),
+                    table[:, 3].astype(bool), table[:, 4].astype(np.int32), table[:, 5].astype(bool),
+                    table[:, 6].astype(bool))  # fmt: skip
+
+
+def read_metric(graph: Graph, metric: str, overview: Overview) -> Floats:
+    """A metric of every node of the run under test, not a number where there is none."""
+    values = np.full(len(overview.order), np.nan, dtype=np.float32)
+    places = {int(order): place for place, order in enumerate(overview.order)}
+    if metric == OWN_ERROR:
+        pairs = ((row[0], row[1]) for row in graph.errors("target"))
+    else:
+        pairs = ((order, worst_in(text, metric)) for order, text in graph.outputs("target"))
+    for order, value in pairs:
+        if isinstance(value, (int, float)) and order in places:
+            values[places[order]] = value
+    return values
+
+
+def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any]:
+    """Error over execution order, cut into at most ``bins`` pieces: the worst of each, and which node it is."""
+    count = len(overview.order)
+    if not count:
+        return {"nodes": 0, "level": [], "value": [], "order": [], "unmatched": []}
+    edges = np.linspace(0, count, min(bins, count) + 1).astype(np.int64)
+    rank = overview.level.astype(np.float64) * 1e6
+    if values is not None:
+        rank += np.clip(np.nan_to_num(values.astype(np.float64), nan=-1.0), -1, 1e5)
+    rank += overview.leaf * 1e-9  # of a module and its only child, show the child: it came first
+    worst = [int(a + np.argmax(rank[a:b])) for a, b in pairwise(edges)]
+    tops = None if values is None else np.fmax.reduceat(values, edges[:-1])
+    return {
+        "nodes": count,
+        "level": [int(overview.level[place]) for place in worst],
+        "value": None if tops is None else [None if np.isnan(top) else min(float(top), 1e30) for top in tops],
+        "order": [int(overview.order[place]) for place in worst],
+        "unmatched": [round(float(overview.unmatched[a:b].mean()), 3) for a, b in pairwise(edges)],
+    }
+
+
+# Where the two runs part: the node, and the facts for the sentence that says what happened there.
+
+_EQUAL = 1e-9
+_AMPLIFIED = 10
+_TOLD = ("NormRelativeErr", "Cosine", "MaxRelativeErr")
+
+
+def first_known(scene: Scene) -> dict[str, Any] | None:
+    """The first divergence as a file of ours tells it; None if the file does not know."""
+    told = scene.config.summary.get((scene.step, scene.rank), {})
+    if not told.get("first_node"):
+        return None
+    node = scene.graph.node(TARGET, told["first_node"])
+    if node is None:
+        return None
+    return _report(scene, node["node_name"], told.get("first_sentence", ""), told.get("first_stack", ""))
+
+
+def first_of(scene: Scene, places: Orders) -> dict[str, Any] | None:
+    """The first of the suspicious nodes in execution order."""
+    rows = scene.graph.by_order(TARGET, [int(places[0])]) if len(places) else []
+    return _report(scene, rows[0]["node_name"], "") if rows else None
+
+
+def _report(scene: Scene, name: str, sentence: str, stack: str = "") -> dict[str, Any]:
+    detail = scene.detail(TARGET, name)
+    target, golden = detail["target"], detail["golden"]
+    shown = {key: target.get(key) for key in ("name", "order", "level", "origin", "verdict", "error", "match")}
+    return {**shown, "parent": target["parent"], "sentence": sentence, "stack": stack, **facts(target, golden)}
+
+
+def facts(target: dict[str, Any], golden: dict[str, Any] | None) -> dict[str, Any]:
+    """By how much the inputs and the outputs of a node differ, and whether the difference arose in it.
+
+    ``argument`` names the one input that differs where others agree: often a weight.
+    """
+    if golden is not None and any("md5" in tensor for tensor in target["outputs"]):
+        metric = "md5"
+        given, made = (_digests(target[part], golden[part]) for part in ("inputs", "outputs"))
+    else:
+        metric = next((name for name in _TOLD if _measured(target["outputs"], name)), OWN_ERROR)
+        given, made = (_measured(target[part], metric) for part in ("inputs", "outputs"))
+    most, out = (max(values.values(), default=None) for values in (given, made))
+    if metric == OWN_ERROR:
+        out = target.get("error")
+    some = [name for name, value in given.items() if value > _EQUAL]
+    argument = some[0].removeprefix(f"{target['name']}.") if len(some) == 1 < len(given) else None
+    how = target.get("origin") or (None if argument else _how(most, out))
+    return {"metric": metric, "input": most, "output": out, "argument": argument, "how": how}
+
+
+def _how(given: float | None, made: float | None) -> str | None:
+    if made is None or made <= _EQUAL:
+        return None
+    if given is None or given <= _EQUAL:
+        return "injected"
+    return "amplified" if made > _AMPLIFIED * given else "inherited"
+
+
+def _measured(tensors: list[dict[str, str]], metric: str) -> dict[str, float]:
+    found = {tensor["name"]: badness(tensor.get(metric, ""), metric) for tensor in tensors}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _digests(target: list[dict[str, str]], golden: list[dict[str, str]]) -> dict[str, float]:
+    pairs = zip(target, golden, strict=False)
+    return {a["name"]: float(a["md5"] != b["md5"]) for a, b in pairs if "md5" in a and "md5" in b}

@@ -1,0 +1,137 @@
+"""Matching by hand: two nodes, or two whole branches, and the layer_mapping.yaml that says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import yaml
+
+from twinprobe._graph.read.db import GOLDEN, TARGET, last_link
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
+from twinprobe._view.nodes import Matches, Scene
+
+_MOST = 200_000
+_ALL = 1 << 40
+
+
+def add_pair(scene: Scene, target: str, golden: str, *, branch: bool) -> Callable[[Matches], None]:
+    """An edit that matches two nodes and, with ``branch``, what is under them and their backward twins."""
+    pairs = [(target, golden)]
+    if branch:
+        pairs += _under(scene, target, golden)
+        twins = (_twin(target), _twin(golden))
+        if _both_there(scene, *twins):
+            pairs += [twins, *_under(scene, *twins)]
+
+    def edit(matches: Matches) -> None:
+        for one, other in pairs:
+            row = scene.graph.node(GOLDEN, other)
+            matches.add(one, other, last_link(row["matched_node_link"]) if row else None)
+
+    return edit
+
+
+def remove_pair(scene: Scene, target: str, *, branch: bool) -> Callable[[Matches], None]:
+    """An edit that parts a node from its partner and, with ``branch``, what is under it."""
+    names = [target]
+    if branch:
+        names += [row["node_name"] for row in _descendants(scene, TARGET, target)]
+
+    def edit(matches: Matches) -> None:
+        for name in names:
+            matches.remove(name)
+
+    return edit
+
+
+def add_all(scene: Scene, pairs: dict[str, str]) -> tuple[Callable[[Matches], None], int]:
+    """An edit for imported pairs, whichever way round each is written, and how many of them fit this graph."""
+    fitting: dict[str, str] = {}
+    for one, other in pairs.items():
+        if one not in fitting and _both_there(scene, one, other):
+            fitting[one] = other
+        elif other not in fitting and _both_there(scene, other, one):
+            fitting[other] = one
+
+    def edit(matches: Matches) -> None:
+        for target, golden in fitting.items():
+            row = scene.graph.node(GOLDEN, golden)
+            matches.add(target, golden, last_link(row["matched_node_link"]) if row else None)
+
+    return edit, len(fitting)
+
+
+def layer_mapping(scene: Scene) -> str:
+    """The hand-made matches of modules as a layer_mapping.yaml, by the class under which each name lives."""
+    mapping: dict[str, dict[str, str]] = {}
+    for target, golden in scene.matches.added.items():
+        if parse_op(target).is_module and parse_op(golden).is_module:
+            _add_rule(scene, mapping, target, golden)
+    ordered = {key: mapping[key] for key in sorted(mapping, key=lambda key: (key != "TopLayer", key))}
+    return str(yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)) if ordered else "{}\n"
+
+
+def _add_rule(scene: Scene, mapping: dict[str, dict[str, str]], target: str, golden: str) -> None:
+    above = scene.path(TARGET, target)[:-1]
+    beside = {row["node_name"] for row in scene.path(GOLDEN, golden)[:-1]}
+    for row in reversed(above):
+        mate = scene.partner(TARGET, row)
+        if mate in beside or row is above[0]:
+            base, other = parse_op(row["node_name"]), parse_op(mate or "")
+            left, right = _relative(target, base.body), _relative(golden, other.body)
+            if left != right:
+                mapping.setdefault(base.cls or "TopLayer", {})[left] = right
+            return
+
+
+def _relative(name: str, above: str) -> str:
+    body = parse_op(name).body
+    return body[len(above) + 1 :] if above and body.startswith(above + ".") else body
+
+
+def _under(scene: Scene, target: str, golden: str) -> Iterator[tuple[str, str]]:
+    """Pairs of descendants that carry the same name under their parents, the n-th with the n-th."""
+    waiting = [(target, golden)]
+    for _ in range(_MOST):
+        if not waiting:
+            return
+        pair = waiting.pop()
+        left, right = (_children(scene, side, name) for side, name in zip((TARGET, GOLDEN), pair, strict=True))
+        for key, one in left.items():
+            if key in right:
+                yield one, right[key]
+                waiting.append((one, right[key]))
+
+
+def _children(scene: Scene, side: str, parent: str) -> dict[tuple[str, int], str]:
+    found: dict[tuple[str, int], str] = {}
+    for row in scene.graph.children(side, parent, 0, _MOST, None):
+        op = parse_op(row["node_name"])
+        short = f"{op.prefix}.{_relative(op.text, parse_op(parent).body)}.{op.direction}"
+        count = 0
+        while (short, count) in found:
+            count += 1
+        found[short, count] = row["node_name"]
+    return found
+
+
+def _descendants(scene: Scene, side: str, name: str) -> Iterator[dict[str, Any]]:
+    waiting = [name]
+    for _ in range(_MOST):
+        if not waiting:
+            return
+        for row in scene.graph.children(side, waiting.pop(), 0, _MOST, None):
+            yield row
+            if not row["leaf"]:
+                waiting.append(row["node_name"])
+
+
+def _twin(name: str) -> str:
+    parts = name.split(".")
+    swap = {FORWARD: BACKWARD, BACKWARD: FORWARD}
+    return ".".join(swap.get(part, part) if at >= len(parts) - 2 else part for at, part in enumerate(parts))
+
+
+def _both_there(scene: Scene, target: str, golden: str) -> bool:
+    return scene.graph.node(TARGET, target) is not None and scene.graph.node(GOLDEN, golden) is not None

@@ -1,0 +1,156 @@
+"""`twinprobe view`: the app on its own port, for this machine only unless a token is asked for."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Iterable
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.wrappers import Request, Response
+
+from twinprobe._view.app import ViewApp
+from twinprobe.errors import BadInput
+
+_FIRST_PORT, _PORTS = 6060, 40
+_IDLE = 30.0  # seconds that a client may take to send or take the next bytes
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is bound to its port; ``url`` opens it."""
+
+    url: str
+    token: str
+    wsgi: BaseWSGIServer
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        try:
+            self.wsgi.serve_forever()
+        finally:
+            self.wsgi.server_close()
+
+
+def make(place: Path, *, host: str = "127.0.0.1", port: int | None = None, idle: float = _IDLE) -> Server:
+    """Bind the app to a port: the one given or, by default, the first free one from 6060 on.
+
+    A connection over which nothing comes for ``idle`` seconds is closed.
+    """
+    token = "" if is_loopback(host) else secrets.token_urlsafe(18)
+    guard = Guard(ViewApp(place), host=host, token=token)
+    ports = [port] if port is not None else [*range(_FIRST_PORT, _FIRST_PORT + _PORTS), 0]
+    wsgi = _bind(guard, host, ports, type("Handler", (_Quiet,), {"timeout": idle}))
+    guard.port = wsgi.server_port
+    shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    return Server(f"http://{shown}:{wsgi.server_port}/" + (f"?token={token}" if token else ""), token, wsgi)
+
+
+class Guard:
+    """Lets in only requests that were meant for this server: by the name they use and, from outside, by a token."""
+
+    def __init__(self, app: ViewApp, *, host: str, token: str) -> None:
+        self._app = app
+        self._host = host
+        self._token = token
+        self.port = 0
+
+    def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
+        request = Request(environ)
+        if not self._names_us(request.headers.get("Host", "")):
+            return _refusal("This server does not answer to that name.", 421)(environ, start)
+        if not _same_origin(request):
+            return _refusal("Requests from other pages are not answered.", 403)(environ, start)
+        if self._token and not self._knows_token(request):
+            return _refusal("A token is needed: use the address that twinprobe view printed.", 403)(environ, start)
+        response = self._app.respond(request)
+        if self._token and hmac.compare_digest(request.args.get("token", "").encode(), self._token.encode()):
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
+        return response(environ, start)
+
+    @property
+    def _cookie(self) -> str:
+        return f"twinprobe_{self.port}"  # cookies are shared by all ports of a host
+
+    def _names_us(self, header: str) -> bool:
+        """A page of another site that had its name pointed at this machine gives itself away by that name."""
+        name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
+        if not self._token:
+            return name.lower() in _LOOPBACK_NAMES
+        return name.lower() in {*_LOOPBACK_NAMES, self._host.lower(), *_machine_names()} or _is_address(name)
+
+    def _knows_token(self, request: Request) -> bool:
+        given = request.args.get("token") or request.cookies.get(self._cookie, "")
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        pass
+
+
+def _bind(app: Guard, host: str, ports: list[int], handler: type[WSGIRequestHandler]) -> BaseWSGIServer:
+    for at, port in enumerate(ports):
+        if port and at + 1 < len(ports) and not _is_free(host, port):
+            continue
+        try:
+            with redirect_stderr(StringIO()):  # werkzeug prints its own advice and leaves when a port is taken
+                return make_server(host.strip("[]"), port, app, threaded=True, request_handler=handler)
+        except (OSError, SystemExit) as error:
+            if at + 1 < len(ports):
+                continue  # somebody else took it just now
+            raise BadInput(f"port {port} of {host} cannot be used", hint="choose another one with --port") from error
+    raise BadInput("no free port was found", hint="choose one with --port")
+
+
+def _is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError:
+            return False
+    return True
+
+
+def _same_origin(request: Request) -> bool:
+    if request.method in ("GET", "HEAD"):
+        return True
+    origin = request.headers.get("Origin")
+    return origin is None or origin.split("://", 1)[-1] == request.headers.get("Host")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _machine_names() -> set[str]:
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}
+
+
+def _refusal(text: str, status: int) -> Response:
+    response = Response(text, status, content_type="text/plain; charset=utf-8")
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response

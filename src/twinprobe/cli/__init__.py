@@ -1,7 +1,0 @@
-"""The command line: one small module per command."""
-
-from __future__ import annotations
-
-from twinprobe.cli.main import main
-
-__all__ = ["main"]

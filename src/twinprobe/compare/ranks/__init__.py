@@ -1,1 +1,0 @@
-"""Many ranks: spread over an engine, resumed, looked at as a whole."""

@@ -1,1 +1,0 @@
-"""What scripts call, the same for every framework."""

@@ -1,1 +1,0 @@
-"""Kernel dumps of static graphs on disk."""
