@@ -57,7 +57,7 @@ def test_what_contributing_names_is_there() -> None:
     named = re.findall(r"(?<![.\w/-])(?:src|tests|docs|bench)/[\w./]*\w", text)
     assert len(named) > 10
     assert [name for name in named if not (PROJECT / name).exists()] == []
-    for room in re.findall(r"`([a-z]+)/`", text):
+    for room in re.findall(r"`(_?[a-z]+)/`", text):
         assert any((PROJECT / place / room).is_dir() for place in ("src/twinprobe", ".")), room
     for table, file in re.findall(r"`(\w+)` (?:in |\()`((?:src|tests)/[\w./]+)`", text):
         assert re.search(rf"^(class )?{table}\b", (PROJECT / file).read_text(encoding="utf-8"), re.M), (table, file)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._measure.cuda_crc import ORDER, combine_blocks, crc_of_zeros, power_of_x, times, times_constant
+from twinprobe._measure.crc32 import ORDER, combine_blocks, crc_of_zeros, power_of_x, times, times_constant
 
 
 def register(data: bytes) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.cuda_crc import combine_blocks
+from twinprobe._measure.crc32 import combine_blocks
 
 # Launching cheaply: launch tables that are used again, and compiled kernels called without Triton's dispatch.
 

@@ -51,7 +51,7 @@ class Variants:
         return Kernel(kernels.xor_chunks, (), {"CHUNK": _XOR_WORDS, "BLOCK": 1024}, {}), _XOR_WORDS
 
     def _crc(self) -> tuple[Kernel, int]:
-        from twinprobe._measure.cuda_crc import power_of_x, table_of, times
+        from twinprobe._measure.crc32 import power_of_x, table_of, times
 
         stride = 32 * 128
         lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from twinprobe._measure.crc32 import crc_of_zeros
 from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
-from twinprobe._measure.cuda_crc import crc_of_zeros
 from twinprobe._measure.statistics import Statistics
 from twinprobe._record.rows import Row
 from twinprobe._record.torch.host import host_digest, host_statistics, packed, repeated
