@@ -117,7 +117,7 @@ def test_options_of_one_call_do_not_leak_into_the_next() -> None:
         {}, {"layer_map": {}}, {"loss_fns": lambda output: output.mean()}, {"atol": 1e-3}, {"steps": 1},
         {"single_step": True}, {"auto_weights": True},
     ],
-    ids=str,
+    ids=lambda keywords: next(iter(keywords), "none"),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:auto_weights=True:FutureWarning")
 def test_the_first_model_keeps_its_weights_whatever_else_is_given(
