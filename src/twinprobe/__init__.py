@@ -6,16 +6,60 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinprobe._live.differ import auto_diff
-    from twinprobe._live.pairing.layer_map import LayerMap
-    from twinprobe._live.weights.assigning import assign_weight
-    from twinprobe._live.weights.special import add_special_init
+    from twinprobe._api import align, compare, compare_kernels, draw, merge_results, open, record
+    from twinprobe._live import (
+        LayerMap,
+        add_special_init,
+        assign_weight,
+        auto_diff,
+        check_dataloader,
+        check_grads,
+        check_params,
+        check_report,
+        check_weights,
+    )
+    from twinprobe._live.weights import copy_aligned, copy_weights
 
 __version__ = "0.1.0"
-__all__ = ["LayerMap", "__version__", "add_special_init", "assign_weight", "auto_diff"]
+
+# Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
+_HOMES = {
+    "_api": ("align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"),
+    "_live": (
+        "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
+        "check_params", "check_report", "check_weights",
+    ),
+    "_live.weights": ("copy_aligned", "copy_weights"),
+}  # fmt: skip
+__all__ = [
+    "LayerMap",
+    "__version__",
+    "add_special_init",
+    "align",
+    "assign_weight",
+    "auto_diff",
+    "check_dataloader",
+    "check_grads",
+    "check_params",
+    "check_report",
+    "check_weights",
+    "compare",
+    "compare_kernels",
+    "copy_aligned",
+    "copy_weights",
+    "draw",
+    "merge_results",
+    "open",
+    "record",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("twinprobe._live"), name)  # only when asked for: importing twinprobe stays light
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"twinprobe.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

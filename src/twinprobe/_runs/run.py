@@ -33,7 +33,7 @@ TENSOR_FOLDER = "dump_tensor_data"
 STATISTICS, TENSORS, DIGESTS = "statistics", "tensor", "md5"
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """What one dump.json or debug.json holds. No tensor is read until it is measured."""
 
@@ -44,6 +44,10 @@ class Run:
     ops: list[str]
     table: pl.DataFrame
     notes: list[str]
+
+    def __repr__(self) -> str:
+        facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
+        return f"<Run {self.path}: {', '.join(fact for fact in facts if fact)}>"
 
     @property
     def folder(self) -> Path:

@@ -1,0 +1,358 @@
+"""What ``import twinprobe`` offers: the commands as functions, with their flags as keywords."""
+
+from __future__ import annotations
+
+import os
+import webbrowser
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any, Literal
+
+from twinprobe.errors import BadInput, NothingToCompare
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._align.auto.alignment import Alignment
+    from twinprobe._compare.merge.job import MergeOutcome
+    from twinprobe._compare.one import Comparison as Pair
+    from twinprobe._compare.request import Job
+    from twinprobe._judge.origin import Divergence
+    from twinprobe._runs.run import Run
+
+    PathLike = str | os.PathLike[str]
+
+__all__ = ["Aligned", "Comparison", "align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"]
+
+# The typed columns of the pair table under names that need no explanation.
+_COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
+    f"{short}_{name}": f"{side}_{name}"
+    for name in ("dtype", "shape", "max", "min", "mean", "norm")
+    for short, side in (("t", "target"), ("g", "golden"))
+}
+
+
+@dataclass(repr=False)
+class Comparison:
+    """Two runs, or all ranks and steps of two folders, compared. It is true when they agree.
+
+    ``failures`` names what was asked for and could not be compared, ``notes`` what else a reader should know.
+    """
+
+    pairs: dict[str, Pair]
+    failures: list[str]
+    notes: list[str]
+    _jobs: Sequence[Job]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything was compared, no difference begins anywhere, and no row is in error."""
+        summaries = [pair.summary for pair in self.pairs.values()]
+        clean = all(one.first is None and not one.verdicts["error"] and not one.unread for one in summaries)
+        return clean and not self.failures
+
+    def __bool__(self) -> bool:
+        return self.agrees
+
+    @property
+    def first(self) -> Divergence | None:
+        """Where the runs part: of the earliest step, and in it of the lowest rank that shows it."""
+        return next((pair.summary.first for pair in self.pairs.values() if pair.summary.first), None)
+
+    @property
+    def summary(self) -> str:
+        """What the command prints, without colours."""
+        from rich.console import Console
+
+        from twinprobe._report.console import print_summary
+
+        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
+        with console.capture() as captured:
+            for pair in self.pairs.values():
+                print_summary(pair.summary, console)
+        return "\n".join([captured.get().rstrip(), *self.failures, *self.notes])
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """One row for each pair of recorded values, as numbers; ``verdict``, ``reason`` and ``origin`` in words.
+
+        ``to_pandas()`` and ``to_arrow()`` turn it into other frames. The files that ``save`` writes hold the columns
+        of the command instead.
+        """
+        import polars as pl
+
+        return pl.concat([_numbers(pair, name if len(self.pairs) > 1 else None) for name, pair in self.pairs.items()])
+
+    def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
+        """Write the result files of the command, for each rank, and return their paths."""
+        from twinprobe._report.files import own_timestamp, result_stem, timestamp_now
+        from twinprobe._report.tables import write_reports
+
+        root, wanted = _path(folder), [formats] if isinstance(formats, str) else list(formats)
+        root.mkdir(parents=True, exist_ok=True)
+        files: list[Path] = []
+        with own_timestamp(root, timestamp_now()) as stamp:
+            for job, pair in zip(self._jobs, self.pairs.values(), strict=True):
+                stem = result_stem(stamp, job.label, debug=pair.target.single_points)
+                files += write_reports(pair.table(), pair.summary, root / job.key.subfolder, stem, wanted)
+        return files
+
+    def show(self) -> Path:
+        """Write the html report into a new folder and open the first page in the browser."""
+        page = self.save(mkdtemp(prefix="twinprobe-"), "html")[0]
+        webbrowser.open(page.as_uri())
+        return page
+
+    def __repr__(self) -> str:
+        rows = sum(pair.summary.rows for pair in self.pairs.values())
+        what = f"{len(self.pairs)} ranks and steps, {rows:,} rows" if len(self.pairs) > 1 else f"{rows:,} rows"
+        lines = [f"<Comparison of {what}: {'agrees' if self.agrees else 'differs'}>"]
+        first = self.first
+        if first is not None:
+            lines += [f"  first divergence: {first.op}", f"  {first.sentence}", f"  {first.stack_line}"]
+        lines += [f"  not compared: {failure}" for failure in self.failures[:3]]
+        return "\n".join(line for line in lines if line.strip())
+
+
+def compare(
+    target: PathLike | Run,
+    golden: PathLike | Run,
+    *,
+    rank: int | Iterable[int] | None = None,
+    step: int | Iterable[int] | None = None,
+    fuzzy_match: bool = False,
+    api_mapping: PathLike | Literal[True] | None = None,
+    cell_mapping: PathLike | Literal[True] | None = None,
+    data_mapping: PathLike | None = None,
+    layer_mapping: PathLike | None = None,
+    alignment: PathLike | None = None,
+    align: Literal["auto", "names", "none"] = "auto",
+    rounding: float = 64.0,
+) -> Comparison:
+    """Compare two runs (the target is the one under test) and say where they part.
+
+    Each side is a path or URL of a dump.json, of a folder at any depth above it, or a run from ``open``. Keywords mean
+    what the flags of ``twinprobe compare`` of the same names mean. Everything happens in this process: for hundreds of
+    ranks use the command, which spreads them over workers.
+    """
+    from twinprobe._align.matcher import MappingOptions, build_matcher
+    from twinprobe._compare.job import compare_job, plan
+    from twinprobe._compare.request import Request
+    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.files import timestamp_now
+
+    mapping = MappingOptions(
+        fuzzy=fuzzy_match,
+        api=_file_or_flag(api_mapping),
+        cell=_file_or_flag(cell_mapping),
+        data=None if data_mapping is None else _path(data_mapping),
+        layer=None if layer_mapping is None else _path(layer_mapping),
+        align=align,
+        alignment=None if alignment is None else _path(alignment),
+    )
+    build_matcher(mapping)  # a bad mapping file is met before any dump is opened
+    request = Request(
+        target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
+        thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
+    )  # fmt: skip
+    jobs, notes, failures = plan(request)
+    pairs: dict[str, Pair] = {}
+    compared: list[Job] = []
+    for job in (_without_files(job) for job in jobs):
+        try:
+            pairs[job.name or str(job.target)] = compare_job(job)
+            compared.append(job)
+        except BadInput as error:
+            if len(jobs) == 1:
+                raise
+            failures.append(str(error))
+    if not pairs:
+        raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
+    return Comparison(pairs, failures, notes, compared)
+
+
+@dataclass(repr=False)
+class Aligned:
+    """How two models fit: which call of one belongs to which of the other, by which rule, how surely."""
+
+    alignment: Alignment
+    target: Run
+    golden: Run
+
+    @property
+    def summary(self) -> str:
+        """What the command prints."""
+        from twinprobe._report.alignment import alignment_lines
+
+        return "\n".join(alignment_lines(self.alignment))
+
+    @property
+    def table(self) -> pl.DataFrame:
+        """One row for each relation: the names on either side, the rule, the confidence from 0 to 1."""
+        import polars as pl
+
+        rows = [(list(one.target), list(one.golden), one.rule, one.confidence) for one in self.alignment.relations]
+        names = pl.List(pl.String)
+        schema: dict[str, Any] = {"target": names, "golden": names, "rule": pl.String, "confidence": pl.Float64}
+        return pl.DataFrame(rows, schema=schema, orient="row")
+
+    def save(self, folder: PathLike) -> list[Path]:
+        """Write alignment.json, layer_mapping.yaml and alignment.html, and return their paths."""
+        from twinprobe._report.alignment import write_alignment
+
+        return write_alignment(self.alignment, self.target, self.golden, _path(folder))
+
+    def __repr__(self) -> str:
+        matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
+        return f"<Aligned: {len(self.alignment.relations):,} relations, {matched} of {modules} modules>"
+
+
+def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:
+    """Find out how two models fit together, without a mapping file. A folder stands for the first run in it."""
+    from twinprobe._align.auto.aligner import align_runs
+
+    runs = [side if not isinstance(side, str | os.PathLike) else open(side) for side in (target, golden)]
+    return Aligned(align_runs(*runs), *runs)
+
+
+def open(path: PathLike) -> Run:
+    """Open a recorded run: a dump.json or a folder at any depth above it (its first step and rank).
+
+    Nothing but the index is read: ``table`` holds one row for each recorded value, tensors stay in their files.
+    """
+    from twinprobe._runs.run import open_run
+
+    where = _path(path)
+    return open_run(next(_runs_below(where)) if where.is_dir() else where)
+
+
+def draw(
+    target: PathLike,
+    golden: PathLike | None = None,
+    *,
+    output_path: PathLike = "output",
+    form: Literal["db", "text"] = "db",
+    overflow_check: bool = False,
+) -> list[Path]:
+    """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files."""
+    from twinprobe._graph.draw_place import GraphRequest
+    from twinprobe._graph.job import run_request
+    from twinprobe._report.files import timestamp_now
+
+    request = GraphRequest(
+        target=_path(target),
+        golden=None if golden is None else _path(golden),
+        output=_path(output_path),
+        form=form,
+        timestamp=timestamp_now(),
+        overflow_check=overflow_check,
+    )
+    return list(run_request(request, lambda *_: None).files)
+
+
+def record(model: Any, dump_path: PathLike, **options: Any) -> AbstractContextManager[Any]:
+    """Record everything that a model computes inside a ``with`` block, in whichever framework it was written.
+
+    ``level``, ``task`` and every other key of config.json may be given; docs/record.md lists them.
+    """
+    from twinprobe._live.frameworks import framework_of
+
+    name = framework_of(model[0] if isinstance(model, list | tuple) and model else model)
+    if name is None:
+        raise BadInput(
+            f"{type(model).__name__} is not a model",
+            hint="expected a torch.nn.Module, paddle.nn.Layer or mindspore.nn.Cell",
+        )
+    found: AbstractContextManager[Any] = import_module(f"twinprobe.{name}").record(model, dump_path, **options)
+    return found
+
+
+def merge_results(input_dir: PathLike, output_dir: PathLike, config: PathLike) -> MergeOutcome:
+    """Gather chosen calls of all ranks in one workbook, as ``twinprobe merge_result`` does."""
+    from twinprobe._compare.merge.job import merge_results as merge
+
+    return merge(_path(input_dir), _path(output_dir), _path(config))
+
+
+def compare_kernels(
+    target: PathLike,
+    golden: PathLike,
+    *,
+    rank: int | Iterable[int] | None = None,
+    step: int | Iterable[int] | None = None,
+) -> Iterator[tuple[int, int, pl.DataFrame, dict[str, int]]]:
+    """Compare kernel dumps of static graphs: (rank, step, result table, counts of verdicts), one after the other."""
+    from twinprobe._compare.kernel import compare_kernels as kernels
+
+    ranks, steps = (None if chosen is None else set(chosen) for chosen in (_numbers_of(rank), _numbers_of(step)))
+    return kernels(_path(target), _path(golden), ranks=ranks, steps=steps)
+
+
+def _path(path: PathLike) -> Path:
+    from twinprobe._runs.places import place
+
+    return place(os.fspath(path))
+
+
+def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True] | None:
+    return value if value is None or value is True else _path(value)
+
+
+def _run_path(side: PathLike | Run) -> Path:
+    """Where a side lies. Folders with steps and ranks are paired as the command pairs them; deeper ones are found."""
+    if not isinstance(side, str | os.PathLike):
+        return side.path
+    path = _path(side)
+    if not path.is_dir():
+        return path
+    from twinprobe._runs.run import find_run
+
+    found = list(_runs_below(path))
+    return find_run(found[0]) if len(found) == 1 else path
+
+
+def _runs_below(folder: Path) -> Iterator[Path]:
+    """The runs in a folder, in the order of steps and ranks; of a folder above them, at any depth."""
+    from twinprobe._runs.run import RUN_FILES, run_folders
+
+    if any((folder / name).is_file() for name in RUN_FILES):
+        yield folder
+        return
+    try:
+        yield from (found.path for found in run_folders(folder))
+    except BadInput:
+        inner = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+        if len(inner) != 1:  # nothing, or nobody can say which
+            raise
+        yield from _runs_below(inner[0])
+
+
+def _numbers_of(chosen: int | Iterable[int] | None) -> frozenset[int] | None:
+    if chosen is None:
+        return None
+    return frozenset({chosen} if isinstance(chosen, int) else chosen)
+
+
+def _without_files(job: Job) -> Job:
+    return replace(job, formats=())
+
+
+def _numbers(pair: Pair, name: str | None) -> pl.DataFrame:
+    import polars as pl
+
+    frame = pair.evidence.pairs
+    columns = [frame[old].alias(new) for old, new in _COLUMNS.items()]
+    metrics = pair.evidence.metrics
+    if metrics is not None:
+        columns += [metrics[name] for name in metrics.columns if metrics[name].dtype == pl.Float64]
+    judged = pair.judged
+    columns.append(pl.Series("relative_error", judged.error))
+    for title, texts in (("verdict", judged.verdict), ("reason", judged.reason), ("origin", judged.origin)):
+        columns.append(pl.Series(title, texts, dtype=pl.String))
+    if name is not None:
+        columns.insert(0, pl.Series("run", [name]).new_from_index(0, frame.height))
+    return pl.DataFrame(columns)
