@@ -29,7 +29,7 @@ _WORK = ".recording"  # what a report has gathered so far, below a model's dump 
 _root = [str(Path(sys.path[0], "padiff_dump"))]  # beside the script, as PaDiff has it
 
 # The recorder would name the working folder; what a user asked for is in step_N/rank_N.
-logging.getLogger("twinprobe._record").addFilter(
+logging.getLogger("twinprobe.record").addFilter(
     lambda record: record.levelno > logging.INFO or f"{os.sep}{_WORK}" not in record.getMessage()
 )
 
