@@ -1,4 +1,4 @@
-"""Two runs of the same neural network give different numbers: where do they part, and why?"""
+"""Two runs of the same neural network give different numbers: where do they diverge, and why?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from twinprobe._live.weights.assigning import assign_weight
     from twinprobe._live.weights.special import add_special_init
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LayerMap", "__version__", "add_special_init", "assign_weight", "auto_diff"]
 
 
