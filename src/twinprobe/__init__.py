@@ -1,4 +1,4 @@
-"""Two runs of the same neural network give different numbers: where do they part, and why?"""
+"""Two runs of the same neural network give different numbers: where do they diverge, and why?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from twinprobe._live.weights import copy_aligned, copy_weights
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {

@@ -235,7 +235,7 @@ def draw(
     golden: PathLike | None = None,
     *,
     output_path: PathLike = "output",
-    form: Literal["db", "text"] = "db",
+    file_type: Literal["db", "text"] = "db",
     overflow_check: bool = False,
 ) -> list[Path]:
     """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files."""
@@ -247,7 +247,7 @@ def draw(
         target=_path(target),
         golden=None if golden is None else _path(golden),
         output=_path(output_path),
-        form=form,
+        form=file_type,
         timestamp=timestamp_now(),
         overflow_check=overflow_check,
     )

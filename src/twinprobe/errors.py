@@ -1,4 +1,4 @@
-"""The few exception types that a user of TwinProbe can meet."""
+"""The exception types that TwinProbe raises."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _rebuild(kind: type[TwinProbeError], what: str, where: str | None, hint: str
 
 
 class BadInput(TwinProbeError):
-    """The command cannot be carried out with what it was given. Exit code 2."""
+    """The command cannot work with this input. Exit code 2."""
 
 
 class NothingToCompare(BadInput):
-    """Both inputs are sound, but there is nothing in them to compare."""
+    """Both inputs are valid, but there is nothing in them to compare."""
 
 
 class NothingRecorded(NothingToCompare):

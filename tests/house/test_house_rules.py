@@ -61,3 +61,30 @@ def test_what_contributing_names_is_there() -> None:
         assert any((PROJECT / place / room).is_dir() for place in ("src/twinprobe", ".")), room
     for table, file in re.findall(r"`(\w+)` (?:in |\()`((?:src|tests)/[\w./]+)`", text):
         assert re.search(rf"^(class )?{table}\b", (PROJECT / file).read_text(encoding="utf-8"), re.M), (table, file)
+
+
+def test_documents_link_to_what_exists_and_import_nothing_private() -> None:
+    pages = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md"), PROJECT / "compat/README.md"]
+    broken = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+            path, _, anchor = target.partition("#")
+            linked = page.parent / path if path else page
+            if not linked.exists() or (anchor and anchor not in _anchors(linked)):
+                broken.append(f"{page.name}: {target}")
+        broken += [f"{page.name}: {name}" for name in re.findall(r"\btwinprobe\._\w+", text)]
+    assert broken == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (PROJECT / "docs/index.md").read_text(encoding="utf-8")
+    pages = sorted(page.name for page in (PROJECT / "docs").glob("*.md") if page.name != "index.md")
+    assert len(pages) > 20
+    assert [name for name in pages if f"({name})" not in index] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -40,13 +40,13 @@ class MappingOptions:
 
     @property
     def fills(self) -> bool:
-        """Whether what no file speaks of may be aligned; bare -cm and -am mean what they say."""
+        """Whether unmapped calls may be aligned; bare -cm and -am align nothing."""
         return self.align == "auto" and self.cell is not True and self.api is not True
 
 
 @dataclass
 class NamesMatcher:
-    """Equal names; where they do not meet, everything else that TwinProbe knows."""
+    """Pair by equal names; where names differ, by everything else that TwinProbe knows."""
 
     options: MappingOptions
 

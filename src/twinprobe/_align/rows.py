@@ -26,7 +26,7 @@ Parameter = tuple[str, str | None]  # name, shape
 
 
 def pair_parameters(target: list[Parameter], golden: list[Parameter]) -> dict[str, tuple[str, str]]:
-    """Target parameter -> (golden parameter, how they were paired). What shapes do not settle stays alone."""
+    """Target parameter -> (golden parameter, how they were paired). What shapes do not settle stays unmatched."""
     free = dict(golden)
     pairs: dict[str, tuple[str, str]] = {}
     for name, _ in target:

@@ -1,7 +1,7 @@
 """Which order of axes turns one side's tensor into the other's layout: [S, B, H] into [B, S, H], a weight transposed.
 
 Shapes tell where all sizes differ. Where they do not, what the others of the same sort say comes first: it settles a
-square weight, and is the first to be tried for what a layer takes and gives.
+square weight, and is the first to be tried for the inputs and outputs of a layer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""twinprobe align: how two models fit, without a mapping file."""
+"""twinprobe align: pair two models without a mapping file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("target", type=path, metavar="A", help="run under test: dump.json or its folder")
-    add("golden", type=path, metavar="B", help="run to trust: dump.json or its folder")
+    add("golden", type=path, metavar="B", help="reference run: dump.json or its folder")
     add("-o", "--output_path", type=path, default=path("./output"), metavar="DIR",
         help="folder for alignment.json, layer_mapping.yaml and alignment.html (default: ./output)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")

@@ -25,30 +25,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
-    add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="run to trust: dump.json or a folder")
+    add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="reference run: dump.json or a folder")
     add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
         help="folder for the results (default: ./output)")  # fmt: skip
     add("--format", type=formats_or_dataset, metavar="LIST",
-        help=f"result files, any of {','.join(FORMATS)},dataset (default: xlsx; above 16 ranks dataset)")  # fmt: skip
+        help=f"result formats: any of {','.join(FORMATS)},dataset (default: xlsx; dataset above 16 ranks)")  # fmt: skip
     add("--xlsx", action="store_true", help="same as --format xlsx")
     add("--csv", action="store_true", help="same as --format csv")
     mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
     pair = mapping.add_argument
-    pair("-fm", "--fuzzy_match", action="store_true", help="same name, any call number, in order")
-    pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by API, across frameworks")
-    pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by cell or module name")
-    pair("-dm", "--data_mapping", type=path, metavar="YAML", help="value by value")
-    pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="by layers of the model code")
-    pair("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
+    pair("-fm", "--fuzzy_match", action="store_true", help="pair equal names in order, whatever their call numbers")
+    pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="pair APIs across frameworks")
+    pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="pair modules (cells) by name")
+    pair("-dm", "--data_mapping", type=path, metavar="YAML", help="pair single values")
+    pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="pair layers of the model code")
+    pair("--alignment", type=path, metavar="JSON", help="use an alignment.json written by twinprobe align")
     pair("--align", choices=("auto", "names", "none"), default="auto",
-         help="what no file pairs: align where names do not meet (auto), equal names alone, or nothing")  # fmt: skip
-    add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
+         help="how unmapped calls are paired: aligned if names differ (auto), by equal names, or not")  # fmt: skip
+    add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
-    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print a line per compared row")
+    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared row")
     add("--rounding", type=float, default=64.0, metavar="N",
-        help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
-    add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+        help="treat a relative error below N machine epsilons as rounding (default: 64)")  # fmt: skip
+    add("--fail-on", choices=("error", "warning"), help="exit with code 1 if any row has this verdict or worse")
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

@@ -1,4 +1,4 @@
-"""twinprobe graph: the model's hierarchy, of one run or of two compared, by a compare.json."""
+"""twinprobe graph: draw the model hierarchy of one run, or of two compared runs, from a compare.json."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add = parser.add_argument
     add("-o", "--output_path", type=path, required=True, metavar="DIR", help="folder for the graph files")
     add("-lm", "--layer_mapping", type=path, nargs="?", const=True, metavar="YAML",
-        help="layer mapping file; without a file, calls of equal name belong together wherever they lie")  # fmt: skip
-    add("-fm", "--fuzzy_match", action="store_true", help="pair calls of equal name whatever their call number")
-    add("-oc", "--overflow_check", action="store_true", help="mark where NaN, infinity or a jump in size begins")
-    add("--align", choices=("auto", "names", "none"), default="auto", help="how calls are paired that no mapping names")
-    add("--alignment", type=path, metavar="FILE", help="alignment.json of twinprobe align, edited or not")
+        help="layer mapping file; without a file, pair equal names regardless of the enclosing module")  # fmt: skip
+    add("-fm", "--fuzzy_match", action="store_true", help="pair equal names in order, whatever their call numbers")
+    add("-oc", "--overflow_check", action="store_true", help="mark where NaN, infinity or a jump in size first appears")
+    add("--align", choices=("auto", "names", "none"), default="auto", help="how unmapped calls are paired")
+    add("--alignment", type=path, metavar="FILE", help="use an alignment.json written by twinprobe align")
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
-        help="a relative error below N machine epsilons is rounding (default: 64)")  # fmt: skip
+        help="treat a relative error below N machine epsilons as rounding (default: 64)")  # fmt: skip
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

@@ -1,4 +1,4 @@
-"""twinprobe graph_visualize: the same graphs by flags, all steps and ranks in one file."""
+"""twinprobe graph_visualize: the same graphs from flags, all steps and ranks in one file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         required=True,
         metavar="DIR",
-        help="run under test: a rank's dump, or ranks, or steps",
+        help="run under test: the folder of one rank, of several ranks or of several steps",
     )
-    add("-gp", "--golden_path", type=path, metavar="DIR", help="run to trust; without it a single graph is drawn")
+    add("-gp", "--golden_path", type=path, metavar="DIR", help="reference run; without it, draw a single graph")
     add_common_arguments(parser, default_type="db")
-    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print a line per compared call")
-    add("-progress_log", "--is_print_progress_log", action="store_true", help="show progress (it is shown anyway)")
+    add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared call")
+    add("-progress_log", "--is_print_progress_log", action="store_true", help="has no effect: progress is always shown")
     merge = parser.add_argument_group(
-        "merging the ranks of a parallel layout", "one value for a single graph; two, target and golden, to compare"
+        "merging the ranks of a parallel layout", "one value for a single graph; two values (target, golden) to compare"
     )
     for option, words in (
         ("rank_size", "number of ranks"), ("tp", "tensor parallel size"), ("pp", "pipeline parallel size"),

@@ -1,4 +1,4 @@
-"""twinprobe llm: dumps of inference engines, recorded and compared."""
+"""twinprobe llm: record and compare the dumps of inference engines."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 LEVELS = ("layer", "module", "api", "logits", "token")
 LOG_LEVELS = ("debug", "info", "warning", "error", "fatal", "critical")
-_COMPARE = "compare two dumps of an inference run: torch with torch, ATB with ATB, torch with ATB"
-_DUMP = "run a program on the ATB acceleration library and dump its tensors and its model"
+_COMPARE = "compare two dumps of an inference run: torch and torch, ATB and ATB, or torch and ATB"
+_DUMP = "run a program on the ATB acceleration library and dump its tensors and model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("dump", "dd", _DUMP, _dump_arguments, _dump),
     ):
         command = commands.add_parser(
-            name, aliases=[short], help=text, description=text.capitalize() + ".", allow_abbrev=False,
+            name, aliases=[short], help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False,
             formatter_class=parser.formatter_class,
         )  # fmt: skip
         declare(command)
@@ -44,27 +44,27 @@ def run(args: argparse.Namespace) -> int:
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-gp", "--golden-path", type=path, required=True, metavar="PATH",
-        help="dump to trust: a token's folder, a device's folder, the whole dump, or one tensor file")  # fmt: skip
-    add("-mp", "--my-path", type=path, required=True, metavar="PATH", help="dump under test, likewise")
+        help="reference dump: the folder of one token or device, the whole dump, or one tensor file")  # fmt: skip
+    add("-mp", "--my-path", type=path, required=True, metavar="PATH", help="dump under test, in any of the same forms")
     add("-cl", "--cmp-level", choices=LEVELS, metavar="LEVEL",
-        help="only these: layer, module, api (everything) or logits; default: everything")  # fmt: skip
+        help="what to compare: layer, module, api (everything) or logits (default: everything)")  # fmt: skip
     add("-o", "--output", type=path, default=path("./"), metavar="DIR", help="folder for the report (default: here)")
     add("-mf", "--op-mapping-file", type=path, metavar="PATH",
-        help="op_mapping_file.json, or the folder that holds it: which operators are which modules")  # fmt: skip
+        help="op_mapping_file.json, or its folder: maps operators to modules")  # fmt: skip
     add("-alg", "--custom-algorithms", nargs="+", default=[], metavar="FILE.py:FUNCTION",
-        help="own metrics: functions of (golden, my) that return a value and a text")  # fmt: skip
+        help="custom metrics: functions of (golden, my) that return a value and a message")  # fmt: skip
     add("-st", "--stats", action="store_true", help="compare recorded statistics instead of tensors")
     add("-w", "--weight", action="store_true", help="compare the weights of two torch dumps")
     add("-r", "--rank", help=argparse.SUPPRESS)
-    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much is said (default: info)")
+    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="verbosity (default: info)")
     add("--format", type=formats, default=("csv",), metavar="LIST",
-        help=f"report files, any of {','.join(FORMATS)} (default: csv)")  # fmt: skip
+        help=f"report formats: any of {','.join(FORMATS)} (default: csv)")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
-        help="a relative error below N machine epsilons of the coarser dtype is rounding (default: 64)")  # fmt: skip
-    add("--fail-on", choices=("error", "warning"), help="exit with 1 if such a verdict is found")
+        help="treat errors below N machine epsilons of the coarser dtype as rounding (default: 64)")  # fmt: skip
+    add("--fail-on", choices=("error", "warning"), help="exit with code 1 if any row has this verdict or worse")
     add_allow_missing(parser)
     add("--timeout", type=float, default=60.0, metavar="SECONDS",
-        help="how long an own metric may take for one pair (default: 60)")  # fmt: skip
+        help="time limit of a custom metric for one pair (default: 60)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
     add_engine_arguments(parser, resume=True)
@@ -148,28 +148,28 @@ def _dump_arguments(parser: argparse.ArgumentParser) -> None:
     from twinprobe._record.llm.atb import DUMP_TYPES
 
     add = parser.add_argument
-    add("--exec", required=True, metavar="COMMAND", help='how the program is started, e.g. "bash run.sh model.py"')
+    add("--exec", required=True, metavar="COMMAND", help='command that starts the program, e.g. "bash run.sh model.py"')
     add("--type", nargs="+", choices=DUMP_TYPES, default=["tensor", "model"], metavar="TYPE",
-        help=f"what is dumped, any of {', '.join(DUMP_TYPES)} (default: tensor model)")  # fmt: skip
-    add("-sd", "--only-save-desc", action="store_true", help="descriptions of tensors without their elements")
-    add("-ids", "--save-operation-ids", default="", metavar="LIST", help="operators, e.g. 2,3_1 (default: all)")
-    add("-er", "--execute-range", default="0,0", metavar="LIST", help="rounds, pairs of first,last (default: 0,0)")
+        help=f"what to dump: any of {', '.join(DUMP_TYPES)} (default: tensor model)")  # fmt: skip
+    add("-sd", "--only-save-desc", action="store_true", help="save descriptions of tensors without their elements")
+    add("-ids", "--save-operation-ids", default="", metavar="LIST", help="operators to save, e.g. 2,3_1 (default: all)")
+    add("-er", "--execute-range", default="0,0", metavar="LIST", help="rounds to save: first,last pairs (default: 0,0)")
     add("-child", "--save-operation-child", type=_flag, default=True, metavar="BOOL",
-        help="also what is inside the chosen operators (default: True)")  # fmt: skip
+        help="also save the operators inside the chosen ones (default: True)")  # fmt: skip
     add("-time", "--save-time", type=int, choices=range(4), default=3,
         help="0 before, 1 after, 2 both, 3 inputs before and outputs after (default: 3)")  # fmt: skip
-    add("-opname", "--operation-name", metavar="NAME", help="only operators whose type begins so")
-    add("-tiling", "--save-tiling", action="store_true", help="tiling data too")
+    add("-opname", "--operation-name", metavar="NAME", help="only operators whose type starts with NAME")
+    add("-tiling", "--save-tiling", action="store_true", help="also save tiling data")
     add("-stp", "--save-tensor-part", type=int, choices=range(3), default=2,
         help="0 inputs, 1 outputs, 2 both (default: 2)")  # fmt: skip
     add("-o", "--output", type=local_path, default=path("./"), metavar="DIR",
-        help="where ait_dump is made (default: here)")  # fmt: skip
+        help="folder in which ait_dump is created (default: here)")  # fmt: skip
     add("-device", "--device-id", type=int, metavar="N", help="only this device")
     add("-seed", nargs="?", type=int, const=2024, metavar="N", help="deterministic run (without N: 2024)")
-    add("-symlink", "--enable-symlink", action="store_true", help="equal tensors become links")
+    add("-symlink", "--enable-symlink", action="store_true", help="save equal tensors once and link to them")
     add("-config", "--config-path", type=local_path, metavar="FILE",
-        help="JSON that the program reads again while it runs")  # fmt: skip
-    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="how much the dumping library says")
+        help="JSON file that the program re-reads while it runs")  # fmt: skip
+    add("-l", "--log-level", choices=LOG_LEVELS, default="info", help="verbosity of the dumping library")
     add("--layout", choices=("ait", "msit"), default="ait", help="ait_dump or msit_dump_{time} (default: ait)")
 
 

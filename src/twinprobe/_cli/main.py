@@ -69,7 +69,7 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
     """Declare the option that accepts an incomplete result."""
     parser.add_argument(
         "--allow-missing", action=argparse.BooleanOptionalAction, default=None,
-        help="exit with 0 although something that was asked for is missing in the result",
+        help="exit with code 0 even if the result lacks something you asked for",
     )  # fmt: skip
 
 
@@ -104,13 +104,13 @@ INTERRUPTED, TERMINATED = 130, 143
 
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
-    "compare": "compare two recorded runs and say where they part",
-    "align": "show how two models fit together, with no mapping file",
-    "graph": "draw the model of one run, or of two compared, as told by a compare.json",
-    "graph_visualize": "draw the model of one run, or of two compared, from their folders",
-    "view": "open the graphs of a folder in the browser, or export one page",
-    "merge_result": "gather chosen calls of all ranks from compare's results",
-    "run": "record a script that was not written for it",
+    "compare": "compare two recorded runs and find where they diverge",
+    "align": "pair two models without a mapping file and show how they match",
+    "graph": "draw the model of one run, or of two compared runs, from a compare.json",
+    "graph_visualize": "draw the model of one run, or of two compared runs, from their folders",
+    "view": "open the graphs of a folder in the browser, or export them as one page",
+    "merge_result": "collect chosen calls of all ranks from the results of compare",
+    "run": "record an unmodified script",
     "llm": "record and compare the inference of large models",
 }
 FRAMEWORKS = ("pytorch", "mindspore")
@@ -178,7 +178,7 @@ def _without_framework(words: list[str], prog: str) -> list[str]:
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Two runs of the same neural network give different numbers: where do they part, and why?",
+        description="Two runs of the same neural network give different numbers: where do they diverge, and why?",
         epilog=f"'{prog} COMMAND --help' explains a command.",
         allow_abbrev=False,
         formatter_class=_formatter(),

@@ -68,17 +68,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = Fals
     """Declare the engine's arguments; ``resume`` and ``slices`` where the command knows them."""
     add = parser.add_argument_group("where the work runs").add_argument
     add("--engine", choices=ENGINES, default="auto",
-        help="this process, worker processes or a Ray cluster; auto: processes where they pay")  # fmt: skip
-    add("--workers", type=_positive, metavar="N", help="worker processes, or pieces at a time on a cluster "
+        help="where to run: in this process, in worker processes or on a Ray cluster (default: auto)")  # fmt: skip
+    add("--workers", type=_positive, metavar="N", help="worker processes, or concurrent tasks on a cluster "
         "(default: all cores)")  # fmt: skip
     add("--ray-address", metavar="ADDRESS",
         help="a running Ray cluster, HOST:PORT or auto (default: RAY_ADDRESS, else one started here)")  # fmt: skip
     if slices:
         add("--slice-mb", type=_positive, metavar="N",
-            help="tensors of a rank are cut into slices of so many MiB (default: 1024, or 8192 where every worker "
+            help="split the tensors of a rank into slices of N MiB (default: 1024, or 8192 if every worker "
             "has at least 4 ranks)")  # fmt: skip
     if resume:
-        add("--resume", action="store_true", help="go on with the same command where it was interrupted")
+        add("--resume", action="store_true", help="resume an interrupted run of the same command")
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:

@@ -1,4 +1,4 @@
-"""twinprobe run: record a script that was not written for it."""
+"""twinprobe run: record an unmodified script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""twinprobe view: open the graphs of a folder in the browser, or put one into a page to send to somebody."""
+"""twinprobe view: open the graphs of a folder in the browser, or export them as one page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder with .vis or .vis.db files, or one such file (default: the current folder)")  # fmt: skip
     add("--port", type=_port, metavar="N", help="port to listen on (default: the first free one from 6060 on)")
     add("--host", default="127.0.0.1", metavar="NAME",
-        help="address to listen on (default: 127.0.0.1); one that others can reach demands a token")  # fmt: skip
+        help="address to listen on (default: 127.0.0.1); addresses that others can reach require a token")  # fmt: skip
     add("--no-browser", action="store_true", help="do not open a browser")
     add("--export", type=path, metavar="PAGE.html", help="write one self-contained page instead of starting a server")
     add("--step", type=int, metavar="N", help="with --export: the step to start with")

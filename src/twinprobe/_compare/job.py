@@ -45,7 +45,7 @@ from twinprobe.errors import BadInput
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
-    """Carry out a compare request; ``advance(what, done, total)`` is told of progress."""
+    """Carry out a compare request; ``advance(what, done, total)`` reports progress."""
     if is_kernel_folder(request.target) and is_kernel_folder(request.golden):
         from twinprobe._compare.kernel import run_kernel_request
 

@@ -216,7 +216,7 @@ class KernelJob:
 
 
 def run_kernel_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
-    """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` is told of progress."""
+    """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` reports progress."""
     pairs, lost = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
     prepare_folder(request.output)
     with opened_session(request, "kernel", keeps=is_large(request, pairs)) as (stamp, session, notes):

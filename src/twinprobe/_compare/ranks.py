@@ -1,4 +1,4 @@
-"""Many jobs on the engine: results as they finish, large ranks in slices, failures told in words."""
+"""Many jobs on the engine: results as they finish, large ranks in slices, failures reported in words."""
 
 from __future__ import annotations
 

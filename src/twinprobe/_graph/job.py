@@ -36,7 +36,7 @@ class Outcome:
 
 
 def run_request(request: GraphRequest, advance: Callable[[str, int, int], None]) -> Outcome:
-    """Carry out a graph request; ``advance(what, done, total)`` is told of progress."""
+    """Carry out a graph request; ``advance(what, done, total)`` reports progress."""
     places, notes, lost = _find_places(request)
     prepare_folder(request.output)
     if request.form == MERGED_DUMP:

@@ -109,7 +109,7 @@ class Beside(Protocol):
         """The trusted run as a tree, or None if it has to be made here."""
 
     def linked(self, target: Side, golden: Side) -> None:
-        """Told when the nodes of both sides are matched."""
+        """Called when the nodes of both sides are matched."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from twinprobe._runs.tensors.tensor_files import open_tensor
 
 # What a recorder left in memory, as rows: which call, what to it, under which name, and the value itself.
 
-# What a call took and gave, in the order of roles, in which its rows stand.
+# Inputs and outputs of a call, in the order of roles, in which its rows stand.
 _PARTS = {
     FORWARD: (
         ("input_args", INPUT, "input"), ("input_kwargs", INPUT, "input"), ("parameters", PARAMETER, "parameters"),
@@ -49,7 +49,7 @@ Layout = tuple[tuple[int, ...], tuple[str, ...]]
 
 @lru_cache(maxsize=4096)
 def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
-    """The layout of a call that takes and gives tensors only, so many or under these names. Thousands share a few."""
+    """The layout of a call whose inputs and outputs are all tensors. Thousands of calls share a few layouts."""
     rows = []
     for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
         rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Result:
-    """The answer. ``bool(result)`` is whether the two models agree in everything that decides."""
+    """The result. ``bool(result)`` is true if the two models agree in everything that decides the verdict."""
 
     base: str
     raw: str
@@ -75,11 +75,11 @@ class Result:
 
     @property
     def differences(self) -> list[Finding]:
-        """The pairs that differ, those first that came first."""
+        """The pairs that differ, in execution order."""
         return [one for part in self.found for one in differing(part)]
 
     def counts(self) -> dict[str, int]:
-        """How many pairs were compared, how many differ, and how many of these decide."""
+        """How many pairs were compared, how many differ, and how many of these decide the verdict."""
         differing = self.differences
         return {
             "compared": sum(map(len, self.found)),
@@ -89,11 +89,11 @@ class Result:
 
     @property
     def written_to(self) -> str:
-        """Which model was written to, in words; empty where none was."""
+        """Which model was written to, in words; empty if none was."""
         return f"copied from base {self.base} to raw {self.raw}" if self.weights_copied else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer without the table, for machines."""
+        """The result without the table, as plain data."""
         first = self.first
         shown = None
         if first is not None:

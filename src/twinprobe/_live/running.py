@@ -134,7 +134,7 @@ class Masks:
 
 
 def recorded_masks(run: Values, seed: int) -> Masks | None:
-    """The masks of a recording's dropouts, told from what went in and what came out; None where it has none."""
+    """The dropout masks of a recording, derived from inputs and outputs; None if it has none."""
     found = []
     numbers_of = _tensors_of(run)
     for op, name in enumerate(run.ops):

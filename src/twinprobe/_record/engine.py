@@ -427,7 +427,7 @@ def _forget_after_fork() -> None:
 
 
 def _exit_after_writing(status: int) -> None:
-    """os._exit, which runs nobody's cleaning: multiprocessing ends its forked children with it, and programs do that
+    """os._exit, which runs no cleanup handlers: multiprocessing ends its forked children with it, and programs do that
     have no other way past threads that never end."""
     for engine in list(_engines):
         engine.flush_before_exit()

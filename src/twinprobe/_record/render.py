@@ -193,7 +193,7 @@ def _plain(value: Any) -> str:
     return repr(value) if kind is int else dumps(value)
 
 
-# What a call took and gave, captured on the training thread as a tree that nothing can change later.
+# Inputs and outputs of a call, captured on the training thread as a tree that nothing can change later.
 
 _DEPTH_LIMIT = 400
 _PLAIN = frozenset({int, float, bool, str, type(None)})

@@ -116,7 +116,7 @@ def _quoted(name: str) -> str:
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
-# An alignment on the terminal: what fits, by which rule, what stays alone and why, what is doubtful.
+# An alignment on the terminal: matched modules by rule, unmatched ones with the reason, doubtful pairs.
 
 _SHOWN = 8
 

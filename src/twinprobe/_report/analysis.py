@@ -40,7 +40,7 @@ def write_calls(path: Path, ops: Sequence[str], pairs: pl.DataFrame, table: pl.D
 def call_report(
     ops: Sequence[str], number: int, pairs: pl.DataFrame, table: pl.DataFrame, frames: Sequence[str]
 ) -> Item:
-    """One entry of diff_analyze_*.json: a call, what it took and gave, and from where it was called."""
+    """One entry of diff_analyze_*.json: a call with its inputs, outputs and call stack."""
     chosen = (pairs["t_op"] == number).fill_null(value=False)
     ((_, items),) = _calls(ops, pairs.filter(chosen), table.filter(chosen))
     info: dict[str, dict[str, Item]] = {"input": {}, "output": {}}

@@ -14,7 +14,7 @@ from twinprobe._align.calls import Side
 from twinprobe._align.links import NONE
 from twinprobe._runs.run import Run
 
-# Why a call stays alone, in words.
+# Why a call is unmatched, in words.
 
 
 def left_alone(sketch: Sketch, *, golden: bool) -> list[Alone]:

@@ -364,7 +364,7 @@ class SortCells:
         return np.array([self._fit(one, other) for one, other in pairs], dtype=np.float64)
 
 
-# How well two module calls fit that are no layers: names, classes, sizes and values of what they take and give.
+# How well two module calls fit that are no layers: names, classes, and the sizes and values of inputs and outputs.
 
 _EQUAL_MODULE_OUTPUT, _EQUAL_MODULE_INPUT = 2.0, 1.0
 

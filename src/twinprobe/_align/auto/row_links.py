@@ -33,9 +33,9 @@ _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWAR
 
 @dataclass
 class RowLinks:
-    """Target row -> (golden row, rule); rows that must stay alone; and groups of rows against one another.
+    """Target row -> (golden row, rule); rows that must stay unmatched; and groups of rows against one another.
 
-    ``only_fitting``: what modules take and give is paired only where its shapes fit, as it always is of API calls.
+    ``only_fitting``: inputs and outputs of modules are paired only where shapes fit, as those of API calls always are.
     """
 
     pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RowLinks:
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
-    """Add single rows to pairs that the board made, and take out what must stay alone or does not fit."""
+    """Add single rows to pairs that the board made, and remove what must stay unmatched or does not fit."""
     height = board.target.run.table.height
     partners, rules = [NONE] * height, [""] * height
     ops = board.target.run.table["op"].to_list()

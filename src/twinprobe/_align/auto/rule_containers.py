@@ -124,7 +124,7 @@ def _named_alike(classes: list[str], others: list[str]) -> list[tuple[int, int]]
 
 
 def _wrapped(facts: Facts, chain: list[int]) -> list[object]:
-    """Equal for modules of a chain that take and give the very same tensors: either stands for the other."""
+    """Equal for modules of a chain with the very same input and output tensors: either stands for the other."""
     found: list[object] = []
     for at, node in enumerate(chain):
         tensors = tensor(facts, facts.input_row(node)), tensor(facts, facts.output_row(node))

@@ -150,7 +150,7 @@ def _items(facts: Facts, node: int, linked: list[int], *, opened: bool) -> Itera
         if linked[item] != NONE or not tree.is_module[item]:
             yield item
         elif facts.is_layer[item]:
-            continue  # a layer without a partner stays alone, and so does what it calls
+            continue  # an unmatched layer leaves the calls inside it unmatched
         elif (opened and tree.children[item]) or tree.module_children(item):
             stack.extend(reversed(tree.children[item]))
         else:

@@ -170,7 +170,7 @@ class ArgumentMap(Protocol):
 
 @dataclass
 class IndexMap:
-    """A user's lists: the target's index (or keyword) -> the golden run's. Whatever is not listed stays alone.
+    """A user's lists: the target's index (or keyword) -> the golden run's. Whatever is not listed stays unmatched.
 
     The gradients of a backward call belong to the forward call's arguments, so the lists change places there.
     """

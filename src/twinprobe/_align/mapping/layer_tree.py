@@ -337,7 +337,7 @@ def _order(node: OpNode, flow_of: FlowOf) -> list[int]:
 
 
 def _flow_below(node: OpNode, flow_of: FlowOf) -> Flow:
-    """A container that is never called (a list of layers) takes and gives what its parts do."""
+    """A container that is never called (a list of layers) has the inputs and outputs of its parts."""
     flow = flow_of(node)
     if flow != _NOTHING or not node.children:
         return flow

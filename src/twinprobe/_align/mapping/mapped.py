@@ -109,7 +109,7 @@ class MappedMatcher:
         return pairs
 
     def _link_the_rest(self, board: Board) -> RowLinks | None:
-        """What no option has linked: by the user's alignment, automatically where names do not meet, by equal names."""
+        """Pair unmapped calls: by the user's alignment, automatically where names differ, then by equal names."""
         options = self.options
         if options.fuzzy:
             if board.across_frameworks:
@@ -139,7 +139,7 @@ class MappedMatcher:
 def read_mappings(options: MappingOptions) -> MappedMatcher:
     """Read all mapping files now, so that a bad one is met before any dump is opened.
 
-    Precedence: data, layer, cell, API, an alignment (the user's, or found where names do not meet), then equal names
+    Precedence: data, layer, cell, API, an alignment (the user's, or found where names differ), then equal names
     (or fuzzy names). A later rule never changes what an earlier one has linked.
     """
     return MappedMatcher(

@@ -124,7 +124,7 @@ def _names(files: tuple[TensorFile, ...]) -> str | None:
 
 
 def _paths(front: str, names: pl.Series) -> pl.Series:
-    """Several files of a row are told one after the other, each with its whole path."""
+    """Several files of a row are listed one after the other, each with its full path."""
     return (front + names).str.replace_all(_BETWEEN, f";{front}", literal=True)
 
 

@@ -33,7 +33,7 @@ class ApiCall:
 
 
 class LayerMap:
-    """Which layers belong together, and which take no part in a comparison.
+    """Which layers correspond to each other, and which to leave out of a comparison.
 
     ``map`` takes dicts of layers, either model first, as often as needed. A mapped layer is compared as a whole: what
     is inside is not.
@@ -70,25 +70,25 @@ class LayerMap:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing."""
+        """Whether nothing is mapped, grouped or ignored."""
         return not (self._pairs or self.groups or self.apis or self._ignored or self._ignored_inside)
 
     def group(self, ones: Any, others: Any) -> None:
-        """Several layers, in the order in which they run, are several others: what the last ones give is compared."""
+        """Map several layers, in execution order, to several others: the outputs of the last ones are compared."""
         group = Group(_several(ones, "LayerMap.group"), _several(others, "LayerMap.group"))
         if not group.one or not group.other:
             raise BadInput("LayerMap.group got an empty list", hint="give at least one layer of each model")
         self.groups.append(group)
 
     def map_api(self, layer: Any, function: str, call: int | None = None) -> None:
-        """A layer of one model is a function in the other, by its name: its ``call``-th call, or the next free one."""
+        """Map a layer of one model to a function of the other: its ``call``-th call, or the next free one."""
         _check(layer, "LayerMap.map_api")
         if not isinstance(function, str) or not function:
             raise BadInput(f"LayerMap.map_api got {function!r}", hint='give the name of a function, such as "relu"')
         self.apis.append(ApiCall(layer, function.rpartition(".")[2], call))
 
     def ignore(self, layers: Any) -> None:
-        """Leave out a layer (or each of a list), but not what is inside it."""
+        """Leave out a layer (or each of a list), but compare what is inside it."""
         for layer in _several(layers, "LayerMap.ignore"):
             self._ignored[id(layer)] = layer
 
@@ -115,7 +115,7 @@ class LayerMap:
     def auto(self, one: Any, other: Any) -> bool:
         """Map the layers whose weights only a special rule can copy, in the order of definition.
 
-        Says why and changes nothing where the two models do not have the same number of them.
+        If the two models do not have the same number of them, it prints why and changes nothing.
         """
         from twinprobe._live.console import say
         from twinprobe._live.weights.special import special_pairs

@@ -17,7 +17,7 @@ from twinprobe._live.pairing.layer_map import ApiCall, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 
-# Two runs in memory whose calls all have their like by name, and take and give the same: nothing to align.
+# Two runs in memory whose calls all have the same names, inputs and outputs: nothing to align.
 #
 # The usual case, and told without the tables that the general way needs. It finds exactly what that would find.
 
@@ -100,7 +100,7 @@ class Matches:
 def match_runs(
     raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
 ) -> Matches:
-    """Pair what two recorded models took and gave."""
+    """Pair the inputs and outputs of two recorded models."""
     equal = equal_runs(raw, base) if layer_map.is_empty else None
     if equal is not None:
         return _matched(equal, raw, base)

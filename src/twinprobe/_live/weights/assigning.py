@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def assign_weight(target: object, source: object, layer_map: Any = None) -> bool:
-    """Copy weights from source to target, paired by layer_map or by themselves.
+    """Copy weights from source to target, paired by layer_map or automatically.
 
-    Never raises for weights that do not fit: it prints the reason, changes nothing and is False.
+    If weights do not fit, it does not raise: it prints the reason, changes nothing and returns False.
     """
     from rich.console import Console
 
@@ -37,9 +37,9 @@ def assign_weight(target: object, source: object, layer_map: Any = None) -> bool
 def copy_weights(
     target: object, source: object, layer_map: Any = None, *, known: list[tuple[str, str]] | None = None
 ) -> WeightReport:
-    """Copy weights from source to target; one that finds no partner is an error unless layer_map leaves it out.
+    """Copy weights from source to target; one without a counterpart is an error unless layer_map leaves it out.
 
-    ``known`` are pairs of paths that were found otherwise, by running the models say.
+    ``known`` are pairs of paths that are already known, for example from running the models.
     """
     from twinprobe._live.findings import shortened
     from twinprobe._live.pairing.layer_map import as_layer_map

@@ -100,7 +100,7 @@ class WeightReport:
     """(target parameter, source parameter); a packed one stands once for each part."""
     notices: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
-    """Parameters of the target that no aligned pair speaks of: they have the values they had."""
+    """Parameters of the target that no aligned pair covers: they keep their values."""
 
     def __str__(self) -> str:
         lines = [f"{len(self.copied)} weights copied", *self.notices]
@@ -128,7 +128,7 @@ def copy_aligned(
     The empty path is the model itself. A weight that cannot be copied is an error, and the target stays as it was.
     `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
     given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
-    target's and the source's modules, a parameter that no pair speaks of is an error too, unless its module is there.
+    target's and the source's modules, a parameter that no pair covers is an error too, unless its module is there.
     Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
     """
     sides = Side(target, store_of(target)), Side(source, store_of(source))
@@ -187,7 +187,7 @@ def _everything(side: Side, layer: Layer) -> list[Held]:
 
 
 def _alone(works: list[Work], side: Side, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
-    """Parameters of a model that no aligned pair speaks of."""
+    """Parameters of a model that no aligned pair covers."""
     spoken: set[object] = set()
     for work in works:
         layer = (work.target, work.source)[which]

@@ -63,7 +63,7 @@ class Layer:
     module: Any
     family: str | None
     slots: dict[str, Slot]  # by the names of the family
-    others: dict[str, Slot]  # what no rule speaks of, by attribute
+    others: dict[str, Slot]  # weights that no rule covers, by attribute
     whole: bool  # slots and others hold everything below the module, not only its own
 
     @property

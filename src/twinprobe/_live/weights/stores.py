@@ -225,7 +225,7 @@ _BASES = {"torch": ("nn", "Module"), "paddle": ("nn", "Layer"), "mindspore": ("n
 
 
 def framework_of(model: Any) -> str:
-    """torch, paddle or mindspore, told from the model's class without importing anything."""
+    """torch, paddle or mindspore, judged by the class of the model without importing anything."""
     for name, (package, base) in _BASES.items():
         loaded = getattr(sys.modules.get(name), package, None)
         if loaded is not None and isinstance(model, getattr(loaded, base)):

@@ -66,7 +66,7 @@ class Verbs:
         whole_module(recorder, module, dump_name, kind, f"{recorder.adapter.name}.nn.{kind.__name__}")
 
     def module_dump_end(self) -> None:
-        """End what module_dump() began."""
+        """End the recording that module_dump() started."""
         self._debugger.current().recorder.modules.end_whole()
 
     def register_custom_api(self, module: Any, api_name: str, api_prefix: str | None = None) -> None:

@@ -15,7 +15,7 @@ _BOTH = 2
 
 
 class DumpConfig:
-    """All parameters in the order that people know. There may be as many of these as one likes.
+    """What to record, with the parameters in the order of ait_llm. You may create several.
 
     ``layout`` chooses the folders: ``ait`` (``{PID}_npu0/{token}``) or ``msit`` (``msit_dump_{time}/torch_tensors/
     npu0_{PID}/{token}``).

@@ -269,7 +269,7 @@ def device_name(model: torch.nn.Module) -> str:
 
 
 class DumpHandle:
-    """What register_hook returns. Removing it takes every hook off the model and finishes the files."""
+    """What register_hook returns. Removing it removes every hook from the model and completes the files."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
@@ -295,7 +295,7 @@ class DumpHandle:
 
 
 def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") -> DumpHandle:
-    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be at work at a time."""
+    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be active at once."""
     import torch
 
     if not isinstance(model, torch.nn.Module):

@@ -92,7 +92,7 @@ def module_dump(module: torch.nn.Module, dump_name: str) -> None:
 
 
 def module_dump_end() -> None:
-    """End what module_dump() began."""
+    """End the recording that module_dump() started."""
     PrecisionDebugger.current().recorder.modules.end_whole()
 
 
@@ -102,7 +102,7 @@ def save(variable: Any, name: str, save_backward: bool = True) -> None:
 
 
 def register_custom_api(module: Any, api_name: str, api_prefix: str | None = None) -> None:
-    """Record a function that PyTorch does not know, as ``<api_prefix>.<api_name>``."""
+    """Record a function that is not part of PyTorch, as ``<api_prefix>.<api_name>``."""
     custom_api(module, api_name, api_prefix, _custom)
 
 
