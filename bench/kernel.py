@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinprobe._measure.engine import announce, core_count
+from twinprobe._measure.engine import engine_for
 from twinprobe._measure.pair import Loader, PairMetrics, measure_pair, measure_pairs
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._scale.engine import cores
 
 GOAL = 0.5
 SMALL = 2 << 20
@@ -31,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pairs", type=int, default=500, help="number of 2 MiB pairs")
     parser.add_argument("--repeat", type=int, default=20, help="rounds, of which the best counts")
     options = parser.parse_args(argv)
-    print(f"{core_count()} cores, numpy {np.__version__}; GB/s over the bytes of both sides, best of {options.repeat}")
+    print(f"{cores()} cores, numpy {np.__version__}; GB/s over the bytes of both sides, best of {options.repeat}")
     print(f"{'work':<34}{'numpy.sum':>10}{'ours':>10}{'ratio':>8}{'cores':>8}")
-    announce(1 << 40)
+    engine_for(1 << 40)
     ratios = [large_pair(dtype, options.mib << 20, options.repeat) for dtype in LARGE]
     ratios += [many_pairs(dtype, options.pairs, options.repeat) for dtype in ("float32", "bfloat16")]
     for dtype in ("float32", "bfloat16"):

@@ -128,7 +128,7 @@ def _llm_statistics(path: Path) -> None:
 def _kernel_statistics(path: Path) -> None:
     from twinprobe._runs.kernel_dump import read_statistics
 
-    for name, leaf in read_statistics(path.parent, []):
+    for name, leaf in read_statistics(path, []):
         assert name.shown is not None
         assert leaf.kind is not None
 
@@ -145,7 +145,6 @@ def _in_pieces(read: Callable[[Path], object], path: Path) -> None:
     import pytest
 
     from twinprobe._align.auto import alignment as file
-    from twinprobe._align.auto import alignment as relation_pieces
     from twinprobe._runs import dump_json
     from twinprobe._runs import dump_json as dump_pieces
     from twinprobe._runs import json_pieces as member_pieces
@@ -155,7 +154,6 @@ def _in_pieces(read: Callable[[Path], object], path: Path) -> None:
             limits.setattr(module, "_WHOLE", 0)
         for module in (dump_pieces, member_pieces):
             limits.setattr(module, "PIECE", 500)
-        limits.setattr(relation_pieces, "_PIECE", 100)
         read(path)
 
 

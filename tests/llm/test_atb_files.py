@@ -13,13 +13,18 @@ from hypothesis.extra import numpy as arrays
 from llm_dumps import CODES, atb_bytes, write_atb
 
 from twinprobe._measure.elements import FLOAT64, numbers
-from twinprobe._runs.llm.atb_file import read_atb, read_header
+from twinprobe._runs.llm.atb_file import read_header, tensor_of
 from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
 
 
+def _read(data: bytes) -> HostTensor:
+    return tensor_of(data, read_header(data))
+
+
 def values_of(data: bytes) -> list[float]:
-    tensor = read_atb(data)
+    tensor = _read(data)
     return numbers(tensor.dtype, tensor.data, FLOAT64).tolist()
 
 
@@ -28,7 +33,7 @@ def values_of(data: bytes) -> list[float]:
 def test_what_numpy_can_hold_comes_back_bit_by_bit(data: st.DataObject, dtype: str) -> None:
     shape = data.draw(arrays.array_shapes(max_dims=4, max_side=5))
     array = data.draw(arrays.arrays(dtype, shape))
-    tensor = read_atb(atb_bytes(array.tobytes(), array.shape, CODES[dtype]))
+    tensor = _read(atb_bytes(array.tobytes(), array.shape, CODES[dtype]))
     assert tensor.dtype == dtype
     assert tensor.shape == array.shape
     assert tensor.data.tobytes() == array.tobytes()
@@ -36,13 +41,13 @@ def test_what_numpy_can_hold_comes_back_bit_by_bit(data: st.DataObject, dtype: s
 
 def test_the_example_of_the_format_is_read() -> None:
     head = b"$Version=1.0\n$Object.Count=1\n$Object.Length=4\nformat=2\ndtype=1\ndims=1,1,2\n$Object.data=0,4\n$End=1\n"
-    tensor = read_atb(head + np.array([1.5, -2], np.float16).tobytes())
+    tensor = _read(head + np.array([1.5, -2], np.float16).tobytes())
     assert (tensor.dtype, tensor.shape, tensor.data.tolist()) == ("float16", (1, 1, 2), [1.5, -2.0])
 
 
 def test_a_minimal_header_is_enough_and_unknown_names_are_passed_over() -> None:
     data = b"dtype=0\ndims=2\nanything=else\n$End=1\n" + np.array([3, 4], np.float32).tobytes()
-    assert read_atb(data).data.tolist() == [3.0, 4.0]
+    assert _read(data).data.tolist() == [3.0, 4.0]
 
 
 def test_bfloat16_and_eight_bit_floats_have_their_values() -> None:
@@ -97,7 +102,7 @@ def test_all_hifloat8_numbers_are_distinct_and_in_order_of_size() -> None:
 
 
 def test_half_precision_complex_numbers_are_read() -> None:
-    tensor = read_atb(atb_bytes(np.array([1, 2, 3, -4], np.float16).tobytes(), (2,), 33))
+    tensor = _read(atb_bytes(np.array([1, 2, 3, -4], np.float16).tobytes(), (2,), 33))
     assert (tensor.dtype, tensor.data.tolist()) == ("complex64", [1 + 2j, 3 - 4j])
 
 
@@ -106,7 +111,7 @@ def test_statistics_are_read_without_elements() -> None:
     header = read_header(text)
     assert (header.shape, header.statistics["max"], header.statistics["min"]) == ((2, 3), 1.5, -2.0)
     with pytest.raises(DamagedTensor, match="statistics only"):
-        read_atb(text)
+        _read(text)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_a_damaged_file_is_told_by_what_is_wrong_with_it(tmp_path: Path, data: b
 def test_no_bytes_whatever_raise_anything_else(noise: bytes, head: bytes) -> None:
     for data in (head + noise, head + noise + b"\n$End=1\n", head + b"$End=1\n" + noise):
         try:
-            read_atb(data)
+            _read(data)
         except DamagedTensor:
             continue
 

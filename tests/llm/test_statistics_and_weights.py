@@ -12,17 +12,22 @@ import pytest
 from llm_command import Said
 from llm_dumps import Sizes, Values, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
 
-from twinprobe._runs.llm.atb_file import dtype_text, read_atb
+from twinprobe._runs.llm.atb_file import dtype_text, read_header, tensor_of
+from twinprobe._runs.tensors.elements import HostTensor
 
 Run = Callable[..., Said]
 COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
 SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=10)
 
 
+def _read(data: bytes) -> HostTensor:
+    return tensor_of(data, read_header(data))
+
+
 def as_statistics(root: Path) -> None:
     """Replace every ATB tensor by its statistics, as the library does for ``--type tensor stats``."""
     for path in root.glob("tensors/**/*.bin"):
-        tensor = read_atb(path.read_bytes())
+        tensor = _read(path.read_bytes())
         data = tensor.data.astype(np.float64)
         values = {"max": data.max(), "min": data.min(), "mean": data.mean(), "l2norm": np.linalg.norm(data)}
         code = 1 if tensor.dtype == "float16" else 9

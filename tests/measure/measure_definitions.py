@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 NARROW = {name for name in STORAGE if name.startswith(("float8", "bfloat16"))} | {"float16", "float32"}
 FLOAT8 = {  # mantissa bits, bias

@@ -10,7 +10,8 @@ from measure_definitions import host
 from numpy.typing import NDArray
 
 from twinprobe._measure.loops.sums import BLOCK
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 DTYPES = sorted(STORAGE)
 SIZES = st.one_of(st.integers(2, 300), st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK]))

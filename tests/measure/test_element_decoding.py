@@ -7,7 +7,7 @@ import pytest
 from measure_definitions import float8_value, host, values
 
 from twinprobe._measure.elements import FLOAT32, FLOAT64, calculation_dtype, numbers
-from twinprobe._runs.tensors.elements import STORAGE
+from twinprobe._runs.dtypes import STORAGE
 
 FLOAT8 = [name for name in STORAGE if name.startswith("float8")]
 

@@ -14,7 +14,8 @@ from measure_strategies import tensor_pairs
 from twinprobe._measure.engine import STRIP
 from twinprobe._measure.loops.sums import BLOCK, Engine
 from twinprobe._measure.pair import PairMetrics, measure_pair
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 OLD = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths")
 INF, NAN = math.inf, math.nan

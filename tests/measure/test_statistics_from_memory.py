@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as arrays
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.loops.sums import FLOATS
 from twinprobe._measure.statistics import statistics, statistics_at
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 _BITS = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 

@@ -15,7 +15,8 @@ from measure_strategies import tensor_pairs
 from twinprobe._measure.engine import STRIP
 from twinprobe._measure.loops.sums import BLOCK, Engine
 from twinprobe._measure.statistics import Statistics, crc32, statistics, xor64
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 INF, NAN = math.inf, math.nan
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from twinprobe._align.auto import alignment as alignment_file
-from twinprobe._align.auto import alignment as relation_pieces
 from twinprobe._align.mapping import yaml_files
 from twinprobe._runs import dump_json
 from twinprobe._runs import dump_json as dump_pieces
@@ -31,7 +30,6 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(yaml_files, "MAX_BYTES", 10)
         monkeypatch.setattr(dump_pieces, "PIECE", piece)
         monkeypatch.setattr(member_pieces, "PIECE", piece)
-        monkeypatch.setattr(relation_pieces, "_PIECE", piece)
 
     return begin
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors import elements as file_contents
-from twinprobe._runs.tensors.elements import STORAGE
 from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
 

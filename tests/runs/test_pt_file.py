@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors import elements as file_contents
-from twinprobe._runs.tensors.elements import STORAGE, FileElements, HostTensor
+from twinprobe._runs.tensors.elements import FileElements, HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
 

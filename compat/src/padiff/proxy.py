@@ -23,6 +23,7 @@ from twinprobe._live.running import prepare_call
 from twinprobe._live.weights.special import special_layers
 from twinprobe._measure.statistics import statistics
 from twinprobe._record.writer import TENSOR_FOLDER, DumpFolder
+from twinprobe._runs.dtypes import widened
 from twinprobe.errors import BadInput
 
 _WORK = ".recording"  # what a report has gathered so far, below a model's dump path
@@ -260,7 +261,7 @@ def _leaf(
     host = to_host(tensor)
     array = np.asarray(host.data).reshape(host.shape)
     if host.dtype == "bfloat16":  # numpy has no such type; float32 holds the same numbers
-        array = (array.astype(np.uint32) << 16).view(np.float32)
+        array = widened(array)
     found = statistics(host)
     return {
         "type": f"{type(tensor).__module__.partition('.')[0]}.Tensor", "dtype": str(tensor.dtype),

@@ -42,7 +42,8 @@ from twinprobe._live.weights.copying import match_group
 from twinprobe._live.weights.layers import Slot, layer_at
 from twinprobe._live.weights.matching import COUNTERS, Side
 from twinprobe._live.weights.stores import Array
-from twinprobe._measure.tolerance import Gap, Tolerance, compare, squeezed, transposed
+from twinprobe._measure.pair import squeezed
+from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
 from twinprobe.errors import BadInput

@@ -23,7 +23,8 @@ from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.result import Result
 from twinprobe._live.running import Model, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 _MISSING: Any = object()

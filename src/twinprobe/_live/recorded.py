@@ -23,6 +23,7 @@ from twinprobe._live.pairing.matching import match_runs
 from twinprobe._live.result import Result
 from twinprobe._live.running import Model, recorded_masks, run_model
 from twinprobe._measure.tolerance import transposed
+from twinprobe._runs.dtypes import widened
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import RUN_FILES, open_run, run_folders
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
@@ -236,7 +237,7 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
                 )  # fmt: skip
             array = np.array(host.data).reshape(host.shape)
             if host.dtype == "bfloat16":
-                array = (array.astype("uint32") << 16).view("float32")
+                array = widened(array)
             store.write(parameter, array)
     if missing:
         notes.append(

@@ -16,9 +16,10 @@ from twinprobe._live.live_run import Values, live_run
 from twinprobe._live.options import Options
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
 from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, TwinProbeError
 
 # What each model is called with.

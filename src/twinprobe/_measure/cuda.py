@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.crc32 import combine_blocks
+from twinprobe._measure.crc32 import combine_blocks, power_of_x, table_of, times
 
 # Launching cheaply: launch tables that are used again, and compiled kernels called without Triton's dispatch.
 
@@ -42,8 +43,7 @@ class Tables:
     """Tables of one stream. One that was sent is used again only after the results of its launch have come."""
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._torch = torch
-        self._device = device
+        self._torch, self._device = torch, device
         self._free: deque[Table] = deque()
         self._used: list[Table] = []
 
@@ -67,10 +67,7 @@ class Kernel:
     def __init__(
         self, function: Any, more: tuple[Any, ...], constants: dict[str, Any], options: dict[str, Any]
     ) -> None:
-        self._function = function
-        self._more = more
-        self._constants = constants
-        self._options = options
+        self._function, self._more, self._constants, self._options = function, more, constants, options
         self._tail = (*(one.data_ptr() for one in more), *constants.values())
         self._compiled: Any = None
         self._plain = False
@@ -90,23 +87,23 @@ class Kernel:
             self._compiled = done if hasattr(done, "__getitem__") else None
 
 
+# Elements that fill one slot of results.
+_CHUNK, _CRC_WORDS, _XOR_WORDS = 65536, 32768, 16384
 _FIRST_PAGE = 4096
 _PAGE_SLOTS = 1 << 16
 _LINE = 3
 
 
+@dataclass(slots=True, eq=False)
 class Page:
     """One buffer of slots on the device, and who gets which part of it."""
 
-    __slots__ = ("buffer", "kind", "receivers", "size", "starts", "used")
-
-    def __init__(self, kind: str, buffer: Any, size: int) -> None:
-        self.kind = kind
-        self.buffer = buffer
-        self.size = size
-        self.used = 0
-        self.starts: list[int] = []
-        self.receivers: list[Any] = []
+    kind: str
+    buffer: Any
+    size: int
+    used: int = 0
+    starts: list[int] = field(default_factory=list)
+    receivers: list[Any] = field(default_factory=list)
 
 
 class Queue:
@@ -168,16 +165,14 @@ class Queue:
         page.receivers += receivers
 
 
+@dataclass(slots=True, eq=False)
 class Lane:
     """The queues of one stream. Buffers are taken on it and used on it only, so the allocator's order holds."""
 
-    __slots__ = ("queues", "stream", "tables", "waiting")
-
-    def __init__(self, stream: int, tables: Tables) -> None:
-        self.stream = stream
-        self.tables = tables
-        self.queues: dict[Any, Queue] = {}
-        self.waiting: dict[Queue, None] = {}
+    stream: int
+    tables: Tables
+    queues: dict[Any, Queue] = field(default_factory=dict)
+    waiting: dict[Queue, None] = field(default_factory=dict)
 
     def launch(self) -> None:
         """Measure everything that waits. The lane's stream is the current one."""
@@ -198,11 +193,8 @@ class DeviceMeasure:
     def __init__(self, device: Any) -> None:
         import torch
 
-        from twinprobe._measure.cuda_variants import Variants
-
-        self._torch = torch
-        self._device = device
-        self._variants = Variants(torch, device)
+        self._torch, self._device = torch, device
+        self._kernels: dict[Any, tuple[Kernel, int]] = {}
         self._lanes: dict[int, Lane] = {}
         self._spare: dict[int, Tables] = {}
         self.launches = 0
@@ -211,10 +203,9 @@ class DeviceMeasure:
         """The lane of a stream, which must be the current one."""
         known = self._lanes.get(stream)
         if known is None:
-            tables = self._spare.get(stream)
-            if tables is None:
-                tables = self._spare[stream] = Tables(self._torch, self._device)
-            known = self._lanes[stream] = Lane(stream, tables)
+            if stream not in self._spare:
+                self._spare[stream] = Tables(self._torch, self._device)
+            known = self._lanes[stream] = Lane(stream, self._spare[stream])
         return known
 
     def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
@@ -222,20 +213,53 @@ class DeviceMeasure:
         key = (dtype, aligned)
         queue = lane.queues.get(key)
         if queue is None:
+            if key not in self._kernels:
+                self._kernels[key] = self._statistics_kernel(dtype, aligned), _CHUNK
             kind = "floats" if dtype.is_floating_point else "integers"
-            queue = lane.queues[key] = self._queue(kind, self._variants.statistics(dtype, aligned))
+            queue = lane.queues[key] = self._queue(kind, *self._kernels[key])
         return queue
 
     def checksums(self, lane: Lane, mode: str) -> Queue:
         """The queue for ``md5`` (CRC-32 of whole 32-bit words) or ``xor`` (of whole 64-bit words)."""
         queue = lane.queues.get(mode)
         if queue is None:
+            if mode not in self._kernels:
+                self._kernels[mode] = self._crc_kernel() if mode == "md5" else self._xor_kernel()
             kind = "crc" if mode == "md5" else "xor"
-            queue = lane.queues[mode] = self._queue(kind, self._variants.checksums(mode))
+            queue = lane.queues[mode] = self._queue(kind, *self._kernels[mode])
         return queue
 
-    def _queue(self, kind: str, variant: tuple[Kernel, int]) -> Queue:
-        kernel, chunk = variant
+    # Triton's kernels are imported here, where there surely is a device, each with the constants that suit it.
+
+    def _statistics_kernel(self, dtype: Any, aligned: bool) -> Kernel:
+        from twinprobe._measure import cuda_kernels
+
+        torch, kernels = self._torch, cast(Any, cuda_kernels)
+        stored = torch.uint8 if dtype == torch.bool else dtype
+        example = (torch.empty(16, dtype=stored, device=self._device),)
+        if not dtype.is_floating_point:
+            return Kernel(kernels.integer_statistics, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
+        acc = kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
+        constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
+        return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
+
+    def _xor_kernel(self) -> tuple[Kernel, int]:
+        from twinprobe._measure import cuda_kernels
+
+        kernels = cast(Any, cuda_kernels)
+        return Kernel(kernels.xor_chunks, (), {"CHUNK": _XOR_WORDS, "BLOCK": 1024}, {}), _XOR_WORDS
+
+    def _crc_kernel(self) -> tuple[Kernel, int]:
+        from twinprobe._measure import cuda_crc
+
+        stride = 32 * 128
+        lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
+        by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).copy())
+        factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32))
+        constants = (by_stride.to(self._device), factors.to(self._device))
+        return Kernel(cast(Any, cuda_crc).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
+
+    def _queue(self, kind: str, kernel: Kernel, chunk: int) -> Queue:
         torch, device = self._torch, self._device
         dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
 
@@ -265,8 +289,6 @@ class DeviceMeasure:
 
 # Partial results of the device, copied once and put together on the host.
 
-_CRC_BLOCK_BITS = 32 * 32768
-
 
 class Measured(NamedTuple):
     """What the device found in one tensor; ``max`` and ``min`` skip NaN, ``total`` and ``squares`` do not."""
@@ -283,8 +305,7 @@ class Copies:
     """Host copies under way. ``mark`` ends the list; ``results`` waits for the device, on whatever thread calls it."""
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._torch = torch
-        self._device = device
+        self._torch, self._device = torch, device
         self._parts: list[tuple[Page, Any]] = []
         self._event: Any = None
         self._after: list[Callable[[], None]] = []
@@ -322,7 +343,7 @@ def _reduce(page: Page, slots: Any) -> list[Any]:
     starts = page.starts
     if page.kind == "crc":
         counts = np.diff(np.array([*starts, page.used]))
-        return [int(value) for value in combine_blocks(slots, counts, _CRC_BLOCK_BITS)]
+        return [int(value) for value in combine_blocks(slots, counts, 32 * _CRC_WORDS)]
     if page.kind == "xor":
         return [int(value) for value in np.bitwise_xor.reduceat(slots, starts).view(np.uint64)]
     with np.errstate(all="ignore"):
@@ -333,10 +354,7 @@ def _reduce(page: Page, slots: Any) -> list[Any]:
     high = np.maximum.reduceat(extremes[:, 0], starts).tolist()
     low = np.minimum.reduceat(extremes[:, 1], starts).tolist()
     return [
-        Measured(top, bottom, total, squares, _whole(nan), _whole(inf))
+        # Slots of a dropped line hold anything: what cannot be a count counts as none.
+        Measured(top, bottom, total, squares, *(int(count) if 0 <= count < 1e18 else 0 for count in (nan, inf)))
         for top, bottom, (total, squares, nan, inf) in zip(high, low, sums, strict=True)
     ]
-
-
-def _whole(count: float) -> int:
-    return int(count) if 0 <= count < 1e18 else 0  # slots of a dropped line hold anything

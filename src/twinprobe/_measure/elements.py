@@ -14,30 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._runs.dtypes import COMPLEX, NARROW_FLOATS, small_floats, widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 
-# Floats that float32 holds exactly. Relative errors of two of these are taken in float32, all others in float64.
-NARROW_FLOATS = frozenset(
-    {
-        "float16",
-        "bfloat16",
-        "float32",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-        "float8_e8m0fnu",
-    }
-)
-COMPLEX = frozenset({"complex64", "complex128"})
-INTEGERS = frozenset({"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"})
-
 
 def calculation_dtype(*names: str) -> np.dtype[Any]:
-    """The type in which such elements are compared: float32 if it holds all of them exactly, else float64."""
+    """The type in which such elements, and their relative errors, are compared: float32 if it holds all exactly."""
     return FLOAT32 if NARROW_FLOATS.issuperset(names) else FLOAT64
 
 
@@ -45,9 +30,7 @@ def widen(dtype: str, data: NDArray[Any], out: NDArray[Any]) -> NDArray[Any]:
     """Write stored elements as numbers into ``out`` (float32 or float64); of complex ones the real part."""
     with np.errstate(all="ignore"):  # a signalling NaN is a number like any other here
         if dtype == "bfloat16":
-            bits = data.astype(np.uint32)
-            np.left_shift(bits, 16, out=bits)
-            np.copyto(out, bits.view(np.float32))
+            np.copyto(out, widened(data))
         elif dtype.startswith("float8"):
             np.copyto(out, _float8_values(dtype).take(data, mode="clip"))  # clip: no index is checked
         elif dtype in COMPLEX:
@@ -69,29 +52,24 @@ def complex_numbers(dtype: str, data: NDArray[Any]) -> NDArray[np.complex128]:
     return numbers(dtype, data, FLOAT64).astype(np.complex128)
 
 
+# Exponent bits, mantissa bits, bias.
+_FLOAT8 = {
+    "float8_e4m3fn": (4, 3, 7), "float8_e4m3fnuz": (4, 3, 8), "float8_e5m2": (5, 2, 15), "float8_e5m2fnuz": (5, 2, 16),
+}  # fmt: skip
+
+
 @cache
 def _float8_values(dtype: str) -> NDArray[Any]:
     """The number that each of the 256 codes of an 8-bit float stands for."""
-    codes = np.arange(256, dtype=np.int32)
     if dtype == "float8_e8m0fnu":
-        values = np.ldexp(1.0, codes - 127)
+        values = np.ldexp(1.0, np.arange(256, dtype=np.int32) - 127)
         values[255] = np.nan
         return np.asarray(values, np.float32)
-    exponent_bits, mantissa_bits, bias = {
-        "float8_e4m3fn": (4, 3, 7),
-        "float8_e4m3fnuz": (4, 3, 8),
-        "float8_e5m2": (5, 2, 15),
-        "float8_e5m2fnuz": (5, 2, 16),
-    }[dtype]
-    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = codes & ((1 << mantissa_bits) - 1)
-    lead = np.where(exponent > 0, 1 << mantissa_bits, 0)
-    values = np.ldexp(np.float64(lead + mantissa), np.maximum(exponent, 1) - bias - mantissa_bits)
-    values[codes >= 128] *= -1
+    values = small_floats(*_FLOAT8[dtype])
     if dtype == "float8_e4m3fn":
         values[[0x7F, 0xFF]] = np.nan
     elif dtype == "float8_e5m2":
-        values[exponent == 31] = np.nan
+        values[0x7C:0x80] = values[0xFC:] = np.nan
         values[[0x7C, 0xFC]] = np.inf, -np.inf
     else:
         values[0x80] = np.nan
@@ -162,10 +140,9 @@ def _with_axes(tensor: HostTensor, axes: Sequence[int], like: tuple[int, ...]) -
 
 
 def _nearest_view(arrays: list[Array], dtype: str, like: HostTensor) -> int:
-    others = like.data.reshape(arrays[0].shape) if like.data.size == arrays[0].size else None
-    if others is None:
+    if like.data.size != arrays[0].size:
         return 0
-    reference = _sample(others, -1, like.dtype)
+    reference = _sample(like.data.reshape(arrays[0].shape), -1, like.dtype)
     return int(np.argmin([_gap(_sample(array, -1, dtype), reference) for array in arrays]))
 
 
@@ -202,7 +179,8 @@ def _ways(shapes: list[tuple[int, ...]], whole: tuple[int, ...]) -> Iterator[Way
     if len({len(shape) for shape in shapes} | {len(whole)}) != 1 or not whole:
         return
     for turns in (False, True) if len(whole) > 1 else (False,):
-        sides = [_swapped(shape) if turns else shape for shape in shapes]
+        # Turned, the first two axes change places: a transposed weight, a sequence before its batch.
+        sides = [(shape[1], shape[0], *shape[2:]) if turns else shape for shape in shapes]
         for axis in range(len(whole)):
             others = {shape[:axis] + shape[axis + 1 :] for shape in sides}
             widths = [shape[axis] for shape in sides]
@@ -212,11 +190,6 @@ def _ways(shapes: list[tuple[int, ...]], whole: tuple[int, ...]) -> Iterator[Way
             for groups in (number for number in range(1, common + 1) if common % number == 0):
                 for order in permutations(range(len(shapes))):
                     yield Way(turns, order, axis, groups)
-
-
-def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """With the first two axes the other way round: a transposed weight, a sequence before its batch."""
-    return (shape[1], shape[0], *shape[2:])
 
 
 def _nearest(ways: list[Way], arrays: list[Array], dtype: str, whole: HostTensor) -> Way:
@@ -229,8 +202,7 @@ def _nearest(ways: list[Way], arrays: list[Array], dtype: str, whole: HostTensor
             parts = [_sample(_turn(array, way), way.axis, dtype) for array in arrays]
             samples[key] = parts, _sample(complete, way.axis, whole.dtype)
         parts, reference = samples[key]
-        made = _put_together(parts, way._replace(turned=False))
-        distances.append(_gap(made, reference))
+        distances.append(_gap(_put_together(parts, way._replace(turned=False)), reference))
     return ways[int(np.argmin(distances))]
 
 
@@ -248,11 +220,9 @@ def _put_together(arrays: Sequence[Array], way: Way) -> Array:
     parts = [_turn(arrays[at], way) for at in way.order]
     if way.groups == 1:
         return np.concatenate(parts, axis=way.axis)
-    cut = [_grouped(part, way.axis, way.groups) for part in parts]
+    axis, groups = way.axis, way.groups
+    cut = [  # with one axis cut in two: which group, and where in it
+        part.reshape(*part.shape[:axis], groups, part.shape[axis] // groups, *part.shape[axis + 1 :]) for part in parts
+    ]
     made = np.concatenate(cut, axis=way.axis + 1)
     return made.reshape(*made.shape[: way.axis], -1, *made.shape[way.axis + 2 :])
-
-
-def _grouped(part: Array, axis: int, groups: int) -> Array:
-    """With one axis cut in two: which group, and where in it."""
-    return part.reshape(*part.shape[:axis], groups, part.shape[axis] // groups, *part.shape[axis + 1 :])

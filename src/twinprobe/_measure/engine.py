@@ -18,6 +18,7 @@ from twinprobe._measure.loops.sums import (
     FIVE_THOUSANDTHS,
     ONE_THOUSANDTH,
     PAIR_COLUMNS,
+    SQUARES,
     TENSOR_COLUMNS,
     Engine,
     block_count,
@@ -48,7 +49,12 @@ class PlainEngine:
         rows = np.empty((block_count(data.size), TENSOR_COLUMNS))
         with np.errstate(all="ignore"):
             for row, start in enumerate(range(0, data.size, BLOCK)):
-                rows[row] = _tensor_row(data[start : start + BLOCK])
+                block = data[start : start + BLOCK]
+                wide = block.astype(np.float64, copy=False)
+                squares = inner(wide, wide)
+                rows[row] = 0.0, 0.0, 0.0, squares
+                if np.isfinite(squares):
+                    rows[row, :SQUARES] = np.maximum.reduce(block), np.minimum.reduce(block), np.add.reduce(wide)
         return rows
 
     def row_at(self, dtype: str, address: int, size: int) -> None:
@@ -89,14 +95,6 @@ def inner(left: NDArray[Any], right: NDArray[Any]) -> Any:
     return np.dot(left, right) if left.size <= SINGLE_THREADED_DOT else np.einsum("i,i->", left, right)
 
 
-def _tensor_row(data: NDArray[Any]) -> tuple[Any, ...]:
-    wide = data.astype(np.float64, copy=False)
-    squares = inner(wide, wide)
-    if not np.isfinite(squares):
-        return (0.0, 0.0, 0.0, squares)
-    return (np.maximum.reduce(data), np.minimum.reduce(data), np.add.reduce(wide), squares)
-
-
 # Up to about this many bytes (both sides) numpy is as quick as fetching the kernels is, or compiling them once.
 KERNEL_BYTES = 64 << 20
 
@@ -113,19 +111,14 @@ class _Choice:
         self._lock = Lock()
 
     def engine(self, upcoming: int) -> Engine:
-        if self._kernels is not None:
-            return self._kernels
-        if self._unusable:
-            return PLAIN
-        with self._lock:
-            self._measured += upcoming
-            if self._measured >= KERNEL_BYTES:
-                self._load()
+        if self._kernels is None and not self._unusable:
+            with self._lock:
+                self._measured += upcoming
+                if self._measured >= KERNEL_BYTES and self._kernels is None and not self._unusable:
+                    self._load()
         return self._kernels or PLAIN
 
     def _load(self) -> None:
-        if self._kernels is not None or self._unusable:
-            return
         try:
             from twinprobe._measure.kernels import KernelEngine
 
@@ -153,12 +146,6 @@ def worth_kernels(total_bytes: int) -> bool:
     return total_bytes >= KERNEL_BYTES
 
 
-def announce(total_bytes: int) -> None:
-    """Say how much work lies ahead, so that a large run has the kernels from its first tensor."""
-    if worth_kernels(total_bytes):
-        _choice.engine(total_bytes)
-
-
 # Threads for one large tensor: numpy and the kernels let go of the interpreter lock, so threads are enough.
 
 Result = TypeVar("Result")
@@ -167,22 +154,17 @@ Result = TypeVar("Result")
 STRIP = 32 * BLOCK
 
 
-def core_count() -> int:
-    """The cores that this process may use."""
-    return cores()
-
-
 def over_strips(work: Callable[[int, int], Result], size: int) -> Iterable[Result]:
     """``work(start, stop)`` for each strip of ``size`` elements, in order, on all cores if there are several strips."""
     spans = [(start, min(start + STRIP, size)) for start in range(0, size, STRIP)]
-    if len(spans) == 1 or core_count() == 1:
+    if len(spans) == 1 or cores() == 1:
         return [work(*span) for span in spans]
     return _pool().map(work, *zip(*spans, strict=True))
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(core_count(), thread_name_prefix="twinprobe-strip")
+    return ThreadPoolExecutor(cores(), thread_name_prefix="twinprobe-strip")
 
 
 if hasattr(os, "register_at_fork"):

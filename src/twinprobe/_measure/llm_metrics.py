@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import COMPLEX, FLOAT32, NARROW_FLOATS, numbers
+from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.engine import PLAIN, engine_for, over_strips
 from twinprobe._measure.loops import inference_sums as rows
 from twinprobe._measure.loops.sums import (
@@ -23,11 +23,10 @@ from twinprobe._measure.loops.sums import (
     WITHIN_ONE,
     Engine,
 )
-from twinprobe._measure.loops.sums import (
-    MAX_ABS as MAX_ABS_ALL,
-)
+from twinprobe._measure.loops.sums import MAX_ABS as MAX_ABS_ALL
 from twinprobe._measure.pair import PairTotals, measure_pair, real_totals
 from twinprobe._measure.statistics import is_sound, statistics
+from twinprobe._runs.dtypes import COMPLEX, NARROW_FLOATS
 from twinprobe._runs.tensors.elements import HostTensor
 
 SHAPE = "data shape doesn't match."

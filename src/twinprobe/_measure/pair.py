@@ -14,32 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import COMPLEX, FLOAT64, INTEGERS, calculation_dtype, complex_numbers, numbers, widen
-from twinprobe._measure.engine import (
-    core_count,
-    engine_for,
-    engine_of,
-    inner,
-    over_strips,
-    relative_errors,
-    worth_kernels,
-)
+from twinprobe._measure.elements import FLOAT64, calculation_dtype, complex_numbers, numbers, widen
+from twinprobe._measure.engine import engine_for, engine_of, inner, over_strips, relative_errors, worth_kernels
 from twinprobe._measure.loops.sums import (
     BLOCK,
-    DOT,
-    GAP_SQUARES,
     GOLDEN_SQUARES,
     MAX_ABS,
-    MAX_REL,
     PAIR_COLUMNS,
     TARGET_SQUARES,
-    WITHIN_FIVE,
     WITHIN_ONE,
     Engine,
     block_count,
 )
 from twinprobe._measure.statistics import is_sound, relative_norm_by_scaling
+from twinprobe._runs.dtypes import COMPLEX, INTEGERS
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._scale.engine import cores
 from twinprobe.errors import DamagedTensor, TwinProbeError
 
 # NaN and inf in a pair: counted, then set to zero on both sides so that the rest can be compared.
@@ -71,19 +61,23 @@ class Oddities:
 
 
 def clear_nonfinite(target: NDArray[Any], golden: NDArray[Any]) -> Oddities:
-    """Zero, in place and on both sides, every element that is NaN or inf on either; say how the two sides differ."""
-    nan_t, nan_g = np.isnan(target), np.isnan(golden)
-    inf_t, inf_g = np.isinf(target), np.isinf(golden)
-    nan_any, inf_any, inf_both = nan_t | nan_g, inf_t | inf_g, inf_t & inf_g
+    """Zero, in place and on both sides, every element that is NaN or inf on either; say how the two sides differ.
+
+    A complex number is NaN or inf if either of its parts is, and may be both.
+    """
+    outside = ~(np.isfinite(target) & np.isfinite(golden))
+    if not outside.any():
+        return Oddities()
+    t, g = target[outside], golden[outside]
+    nan_t, nan_g = np.isnan(t), np.isnan(g)
+    one_sided = np.isinf(t) != np.isinf(g)
     odd = Oddities(
         nan_only_target=int(np.count_nonzero(nan_t & ~nan_g)),
         nan_only_golden=int(np.count_nonzero(nan_g & ~nan_t)),
-        inf_against_finite=int(np.count_nonzero(inf_any & ~inf_both & ~nan_any)),
-        inf_against_inf=int(np.count_nonzero(inf_both & (target != golden))),
+        inf_against_finite=int(np.count_nonzero(one_sided & (nan_t == nan_g))),
+        inf_against_inf=int(np.count_nonzero(~one_sided & ~nan_t & ~nan_g & (t != g))),
     )
-    outside = nan_any | inf_any
-    target[outside] = 0
-    golden[outside] = 0
+    target[outside] = golden[outside] = 0
     return odd
 
 
@@ -113,16 +107,13 @@ class PairTotals:
         """The totals of an engine's rows."""
         with np.errstate(all="ignore"):
             sums, tops = np.add.reduce(rows).tolist(), np.maximum.reduce(rows).tolist()
-        return cls(
-            dot=sums[DOT],
-            target_squares=sums[TARGET_SQUARES],
-            golden_squares=sums[GOLDEN_SQUARES],
-            gap_squares=sums[GAP_SQUARES],
-            max_abs=tops[MAX_ABS],
-            max_rel=tops[MAX_REL],
-            within_one=int(sums[WITHIN_ONE]),
-            within_five=int(sums[WITHIN_FIVE]),
-        )
+        return cls.of_row([*sums[:MAX_ABS], *tops[MAX_ABS:WITHIN_ONE], *sums[WITHIN_ONE:]])
+
+    @classmethod
+    def of_row(cls, row: list[float]) -> PairTotals:
+        """The totals in one row: its columns are the first fields, in this order."""
+        dot, target, golden, gap, max_abs, max_rel, within_one, within_five = row
+        return cls(dot, target, golden, gap, max_abs, max_rel, int(within_one), int(within_five))
 
     def add(self, other: PairTotals) -> None:
         self.dot += other.dot
@@ -148,12 +139,13 @@ def real_totals(engine: Engine, target: HostTensor, golden: HostTensor, start: i
     totals = PairTotals.of_rows(rows)
     if isfinite(totals.target_squares + totals.golden_squares):
         return totals
-    odd = Oddities()
+    odd, wanted = Oddities(), calculation_dtype(target.dtype, golden.dtype)
     finite = np.isfinite(rows[:, TARGET_SQUARES]) & np.isfinite(rows[:, GOLDEN_SQUARES])
     for k in np.flatnonzero(~finite).tolist():
         block = slice(start + k * BLOCK, min(start + (k + 1) * BLOCK, stop))
-        t, g = target.data[block], golden.data[block]
-        rows[k] = _row_without_nonfinite(engine, (target.dtype, t), (golden.dtype, g), odd)
+        t, g = (numbers(side.dtype, side.data[block], wanted) for side in (target, golden))
+        odd.add(clear_nonfinite(t, g))
+        rows[k] = engine.pair_rows(wanted.name, t, g)[0]
     totals = PairTotals.of_rows(rows)
     totals.odd = odd
     return totals
@@ -192,14 +184,6 @@ def _rows_of_piece(engine: Engine, target: Stored, golden: Stored) -> NDArray[np
     return rows
 
 
-def _row_without_nonfinite(engine: Engine, target: Stored, golden: Stored, odd: Oddities) -> NDArray[np.float64]:
-    wanted = calculation_dtype(target[0], golden[0])
-    t, g = numbers(*target, wanted), numbers(*golden, wanted)
-    odd.add(clear_nonfinite(t, g))
-    rows = engine.pair_rows(wanted.name, t, g)
-    return rows[0, :]
-
-
 # One pass over a pair of tensors of which at least one is complex.
 
 
@@ -210,39 +194,17 @@ def complex_totals(engine: Engine, target: HostTensor, golden: HostTensor, start
         block = slice(lo, min(lo + BLOCK, stop))
         t = complex_numbers(target.dtype, target.data[block])
         g = complex_numbers(golden.dtype, golden.data[block])
-        totals.add(_block_totals(engine, t, g))
+        odd = clear_nonfinite(t, g)
+        rows = engine.pair_rows("float64", np.ascontiguousarray(t.real), np.ascontiguousarray(g.real))
+        part = PairTotals.of_rows(rows)
+        part.odd = odd
+        with np.errstate(all="ignore"):
+            gap = t.imag - g.imag
+            part.imaginary_gap_squares = float(inner(gap, gap))
+            part.imaginary_golden_squares = float(inner(g.imag, g.imag))
+            part.imaginary_max_abs = float(np.abs(gap).max())
+        totals.add(part)
     return totals
-
-
-def _block_totals(engine: Engine, target: NDArray[np.complex128], golden: NDArray[np.complex128]) -> PairTotals:
-    odd = _clear_nonfinite(target, golden)
-    real_t, real_g = np.ascontiguousarray(target.real), np.ascontiguousarray(golden.real)
-    totals = PairTotals.of_rows(engine.pair_rows("float64", real_t, real_g))
-    totals.odd = odd
-    with np.errstate(all="ignore"):
-        gap = target.imag - golden.imag
-        totals.imaginary_gap_squares = float(inner(gap, gap))
-        totals.imaginary_golden_squares = float(inner(golden.imag, golden.imag))
-        totals.imaginary_max_abs = float(np.abs(gap).max())
-    return totals
-
-
-def _clear_nonfinite(target: NDArray[Any], golden: NDArray[Any]) -> Oddities:
-    """As for real numbers; a complex number is NaN or inf if either of its parts is."""
-    outside = ~(np.isfinite(target) & np.isfinite(golden))
-    odd = Oddities()
-    if not outside.any():
-        return odd
-    t, g = target[outside], golden[outside]
-    nan_t, nan_g = np.isnan(t), np.isnan(g)
-    odd.nan_only_target = int(np.count_nonzero(nan_t & ~nan_g))
-    odd.nan_only_golden = int(np.count_nonzero(nan_g & ~nan_t))
-    one_sided = np.isinf(t) != np.isinf(g)
-    odd.inf_against_finite = int(np.count_nonzero(one_sided & (nan_t == nan_g)))
-    odd.inf_against_inf = int(np.count_nonzero(~one_sided & ~nan_t & ~nan_g & (t != g)))
-    target[outside] = 0
-    golden[outside] = 0
-    return odd
 
 
 OK = "ok"
@@ -282,14 +244,23 @@ def measure_pair(target: HostTensor, golden: HostTensor, *, engine: Engine | Non
     elements = target.data.size
     if elements == 0 or golden.data.size == 0:
         return PairMetrics(UNSUPPORTED, identical=target.shape == golden.shape, elements=elements)
-    if _squeezed(target.shape) != _squeezed(golden.shape):
+    if squeezed(target.shape) != squeezed(golden.shape):
         return PairMetrics(SHAPE_UNMATCHED, elements=elements)
     totals = _totals(engine or engine_for(target.data.nbytes + golden.data.nbytes), target, golden)
-    status, old = OK, _old_metrics(totals, elements)
+    old: OldMetrics
     if elements == 1:
         status, old = SCALAR, _scalar_metrics(target, golden)
     elif totals.odd.places_differ:
         status, old = NOT_APPLICABLE, (None,) * 6
+    else:
+        status, old = OK, (
+            cosine_of(totals.dot, totals.target_squares, totals.golden_squares),
+            sqrt(totals.gap_squares),
+            round(totals.max_abs, 12),
+            round(totals.max_rel, 12),
+            round(totals.within_one / elements, 12),
+            round(totals.within_five / elements, 12),
+        )  # fmt: skip
     return PairMetrics(
         status,
         *old,
@@ -302,7 +273,8 @@ def measure_pair(target: HostTensor, golden: HostTensor, *, engine: Engine | Non
     )
 
 
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without its ones."""
     return tuple(length for length in shape if length != 1)
 
 
@@ -317,24 +289,14 @@ def _totals(engine: Engine, target: HostTensor, golden: HostTensor) -> PairTotal
 OldMetrics = tuple[float | None, float | None, float | None, float | None, float | None, float | None]
 
 
-def _old_metrics(totals: PairTotals, elements: int) -> OldMetrics:
-    return (
-        _cosine(totals),
-        sqrt(totals.gap_squares),
-        round(totals.max_abs, 12),
-        round(totals.max_rel, 12),
-        round(totals.within_one / elements, 12),
-        round(totals.within_five / elements, 12),
-    )
-
-
-def _cosine(totals: PairTotals) -> float:
-    target_norm, golden_norm = sqrt(totals.target_squares), sqrt(totals.golden_squares)
-    if target_norm <= _SMALLEST_NORM and golden_norm <= _SMALLEST_NORM:
+def cosine_of(dot: float, target_squares: float, golden_squares: float) -> float:
+    """The cosine as the old tool rounds it: two zero vectors are alike, one alone has no direction."""
+    norms = sqrt(target_squares), sqrt(golden_squares)
+    if max(norms) <= _SMALLEST_NORM:
         return 1.0
-    if target_norm <= _SMALLEST_NORM or golden_norm <= _SMALLEST_NORM:
+    if min(norms) <= _SMALLEST_NORM:
         return nan
-    cosine = round(totals.dot / (target_norm * golden_norm), 12)
+    cosine = round(dot / (norms[0] * norms[1]), 12)
     return round(cosine, 6) if cosine > 0.9999 else cosine
 
 
@@ -411,7 +373,7 @@ def measure_pairs(
     """
     if workers is None:
         small = total_bytes is not None and not worth_kernels(total_bytes)
-        workers = 1 if small else core_count()
+        workers = 1 if small else cores()
     measure = partial(_measure, None if total_bytes is None else engine_of(total_bytes))
     if workers == 1:
         return (measure(*job) for job in jobs)

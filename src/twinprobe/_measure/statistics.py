@@ -5,15 +5,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import COMPLEX, FLOAT64, INTEGERS, calculation_dtype, complex_numbers, numbers
+from twinprobe._measure.elements import FLOAT64, calculation_dtype, complex_numbers, numbers
 from twinprobe._measure.engine import engine_for, inner, over_strips
 from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS, Engine, block_count
+from twinprobe._runs.dtypes import COMPLEX, INTEGERS
 from twinprobe._runs.table import ABSENT, FLOAT, INT, TEXT
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -105,17 +107,13 @@ def relative_norm_by_scaling(target: HostTensor, golden: HostTensor) -> float:
 
 def _finite_blocks(target: HostTensor, golden: HostTensor) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """The numbers of both sides block by block (real and imaginary parts in a row), zero where either is not finite."""
-    read = complex_numbers if COMPLEX & {target.dtype, golden.dtype} else _real_numbers
+    read = complex_numbers if COMPLEX & {target.dtype, golden.dtype} else partial(numbers, wanted=FLOAT64)
     for start in range(0, target.data.size, BLOCK):
         t = read(target.dtype, target.data[start : start + BLOCK])
         g = read(golden.dtype, golden.data[start : start + BLOCK])
         outside = ~(np.isfinite(t) & np.isfinite(g))
         t[outside] = g[outside] = 0
         yield t.view(np.float64), g.view(np.float64)
-
-
-def _real_numbers(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
-    return numbers(dtype, data, FLOAT64)
 
 
 class Statistics(NamedTuple):
@@ -134,7 +132,8 @@ def statistics(tensor: HostTensor, *, engine: Engine | None = None) -> Statistic
     if tensor.data.size == 0:
         return Statistics(None, None, None, None)
     if tensor.dtype == "bool":
-        return _of_bools(tensor.data)
+        true, size = int(np.count_nonzero(tensor.data)), tensor.data.size
+        return Statistics(true > 0, true == size, true / size, sqrt(true))
     if tensor.dtype in INTEGERS:
         return _of_integers(tensor.data)
     return _of_floats(engine or engine_for(tensor.data.nbytes), tensor)
@@ -155,11 +154,6 @@ def statistics_at(dtype: str, address: int, size: int) -> Statistics | None:
     return Statistics(top, bottom, total / size, sqrt(squares))
 
 
-def _of_bools(data: NDArray[Any]) -> Statistics:
-    true = int(np.count_nonzero(data))
-    return Statistics(true > 0, true == data.size, true / data.size, sqrt(true))
-
-
 def _of_integers(data: NDArray[Any]) -> Statistics:
     top, bottom, total, squares = [], [], 0.0, 0.0
     for start in range(0, data.size, BLOCK):
@@ -175,7 +169,10 @@ def _of_integers(data: NDArray[Any]) -> Statistics:
 def _of_floats(engine: Engine, tensor: HostTensor) -> Statistics:
     size = tensor.data.size
     parts = list(over_strips(lambda start, stop: _float_rows(engine, tensor, start, stop), size))
-    rows, nans, infs = parts[0] if len(parts) == 1 else _joined(parts)
+    rows, nans, infs = parts[0]
+    if len(parts) > 1:
+        rows = np.concatenate([part[0] for part in parts])
+        nans, infs = sum(part[1] for part in parts), sum(part[2] for part in parts)
     if nans:
         return Statistics(nan, nan, nan, nan, nans, infs)
     if len(rows) == 1:
@@ -186,18 +183,17 @@ def _of_floats(engine: Engine, tensor: HostTensor) -> Statistics:
             total, squares = float(rows[:, SUM].sum()), float(rows[:, SQUARES].sum())
     if infs:
         return Statistics(top, bottom, total / size, inf, 0, infs)
-    mean = total / size if isfinite(total) else _mean_by_parts(tensor)
     if tensor.dtype in ("float64", "complex128") and not is_sound(squares):
-        return Statistics(top, bottom, mean, _norm_by_scaling(tensor))
-    return Statistics(top, bottom, mean, sqrt(squares))
+        norm, mean = ScaledNorm(), 0.0
+        for start in range(0, size, BLOCK):
+            block = _magnitudes(tensor.dtype, tensor.data[start : start + BLOCK])
+            norm.add(block)
+            mean += float((block / size).sum())
+        return Statistics(top, bottom, total / size if isfinite(total) else mean, norm.norm)
+    return Statistics(top, bottom, total / size, sqrt(squares))
 
 
 Rows = tuple[NDArray[Any], int, int]
-
-
-def _joined(parts: list[Rows]) -> Rows:
-    rows, nans, infs = zip(*parts, strict=True)
-    return np.concatenate(rows), sum(nans), sum(infs)
 
 
 def _float_rows(engine: Engine, tensor: HostTensor, start: int, stop: int) -> Rows:
@@ -209,7 +205,7 @@ def _float_rows(engine: Engine, tensor: HostTensor, start: int, stop: int) -> Ro
         return rows, nans, infs
     for k in np.flatnonzero(~np.isfinite(rows[:, SQUARES])).tolist():
         stored = data[k * BLOCK : (k + 1) * BLOCK]
-        block = _magnitudes_or_numbers(tensor.dtype, stored)
+        block = _magnitudes(tensor.dtype, stored)
         counted = stored if tensor.dtype in COMPLEX else block
         nans += int(np.count_nonzero(np.isnan(counted)))
         infs += int(np.count_nonzero(np.isinf(counted)))
@@ -225,29 +221,17 @@ def _engine_rows(engine: Engine, dtype: str, data: NDArray[Any]) -> NDArray[Any]
     rows = np.empty((block_count(data.size), TENSOR_COLUMNS))
     for k, start in enumerate(range(0, data.size, BLOCK)):
         block = data[start : start + BLOCK]
-        wide = _magnitudes_or_numbers(dtype, block) if dtype in COMPLEX else numbers(dtype, block, wanted)
+        wide = _magnitudes(dtype, block) if dtype in COMPLEX else numbers(dtype, block, wanted)
         rows[k] = engine.tensor_rows(wanted.name, wide)[0]
     return rows
 
 
-def _magnitudes_or_numbers(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
+def _magnitudes(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
+    """Complex numbers by their magnitude, all others as they are, in float64."""
     if dtype in COMPLEX:
         with np.errstate(all="ignore"):
             return np.abs(data.astype(np.complex128))
     return numbers(dtype, data, FLOAT64)
-
-
-def _mean_by_parts(tensor: HostTensor) -> float:
-    size = tensor.data.size
-    blocks = (tensor.data[start : start + BLOCK] for start in range(0, size, BLOCK))
-    return float(sum((_magnitudes_or_numbers(tensor.dtype, block) / size).sum() for block in blocks))
-
-
-def _norm_by_scaling(tensor: HostTensor) -> float:
-    norm = ScaledNorm()
-    for start in range(0, tensor.data.size, BLOCK):
-        norm.add(_magnitudes_or_numbers(tensor.dtype, tensor.data[start : start + BLOCK]))
-    return norm.norm
 
 
 # Differences of recorded statistics: one number per pair of recorded numbers, by the rules of the old columns.

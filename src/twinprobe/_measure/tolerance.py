@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import COMPLEX, FLOAT64, address_of, complex_numbers, numbers
-from twinprobe._measure.pair import measure_pair
+from twinprobe._measure.elements import FLOAT64, address_of, complex_numbers, numbers
+from twinprobe._measure.pair import cosine_of, measure_pair, squeezed
+from twinprobe._runs.dtypes import COMPLEX, NATIVE
 from twinprobe._runs.tensors.elements import HostTensor
 
 STRICT, MEAN, ABS_MEAN = "strict", "mean", "abs_mean"
@@ -28,7 +29,7 @@ _COARSE = ("bfloat16", "float16", "float32", "complex64", "float64", "complex128
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|raw - base| <= atol + rtol * |base|, for every element or (``mode``) for the means. NaN equals nothing."""
+    """|target - golden| <= atol + rtol * |golden|, for each element or (``mode``) for the means. NaN equals nothing."""
 
     atol: float | None = None
     rtol: float | None = None
@@ -37,7 +38,7 @@ class Tolerance:
 
     def of(self, *dtypes: str) -> tuple[float, float]:
         """atol and rtol for these element types: the coarser one decides."""
-        kind = next((one for one in _COARSE if one in dtypes), "")
+        kind = next((kind for kind in _COARSE if kind in dtypes), "")
         if not kind and any(dtype.startswith("float8") for dtype in dtypes):
             kind = "bfloat16"
         atol, rtol = _DEFAULTS.get(kind, (0.0, 0.0))
@@ -59,16 +60,16 @@ class Gap:
     elements: int = 0
 
 
-def compare(raw: HostTensor, base: HostTensor, tolerance: Tolerance) -> Gap:
+def compare(target: HostTensor, golden: HostTensor, tolerance: Tolerance) -> Gap:
     """Measure two tensors against each other."""
-    size = raw.data.size
-    if squeezed(raw.shape) != squeezed(base.shape):
-        return Gap(False, f"shape {list(raw.shape)} against {list(base.shape)}", nan, nan, nan, nan, nan, 0, size)
+    size = target.data.size
+    if squeezed(target.shape) != squeezed(golden.shape):
+        return Gap(False, f"shape {list(target.shape)} against {list(golden.shape)}", nan, nan, nan, nan, nan, 0, size)
     if not size:
         return Gap(True, elements=0)
-    if raw.dtype == base.dtype and _same_numbers(raw, base):
+    if target.dtype == golden.dtype and _same_numbers(target, golden):
         return Gap(True, elements=size)
-    return _measured(raw, base, tolerance)
+    return _measured(target, golden, tolerance)
 
 
 def transposed(tensor: HostTensor) -> HostTensor:
@@ -79,66 +80,58 @@ def transposed(tensor: HostTensor) -> HostTensor:
     return HostTensor(tensor.dtype, tensor.shape[::-1], turned.reshape(-1))
 
 
-def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape without its ones."""
-    return tuple(length for length in shape if length != 1)
-
-
-def _same_numbers(raw: HostTensor, base: HostTensor) -> bool:
+def _same_numbers(target: HostTensor, golden: HostTensor) -> bool:
     """Whether the numbers are the same, NaN not being one."""
-    if (
-        np.dtype(raw.data.dtype).kind in "biufc"
-        and raw.dtype not in ("bfloat16",)
-        and not raw.dtype.startswith("float8")
-    ):
-        return bool((raw.data == base.data).all())
-    return bool((raw.data == base.data).all()) and not np.isnan(numbers(raw.dtype, raw.data, FLOAT64)).any()
+    if not (target.data == golden.data).all():
+        return False
+    # Of a type that numpy lacks bits were compared, and those of a NaN equal themselves.
+    return target.dtype in NATIVE or not np.isnan(numbers(target.dtype, target.data, FLOAT64)).any()
 
 
-def _measured(raw: HostTensor, base: HostTensor, tolerance: Tolerance) -> Gap:
-    if {raw.dtype, base.dtype} & COMPLEX:
-        one: NDArray[Any] = complex_numbers(raw.dtype, raw.data)
-        other: NDArray[Any] = complex_numbers(base.dtype, base.data)
+def _measured(target: HostTensor, golden: HostTensor, tolerance: Tolerance) -> Gap:
+    if {target.dtype, golden.dtype} & COMPLEX:
+        t: NDArray[Any] = complex_numbers(target.dtype, target.data)
+        g: NDArray[Any] = complex_numbers(golden.dtype, golden.data)
     else:
-        one, other = numbers(raw.dtype, raw.data, FLOAT64), numbers(base.dtype, base.data, FLOAT64)
-    atol, rtol = tolerance.of(raw.dtype, base.dtype)
+        t, g = numbers(target.dtype, target.data, FLOAT64), numbers(golden.dtype, golden.data, FLOAT64)
+    atol, rtol = tolerance.of(target.dtype, golden.dtype)
     with np.errstate(all="ignore"):
-        gap = np.abs(one - other)
+        gap = np.abs(t - g)
         if tolerance.mode == STRICT and gap.max() <= atol:  # never so where a NaN or an infinity is
-            return _gap_of_pair(raw, base, gap, "", 0)
-        equal = gap <= atol + rtol * np.abs(other)
-        equal |= one == other  # infinities of one sign
-        equal &= np.isfinite(other) | (one == other)
-        both_nan = np.isnan(one) & np.isnan(other)
+            return _gap_of_pair(target, golden, gap, "", 0)
+        equal = gap <= atol + rtol * np.abs(g)
+        equal |= t == g  # infinities of one sign
+        equal &= np.isfinite(g) | (t == g)
+        both_nan = np.isnan(t) & np.isnan(g)
         if tolerance.equal_nan:
             equal |= both_nan
         if tolerance.mode != STRICT:
-            return _by_means(raw, base, one, other, gap, tolerance, (atol, rtol))
+            return _by_means(target, golden, t, g, gap, tolerance, (atol, rtol))
         mismatched = int(gap.size - np.count_nonzero(equal))
         why = ""
         if mismatched:
-            strange = int(np.count_nonzero(np.isnan(one) | np.isnan(other)))
+            strange = int(np.count_nonzero(np.isnan(t) | np.isnan(g)))
             why = f"{mismatched} of {gap.size} elements differ"
             if strange:
                 why += f", NaN in {strange} places"
-        return _gap_of_pair(raw, base, gap, why, mismatched)
+        return _gap_of_pair(target, golden, gap, why, mismatched)
 
 
 def _by_means(
-    raw: HostTensor, base: HostTensor, one: NDArray[Any], other: NDArray[Any], gap: NDArray[Any],
+    target: HostTensor, golden: HostTensor, t: NDArray[Any], g: NDArray[Any], gap: NDArray[Any],
     tolerance: Tolerance, bounds: tuple[float, float],
 ) -> Gap:  # fmt: skip
     if tolerance.mode == ABS_MEAN:
-        one, other = np.abs(one), np.abs(other)
-    means = one.mean(), other.mean()
+        t, g = np.abs(t), np.abs(g)
+    means = t.mean(), g.mean()
     same = bool(abs(means[0] - means[1]) <= bounds[0] + bounds[1] * abs(means[1])) or bool(means[0] == means[1])
     same |= tolerance.equal_nan and bool(np.isnan(means[0]) and np.isnan(means[1]))
     why = "" if same else f"{tolerance.mode} {means[0]:.6g} against {means[1]:.6g}"
-    return _gap_of_pair(raw, base, gap, why, 0)
+    return _gap_of_pair(target, golden, gap, why, 0)
 
 
-def _gap_of_pair(raw: HostTensor, base: HostTensor, gap: NDArray[Any], why: str, mismatched: int) -> Gap:
-    found = measure_pair(raw, base)
+def _gap_of_pair(target: HostTensor, golden: HostTensor, gap: NDArray[Any], why: str, mismatched: int) -> Gap:
+    found = measure_pair(target, golden)
     known = gap if isfinite(gap.max()) else gap[np.isfinite(gap)]
     max_abs = float(known.max()) if known.size else nan
     return Gap(
@@ -164,16 +157,15 @@ class Spot(NamedTuple):
     address: int
 
 
-# raw, base, and whether the raw matrix is stored the other way round.
+# target, golden, and whether the target matrix is stored the other way round.
 Job = tuple[Spot, Spot, bool]
-# For each pair: the two addresses, how many elements, and the rows of a raw matrix that is to be turned (else 0).
+# For each pair: the two addresses, how many elements, and the rows of a target matrix that is to be turned (else 0).
 Places = tuple[list[int], list[int], list[int], list[int]]
 Hosts = Callable[[int], tuple[HostTensor, HostTensor]]  # the two tensors of a job
 
 # From so many pairs, or elements at once, on compiled code is worth loading. The work alone decides, and not what was
 # done before: equal work gives equal digits.
 _PAIRS, _ELEMENTS = 300, 1 << 21
-_SMALLEST_NORM = float(np.finfo(np.float64).eps)
 
 
 @cache
@@ -207,21 +199,26 @@ def compare_all(jobs: list[Job], hosts: Hosts, tolerance: Tolerance, *, in_all: 
         [jobs[at][0].size for at in fit],
         [jobs[at][0].shape[0] if jobs[at][2] and len(jobs[at][0].shape) == 2 else 0 for at in fit],
     )
-    gaps = Gaps(len(jobs))
-    if max(len(jobs), in_all) >= _PAIRS or sum(job[0].size for job in jobs) >= _ELEMENTS:
-        gaps.take(places, fit, tolerance)
-    for at in gaps.missing():
-        gaps.known[at] = compare_one(*hosts(at), jobs[at][2], tolerance)
-    return gaps
+    many = max(len(jobs), in_all) >= _PAIRS or sum(job[0].size for job in jobs) >= _ELEMENTS
+    return _compared(Gaps(len(jobs)), places, fit if many else [], hosts, [job[2] for job in jobs], tolerance)
 
 
 def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
     """The same for pairs that fit the kernel: float32, of one size, at least two elements."""
-    gaps = Gaps(len(places[0]))
-    if max(len(places[0]), in_all) >= _PAIRS or sum(places[2]) >= _ELEMENTS:
-        gaps.take(places, list(range(len(places[0]))), tolerance)
-    for at in gaps.missing():
-        gaps.known[at] = compare_one(*hosts(at), places[3][at] > 0, tolerance)
+    count = len(places[0])
+    many = max(count, in_all) >= _PAIRS or sum(places[2]) >= _ELEMENTS
+    return _compared(Gaps(count), places, list(range(count)) if many else [], hosts, places[3], tolerance)
+
+
+def _compared(
+    gaps: Gaps, places: Places, fit: list[int], hosts: Hosts, turned: Sequence[int], tolerance: Tolerance
+) -> Gaps:
+    """Those that fit by the kernel, the others one by one."""
+    gaps.take(places, fit, tolerance)
+    for at in range(len(gaps)):
+        if not gaps.measured(at):
+            target, golden = hosts(at)
+            gaps.known[at] = compare(transposed(target) if turned[at] else target, golden, tolerance)
     return gaps
 
 
@@ -249,9 +246,9 @@ class Gaps(Sequence[Gap]):
         self._numbers, self._sizes = out, places[2]
         self._rows = {fit[row]: row for row in np.flatnonzero(told).tolist()}
 
-    def missing(self) -> list[int]:
-        """Those that are not measured yet."""
-        return [at for at in range(self._count) if at not in self._rows and at not in self.known]
+    def measured(self, at: int) -> bool:
+        """Whether the kernel has measured this pair."""
+        return at in self._rows
 
     @property
     def all_same(self) -> bool:
@@ -264,7 +261,7 @@ class Gaps(Sequence[Gap]):
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(self._count))]
+            return [self[index] for index in range(*at.indices(self._count))]
         if not -self._count <= at < self._count:
             raise IndexError(at)
         at %= self._count
@@ -275,17 +272,12 @@ class Gaps(Sequence[Gap]):
         return known
 
 
-def compare_one(raw: HostTensor, base: HostTensor, turned: bool, tolerance: Tolerance) -> Gap:
-    """The gap of one pair."""
-    return compare(transposed(raw) if turned else raw, base, tolerance)
-
-
-def _fits(raw: Spot, base: Spot, turned: bool) -> bool:
-    """Whether the kernel takes this pair: float32 of one size and shape."""
-    if raw.dtype != "float32" or base.dtype != "float32" or raw.size < 2 or (raw.address | base.address) & 3:
+def _fits(target: Spot, golden: Spot, turned: bool) -> bool:
+    """Whether the kernel takes this pair: aligned float32 of one size and shape."""
+    if not target.dtype == golden.dtype == "float32" or target.size < 2 or (target.address | golden.address) & 3:
         return False
-    shape = raw.shape[::-1] if turned and len(raw.shape) == 2 else raw.shape
-    return shape == base.shape or squeezed(shape) == squeezed(base.shape)
+    shape = target.shape[::-1] if turned and len(target.shape) == 2 else target.shape
+    return shape == golden.shape or squeezed(shape) == squeezed(golden.shape)
 
 
 @lru_cache(maxsize=1024)
@@ -294,19 +286,13 @@ def _no_gap(size: int) -> Gap:
 
 
 def _gap_of_row(row: list[float], size: int) -> Gap:
-    dot, raw_squares, base_squares, gap_squares, max_abs, max_rel, total, mismatched = row
+    dot, target_squares, golden_squares, gap_squares, max_abs, max_rel, total, mismatched = row
     if not max_abs:
         return _no_gap(size)
-    norms = sqrt(raw_squares), sqrt(base_squares)
-    cosine = nan
-    if min(norms) > _SMALLEST_NORM:
-        cosine = round(dot / (norms[0] * norms[1]), 12)
-        cosine = round(cosine, 6) if cosine > 0.9999 else cosine
-    elif max(norms) <= _SMALLEST_NORM:
-        cosine = 1.0
-    wrong = int(mismatched)
+    norm, wrong = sqrt(golden_squares), int(mismatched)
     return Gap(
         same=not wrong, why=f"{wrong} of {size} elements differ" if wrong else "", max_abs=max_abs,
-        max_rel=round(max_rel, 12) if isfinite(max_rel) else nan, mean_abs=total / size, cosine=cosine,
-        relative_norm=sqrt(gap_squares) / norms[1] if norms[1] else nan, mismatched=wrong, elements=size,
+        max_rel=round(max_rel, 12) if isfinite(max_rel) else nan, mean_abs=total / size,
+        cosine=cosine_of(dot, target_squares, golden_squares), relative_norm=sqrt(gap_squares) / norm if norm else nan,
+        mismatched=wrong, elements=size,
     )  # fmt: skip

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from twinprobe._runs.json_pieces import FileBlocks, lines_of, loads, quote_specials, without_surrogates
+from twinprobe._runs.json_pieces import (
+    PIECE,
+    Bytes,
+    FileBlocks,
+    lines_of,
+    loads,
+    pieces_of,
+    quote_specials,
+    without_surrogates,
+)
 from twinprobe.errors import BadInput
 
-# The entries of a dump, piece by piece: however large the file, few of them are in memory at a time.
-
-Bytes = bytes | bytearray | memoryview
 Batch = tuple[bool, dict[str, Any], int]  # whether the entries are still JSON, the entries, and how long their text is
 
-PIECE = 1 << 20
 # A call with more JSON values than this, or a longer text, is no call.
 MOST_VALUES = 1 << 18
 LONGEST = 8 << 20
@@ -29,7 +34,7 @@ _FEW, _USUAL = 1 << 18, PIECE + (1 << 18)
 _SHOWN = 200
 # Between two entries: the end of an object, then a key that names a call (or a point) and begins a container.
 _CUT = re.compile(
-    rb'\}\s*,\s*(?="[^"\\]{0,4096}\.(?:forward|backward|parameters_grad|debug)(?:\.\d{1,18})?"\s*:\s*[{\[])'
+    rb'\}(\s*,\s*)(?="[^"\\]{0,4096}\.(?:forward|backward|parameters_grad|debug)(?:\.\d{1,18})?"\s*:\s*[{\[])'
 )
 _FIRST_KEY = re.compile(rb'\s*\{?\s*"([^"\\]{0,200})')
 
@@ -39,7 +44,7 @@ _decode_entries = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
     """The entries of the inside of a JSON object that is known to be whole."""
     waiting: bytes = b""
-    for piece in pieces_of(path, iter((members,))):
+    for piece, _ in _pieces_of(path, iter((members,))):
         text = b"".join((b"{", waiting, piece, b"}"))
         found = batch_of(path, text)
         if found is None:
@@ -51,13 +56,15 @@ def batches_of(path: Path, members: Bytes) -> Iterator[Batch]:
         raise BadInput("is not JSON", where=f"{path}: data[{first_key(waiting)!r}]")
 
 
-def batches_up_to_damage(path: Path, blocks: Iterator[Bytes]) -> Generator[Batch, None, str]:
-    """The entries as far as they are whole; returns what is wrong with the rest, or nothing.
+def _batches_up_to_damage(
+    path: Path, blocks: Iterator[Bytes], entries: Entries, error: Exception | None
+) -> Iterator[Batch]:
+    """The entries as far as they are whole; what is wrong with the rest becomes a note.
 
     The blocks go on to the end of the file, and so hold the two braces that should stand there.
     """
     waiting = b""
-    for piece in pieces_of(path, blocks):
+    for piece, _ in _pieces_of(path, blocks):
         waiting += piece
         found = batch_of(path, b"".join((b"{", waiting, b"}"))) or batch_of(path, b"{" + _without_end(waiting))
         if found is not None:
@@ -68,11 +75,15 @@ def batches_up_to_damage(path: Path, blocks: Iterator[Bytes]) -> Generator[Batch
         else:
             break
     if not waiting:
-        return ""
+        return
     check_values(path, waiting)
     text = waiting.decode("utf-8", "replace")
     yield False, saved(text), len(waiting)
-    return "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
+    if not entries.count:
+        raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
+    damage = "breaks off" if _ends_early("{" + text.rstrip(", \t\r\n")) else "is damaged"
+    whole = f"after {entries.count} whole entries (last: {entries.last})"
+    entries.notes.append(f"{path}: the file {damage} {whole}; the rest is lost")
 
 
 def _ends_early(text: str) -> bool:
@@ -136,45 +147,30 @@ def saved(text: str) -> dict[str, Any]:
     decoder, found, at = json.JSONDecoder(), dict[str, Any](), 0
     try:
         while True:
-            name, at = decoder.raw_decode(text, skip(text, at))
-            at = expect(text, at, ":")
-            entry, at = decoder.raw_decode(text, skip(text, at))
+            name, at = decoder.raw_decode(text, _next(text, at))
+            entry, at = decoder.raw_decode(text, _next(text, at, ":"))
             if not isinstance(name, str):
                 break
             found[without_surrogates(name)] = without_surrogates(entry)
-            at = expect(text, at, ",")
+            at = _next(text, at, ",")
     except (ValueError, RecursionError, IndexError):
         pass
     return found
 
 
-def skip(text: str, at: int) -> int:
-    """The next place that is not empty."""
+def _next(text: str, at: int, sign: str = "") -> int:
+    """The next place that is not empty, or the one after this sign, which must come next."""
     while text[at] in " \t\r\n":
         at += 1
-    return at
-
-
-def expect(text: str, at: int, sign: str) -> int:
-    """The place after this sign, which must come next."""
-    at = skip(text, at)
+    if not sign:
+        return at
     if text[at] != sign:
         raise ValueError(f"expected {sign!r} at {at}")
-    return at + 1
+    return _next(text, at + 1)
 
 
-def pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[Bytes]:
-    """Cut between two entries, where such a place is found, into pieces of at least the usual length."""
-    held: Bytes = b""
-    for block in blocks:
-        held = memoryview(b"".join((held, block)) if held else block)
-        while cut := _CUT.search(held, PIECE):
-            yield held[: cut.start() + 1]
-            held = held[cut.end() :]
-        if len(held) > LONGEST:
-            check_values(path, held)
-    if held:
-        yield held
+def _pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[tuple[memoryview, bool]]:
+    return pieces_of(blocks, _CUT, lambda held: check_values(path, held) if len(held) > LONGEST else None)
 
 
 def _without_end(piece: bytes) -> bytes:
@@ -300,7 +296,7 @@ def _by_pieces(path: Path, file: FileBlocks, error: Exception | None = None) -> 
     stop, behind = _header_behind(path, file)
     entries = Entries(_header(path, header | behind), file.size, iter(()))
     blocks = chain(file.blocks(begin.end(), stop), (b"}",) if behind else ())
-    entries.walk(_up_to_damage(path, blocks, entries, error))
+    entries.walk(_batches_up_to_damage(path, blocks, entries, error))
     return entries
 
 
@@ -314,15 +310,6 @@ def _header_behind(path: Path, file: FileBlocks) -> tuple[int, dict[str, Any]]:
         if keys is not None:
             return start + found.start(1), keys
     return file.size, {}
-
-
-def _up_to_damage(path: Path, blocks: Iterator[bytes], entries: Entries, error: Exception | None) -> Iterator[Batch]:
-    damage = yield from batches_up_to_damage(path, blocks)
-    if damage and not entries.count:
-        raise BadInput(f"is not JSON: {error or 'its first entry is damaged'}", where=path)
-    if damage:
-        whole = f"after {entries.count} whole entries (last: {entries.last})"
-        entries.notes.append(f"{path}: the file {damage} {whole}; the rest is lost")
 
 
 def _object(path: Path, text: bytes) -> dict[str, Any] | None:

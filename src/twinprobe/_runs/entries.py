@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from twinprobe._runs.dump_json import Entries, check_values
+from twinprobe._runs.json_pieces import memory_budget, text_bytes
 from twinprobe._runs.names import GRADIENTS, LONGEST_NAME, has_direction
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, Leaf, TableBuilder, settle
 from twinprobe.errors import BadInput
 
 MaybeLeaf = Leaf | None
 _MAX_DEPTH = 400
-# What rows and calls may take in memory for each byte of the file; those of recorded dumps take one, or two.
-_ROOM, _ROOM_PER_BYTE = 16 << 20, 2.8
+_ROOM = 16 << 20  # bytes of memory for the rows and calls of a small file
 _CALL = 160  # bytes of a call, beside its name
 # A name is built from all that encloses a value. A real file has more bytes than its names have characters.
 _NAMES = 8 << 20
@@ -61,13 +61,18 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
         index = ops.setdefault(name, known)
         if index < known:
             builder.restart(index)  # of a key that stands twice the last counts, as for every reader of JSON in Python
-        flat = _flat(entry) if entries.raw and not single_points and GRADIENTS not in name else None
+        flat = None
+        if entries.raw and not single_points and GRADIENTS not in name:
+            try:
+                flat = _decode_flat(entry)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                flat = None
         try:
             if flat is None:
                 room.call(name, 0)
                 decoded = _decode(path, name, entry) if entries.raw else entry
                 for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
-                    room.row(row_name)
+                    room.rows(row_name)
                     _add(builder, index, role, row_name, argument, leaf)
             else:
                 room.call(name, _add_flat(builder, index, name, flat))
@@ -88,26 +93,21 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
 class _Room:
     """How many values a file may still have, and what they may cost; ValueError when there is nothing left."""
 
-    __slots__ = ("_calls", "_names", "_size", "_values")
+    __slots__ = ("_left", "_names", "_values")
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._calls = 0
+        self._left = memory_budget(size, _ROOM)
         self._names = _NAMES + size
         self._values = _VALUES + size // _BYTES_PER_VALUE
 
     def call(self, name: str, rows: int) -> None:
         """Take room for a call with so many rows."""
-        length = len(name) if name.isascii() else 4 * len(name)  # bytes in memory
-        self._calls += _CALL + length
-        self._take(name, length, 1 + rows)
+        self._left -= _CALL + text_bytes(name)
+        self.rows(name, 1 + rows)
 
-    def row(self, name: str) -> None:
-        """Take room for one row of this name."""
-        self._take(name, len(name) if name.isascii() else 4 * len(name), 1)
-
-    def _take(self, name: str, length: int, count: int) -> None:
-        self._names -= length * count
+    def rows(self, name: str, count: int = 1) -> None:
+        """Take room for rows with this name."""
+        self._names -= text_bytes(name) * count
         self._values -= count
         if self._values < 0:
             raise ValueError("is one value too many: no recorder packs them so densely into a file")
@@ -115,28 +115,20 @@ class _Room:
             what = f"has a name of {len(name)} characters" if self._names >= 0 else "has names out of proportion"
             raise ValueError(f"{what}, which no recorder writes")
 
-    def check(self, rows: int) -> None:
+    def check(self, cost: int) -> None:
         """Compare what the rows take so far with what the file may cost."""
-        if rows + self._calls > _ROOM + _ROOM_PER_BYTE * self._size:
+        if cost > self._left:
             raise ValueError("is one value too many: no recorder writes so short ones, or so many")
-
-
-def _flat(entry: Any) -> FlatEntry | None:
-    try:
-        return _decode_flat(entry)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> int:
     """Add the rows of a call, and tell how many."""
-    begin = f"{name}.input."
     for at, leaf in enumerate(flat.input_args):
-        _add(builder, op, INPUT, f"{begin}{at}", "", leaf)
+        _add(builder, op, INPUT, f"{name}.input.{at}", "", leaf)
     for key, leaf in flat.input_kwargs.items():
-        _add(builder, op, INPUT, begin + key, key, leaf)
+        _add(builder, op, INPUT, f"{name}.input.{key}", key, leaf)
     for at, leaf in enumerate(flat.input):
-        _add(builder, op, INPUT, f"{begin}{at}", "", leaf)
+        _add(builder, op, INPUT, f"{name}.input.{at}", "", leaf)
     for key, leaf in flat.parameters.items():
         _add(builder, op, PARAMETER, f"{name}.parameters.{key}", key, leaf)
     for at, leaf in enumerate(flat.output):

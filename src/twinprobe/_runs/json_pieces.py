@@ -1,11 +1,12 @@
-"""The members of a large JSON object of names, piece by piece, within a bound on what is made of them."""
+"""JSON files of any size: read block after block, cut between two entries, within a budget of memory."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,13 +16,17 @@ from twinprobe._runs.places import remote
 from twinprobe._runs.whole_files import open_regular
 from twinprobe.errors import BadInput
 
-# A file of a dump, here or elsewhere, block after block: what was used need not stay in memory.
+BLOCK = PIECE = 1 << 20
+_REACH = 8192  # bytes in which whatever stands between two entries surely fits
 
-BLOCK = 1 << 20
+Bytes = bytes | bytearray | memoryview
 
 
 class FileBlocks:
-    """An open file. A read that fails is BadInput; of a file that became shorter, less is read."""
+    """An open file of a dump, here or elsewhere, of which no more than a block is in memory.
+
+    A read that fails is BadInput; of a file that became shorter, less is read.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -78,13 +83,41 @@ def lines_of(blocks: Iterator[bytes], longest: int) -> Iterator[bytes]:
         yield held
 
 
-PIECE = 1 << 20
+def pieces_of(
+    blocks: Iterator[Bytes], cut: re.Pattern[bytes], check: Callable[[memoryview], None]
+) -> Iterator[tuple[memoryview, bool]]:
+    """Pieces of a text of at least the usual length, cut between two entries, each with whether it is the last.
+
+    The group of ``cut`` is what separates two entries. What is held because no place to cut was found is checked.
+    """
+    held, looked = memoryview(b""), PIECE
+    for block in blocks:
+        held = memoryview(b"".join((held, block)) if held else block)
+        while found := cut.search(held, looked):
+            yield held[: found.start(1)], False
+            held, looked = held[found.end(1) :], PIECE
+        check(held)
+        looked = max(PIECE, len(held) - _REACH)
+    if held:
+        yield held, True
+
+
+def memory_budget(size: int, room: int) -> int:
+    """The bytes of memory that may be made of a file: real files need one or two for each of theirs, hostile ones 50.
+
+    ``room`` is what a reader needs for a small file.
+    """
+    return room + int(2.7 * size)
+
+
+def text_bytes(text: str) -> int:
+    """At most so many bytes the characters of a text take in memory."""
+    return len(text) if text.isascii() else 4 * len(text)
+
+
 # Up to here a file is decoded at once.
 _WHOLE = 2 << 20
-# What is made of a file may take so many bytes, and so many for each of its own.
-_ROOM, _ROOM_PER_BYTE = 40 << 20, 2.7
-_LONGEST_WAITING = 16 << 20
-_REACH = 8192  # bytes in which whatever is between two members surely fits
+_ROOM, _LONGEST_WAITING = 40 << 20, 16 << 20
 # Bytes of a text in a list and of one in a dict, beside its characters.
 VALUE, ENTRY = 60, 105
 _DECODED = 120  # of a value while it is decoded
@@ -96,12 +129,11 @@ class Budget:
     __slots__ = ("_left",)
 
     def __init__(self, size: int) -> None:
-        self._left = _ROOM + int(_ROOM_PER_BYTE * size)
+        self._left = memory_budget(size, _ROOM)
 
     def take(self, texts: Collection[str], each: int, more: int = 0) -> None:
         """Room for texts that take so many bytes each, beside their own, and for something more."""
-        joined = "".join(texts)
-        self._left -= more + each * len(texts) + (len(joined) if joined.isascii() else 4 * len(joined))
+        self._left -= more + each * len(texts) + text_bytes("".join(texts))
         if self._left < 0:
             raise ValueError("it holds more names, or shorter ones, than any recorder writes")
 
@@ -115,9 +147,8 @@ class Budget:
 def members_of(
     file: FileBlocks, decoder: msgspec.json.Decoder[dict[str, Any]], cut: re.Pattern[bytes], budget: Budget
 ) -> Iterator[dict[str, Any]]:
-    """The members of the object that is the file.
+    """The members of the object that is the file; the group of ``cut`` is the comma between two.
 
-    ``cut`` matches the comma between two of them; its group is empty and stands at the second.
     ValueError (or msgspec's) for what is no such object, RecursionError for one that is nested too deeply.
     """
     if file.size <= _WHOLE:
@@ -125,8 +156,12 @@ def members_of(
         budget.check(text)
         yield decoder.decode(text)
         return
+    blocks = file.blocks(0, file.size)
+    first = next(blocks, b"").lstrip(b" \t\r\n")
+    if first[:1] != b"{":
+        raise ValueError("the top level is not an object")
     waiting = b""
-    for piece, is_last in _pieces(file, cut):
+    for piece, is_last in pieces_of(chain((first[1:],), blocks), cut, check=lambda _held: None):
         text = b"".join((waiting or b"{", piece, b"" if is_last else b"}"))
         budget.check(text)
         try:
@@ -138,25 +173,6 @@ def members_of(
             continue
         waiting = b""
         yield found
-
-
-def _pieces(file: FileBlocks, cut: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """What stands between the first brace and the end, in pieces without the commas between them; which is the last."""
-    held, looked = bytearray(), PIECE
-    started = False
-    for block in file.blocks(0, file.size):
-        held += block
-        if not started:
-            held, started = held.lstrip(b" \t\r\n"), True
-            if held[:1] != b"{":
-                raise ValueError("the top level is not an object")
-            del held[:1]
-        while found := cut.search(held, looked):
-            yield bytes(held[: found.start()]), False
-            del held[: found.start(1)]
-            looked = PIECE
-        looked = max(PIECE, len(held) - _REACH)
-    yield bytes(held), True
 
 
 # NaN and Infinity, which recorders write and JSON does not know, made readable for the strict parser.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -91,9 +92,8 @@ _NUMBERS = re.compile(r"\d{1,15}")
 NULL = "null"
 
 
-def read_statistics(folder: Path, notes: list[str]) -> Iterator[tuple[KernelName, Leaf]]:
-    """The lines of a folder's statistic.csv; a line that is cut off is left out and noted."""
-    path = folder / STATISTIC
+def read_statistics(path: Path, notes: list[str]) -> Iterator[tuple[KernelName, Leaf]]:
+    """The lines of a statistic.csv; a line that is cut off is left out and noted."""
     if path.stat().st_size > LARGEST:
         raise BadInput(f"is larger than {LARGEST >> 30} GiB", where=path)
     try:
@@ -108,7 +108,8 @@ def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterato
     if len(header) < FEWEST_COLUMNS:
         what = f"has {len(header)} columns, at least {FEWEST_COLUMNS} are needed"
         raise BadInput(what, where=path, hint="is this a statistic.csv of a kernel dump?")
-    at = {title: _column(header, title) for title in (*_PLACES, *_VALUES)}
+    titles = {title: title.casefold().replace(" ", "") for title in (*_PLACES, *_VALUES)}
+    at = {title: header.index(plain) if plain in header else _PLACES.get(title) for title, plain in titles.items()}
     lacking = [title for title in _VALUES if at[title] is None]
     if lacking:
         notes.append(f"{path}: no column {', '.join(lacking)}; these values count as not recorded")
@@ -122,11 +123,6 @@ def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterato
         yield _name(cells), _leaf(cells)
     if left_out:
         notes.append(f"{path}: {left_out} lines that are cut off or name neither input nor output were left out")
-
-
-def _column(header: list[str], title: str) -> int | None:
-    wanted = title.casefold().replace(" ", "")
-    return header.index(wanted) if wanted in header else _PLACES.get(title)
 
 
 def _name(cells: dict[str, str]) -> KernelName:
@@ -211,28 +207,24 @@ def read_kernels(root: Path, folders: list[KernelFolder]) -> tuple[str, list[Ker
             raise BadInput(f"holds {other}, but {first} holds {kind}", where=path)
     rows: list[KernelRow] = []
     for folder in folders:
-        rows += _npy_rows(root, folder, notes) if kind == NPY else _statistic_rows(folder, notes)
+        if kind == NPY:
+            rows += _npy_rows(root, folder, notes)
+            continue
+        source = folder.path / STATISTIC
+        rows += (KernelRow(name, folder.graph, None, source, leaf) for name, leaf in read_statistics(source, notes))
     rows.sort(key=lambda row: row.name.time)
     return kind, rows, notes
 
 
 def _kind(path: Path) -> str:
-    kind = next(_kinds(path), None)
-    if kind is None:
-        raise BadInput(
-            f"holds neither npy files nor {STATISTIC}",
-            where=path, hint="raw .bin files must be converted to npy first",
-        )  # fmt: skip
-    return kind
-
-
-def _kinds(path: Path) -> Iterator[str]:
     """The kind of a folder: npy files go before a statistic.csv that lies beside them."""
     with scan(path) as entries:
         if any(entry.name.endswith(".npy") for entry in entries):
-            yield NPY
+            return NPY
     if (path / STATISTIC).is_file():
-        yield STATISTICS
+        return STATISTICS
+    hint = "raw .bin files must be converted to npy first"
+    raise BadInput(f"holds neither npy files nor {STATISTIC}", where=path, hint=hint)
 
 
 def _npy_rows(root: Path, folder: KernelFolder, notes: list[str]) -> Iterator[KernelRow]:
@@ -254,12 +246,6 @@ def _npy_rows(root: Path, folder: KernelFolder, notes: list[str]) -> Iterator[Ke
         notes.append(f"{folder.path}: {len(unknown)} files are not called as kernels are, and were left out: {shown}")
 
 
-def _statistic_rows(folder: KernelFolder, notes: list[str]) -> Iterator[KernelRow]:
-    source = folder.path / STATISTIC
-    for name, leaf in read_statistics(folder.path, notes):
-        yield KernelRow(name, folder.graph, None, source, leaf)
-
-
 def _walk(root: Path) -> Iterator[KernelFolder]:
     """Every folder whose path says rank and step and that holds dumped files. Links are not followed."""
     waiting = [(root.absolute(), 0)]
@@ -268,18 +254,11 @@ def _walk(root: Path) -> Iterator[KernelFolder]:
         found = _kernel_folder(root, path)
         if found is not None and _holds_dump(path):
             yield found
-            continue
-        if depth < _DEEPEST:
-            waiting += [(child, depth + 1) for child in _children(path)]
-
-
-def _children(path: Path) -> list[Path]:
-    try:
-        with scan(path) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-    return [path / name for name in sorted(names, reverse=True) if name[0] != "." and name not in _NOT_OURS]
+        elif depth < _DEEPEST:
+            with suppress(OSError), scan(path) as entries:
+                folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+                names = [name for name in sorted(folders, reverse=True) if name[0] != "." and name not in _NOT_OURS]
+                waiting += [(path / name, depth + 1) for name in names]
 
 
 def _kernel_folder(root: Path, path: Path) -> KernelFolder | None:

@@ -44,7 +44,10 @@ def place(text: str | os.PathLike[str]) -> Path:
         return Path(text).expanduser()
     protocol = match[1].lower()
     if protocol in ("file", "local"):
-        return _local(written)
+        parts = urlsplit(written)
+        if parts.netloc not in ("", "localhost"):
+            raise BadInput("names another machine", where=written, hint="write file:///folder/file, with three slashes")
+        return Path(unquote(parts.path))
     path = _remote(protocol, written)
     path.forget()
     return cast(Path, path)
@@ -63,13 +66,6 @@ def remove_tree(folder: Path) -> None:
         elsewhere.remove_tree()
     else:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _local(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise BadInput("names another machine", where=url, hint="write file:///folder/file, with three slashes")
-    return Path(unquote(parts.path))
 
 
 def _remote(protocol: str, url: str) -> RemotePath:
@@ -94,18 +90,13 @@ def _kind(protocol: str, url: str) -> Any:
     try:
         return get_filesystem_class(protocol)
     except (ImportError, OSError) as error:
-        hint = f"{_package(protocol)}; fsspec says: {error}"
+        from fsspec.registry import known_implementations
+
+        # fsspec knows which module it would have imported.
+        module = str(known_implementations.get(protocol, {}).get("class", "")).partition(".")[0]
+        package = f"'fsspec[{protocol}]'" if module in ("", "fsspec") else module
+        hint = f"pip install {package}; fsspec says: {error}"
         raise BadInput(f"{protocol}:// needs a package that is missing", where=url, hint=hint) from None
-
-
-def _package(protocol: str) -> str:
-    """How to install what a kind of URL needs: fsspec knows which module it would have imported."""
-    from fsspec.registry import known_implementations
-
-    module = str(known_implementations.get(protocol, {}).get("class", "")).partition(".")[0]
-    if module in ("", "fsspec"):
-        return f"pip install 'fsspec[{protocol}]'"
-    return f"pip install {module}"
 
 
 # os.scandir for every place: the one way to look into a folder of a dump.
@@ -140,7 +131,7 @@ def scan(folder: Path) -> AbstractContextManager[Iterator[Entry]]:
     elsewhere = remote(folder)
     if elsewhere is None:
         return cast("AbstractContextManager[Iterator[Entry]]", os.scandir(folder))
-    return nullcontext(_entries(elsewhere))
+    return nullcontext(_RemoteEntry(name, size) for name, size in elsewhere.listing().items())
 
 
 def expect_all(folder: Path) -> None:
@@ -149,11 +140,6 @@ def expect_all(folder: Path) -> None:
     if elsewhere is not None:
         with suppress(OSError):
             elsewhere.list_below()
-
-
-def _entries(folder: RemotePath) -> Iterator[Entry]:
-    listing = folder.listing()
-    return (_RemoteEntry(name, size) for name, size in listing.items())
 
 
 # Names that a dump gives to its files must lead to files of that dump.
@@ -169,14 +155,17 @@ def inside(folder: Path, name: str) -> Path:
     plain = "/" not in name and "\\" not in name
     if plain and name in (".", ".."):
         raise _refused(name, "names a folder, not a file")
-    if not plain:
-        _check_parts(name)
+    if not plain and (name[0] in "/\\" or os.path.splitdrive(name)[0]):
+        raise _refused(name, "is an absolute path")
+    if not plain and ".." in name.replace("\\", "/").split("/"):
+        raise _refused(name, "climbs out of its folder with '..'")
     if remote(folder) is not None:
         return folder / name  # there are no links, or they count as missing: the name alone tells where it leads
     root = _resolved(os.fspath(folder))
     try:
         linked = S_ISLNK(os.lstat(f"{root}{os.sep}{name}").st_mode) if plain else True
-        if linked and not _stays(root, os.path.realpath(f"{root}{os.sep}{name}")):
+        above = root if root.endswith(os.sep) else root + os.sep
+        if linked and not os.path.realpath(f"{root}{os.sep}{name}").startswith(above):
             raise _refused(name, "leads to a place outside of the dump, through a symbolic link")
     except ValueError:
         raise _refused(name, "has characters that no file name can have") from None
@@ -185,20 +174,9 @@ def inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def _check_parts(name: str) -> None:
-    if name[0] in "/\\" or os.path.splitdrive(name)[0]:
-        raise _refused(name, "is an absolute path")
-    if ".." in name.replace("\\", "/").split("/"):
-        raise _refused(name, "climbs out of its folder with '..'")
-
-
 @lru_cache(maxsize=256)
 def _resolved(folder: str) -> str:
     return os.path.realpath(folder)
-
-
-def _stays(root: str, target: str) -> bool:
-    return target.startswith(root if root.endswith(os.sep) else root + os.sep)
 
 
 def _refused(name: str, why: str) -> DamagedTensor:
@@ -214,7 +192,8 @@ def _refused(name: str, why: str) -> DamagedTensor:
 def private_folder(name: str) -> Path | None:
     """A folder of this name in the user's cache or, failing that, in a temporary one of the user's own; None where
     neither can be written, or another user could write to it."""
-    for base in (_user_cache(), _temporary()):
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    for base in (_user_cache(), Path(tempfile.gettempdir()) / f"twinprobe-{user}"):
         if _is_private_and_writable(base / name):
             return base / name
     return None
@@ -228,11 +207,6 @@ def _user_cache() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     return Path(base) / "twinprobe"
-
-
-def _temporary() -> Path:
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return Path(tempfile.gettempdir()) / f"twinprobe-{user}"
 
 
 def _is_private_and_writable(folder: Path) -> bool:

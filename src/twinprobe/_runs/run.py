@@ -180,33 +180,23 @@ def run_folders(root: Path) -> list[RunFolder]:
 
 
 def _walk(root: Path) -> Iterator[RunFolder]:
-    modes = [mode for mode in GRAPH_MODES if (root / mode).is_dir()]
-    if modes:
-        for mode in modes:
-            yield from _steps(root / mode, mode)
-        return
-    yield from _steps(root, "")
-
-
-def _steps(root: Path, mode: str) -> Iterator[RunFolder]:
-    children = _folders(root)
-    steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
-    if not steps:
-        yield from _ranks(children, mode, -1)
-        return
-    for number, step in sorted(steps):
-        yield from _ranks(_folders(step), mode, number)
+    for mode in [mode for mode in GRAPH_MODES if (root / mode).is_dir()] or [""]:
+        children = _folders(root / mode)
+        steps = [(int(match[1]), child) for child in children if (match := _STEP.fullmatch(child.name))]
+        if not steps:
+            yield from _ranks(children, mode, -1)
+        for number, step in sorted(steps):
+            yield from _ranks(_folders(step), mode, number)
 
 
 def _ranks(children: list[Path], mode: str, step: int) -> Iterator[RunFolder]:
-    ranks = [(match, child) for child in children if (match := _RANK.fullmatch(child.name))]
-    if ranks:
-        for match, child in ranks:
-            yield RunFolder(RunKey(mode, step, int(match[1]) if match[1] else -1), child, by_process=False)
-        return
-    for child in children:
-        if match := _PROC.fullmatch(child.name):
-            yield RunFolder(RunKey(mode, step, int(match[1])), child, by_process=True)
+    """The folders of ranks; where there is none, those of processes."""
+    for pattern in (_RANK, _PROC):
+        matches = [(match, child) for child in children if (match := pattern.fullmatch(child.name))]
+        for match, child in matches:
+            yield RunFolder(RunKey(mode, step, int(match[1] or -1)), child, by_process=pattern is _PROC)
+        if matches:
+            return
 
 
 def _folders(root: Path) -> list[Path]:

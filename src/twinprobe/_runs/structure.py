@@ -16,10 +16,13 @@ from twinprobe._runs.names import LONGEST_NAME
 from twinprobe.errors import BadInput
 
 _MICRO_STEPS = "megatron_micro_step_number"
-_PARENT_CUT = re.compile(rb',\s*()"[^"\\]{0,4096}"\s*:')
+_PARENT_CUT = re.compile(rb'(,\s*)(?="[^"\\]{0,4096}"\s*:)')
 
-Value = str | int | float | None
+Value = str | int | float | None  # what a list in these files may hold
 _parent_decoder = msgspec.json.Decoder(dict[str, Value | list[Value]])
+
+
+_UNUSABLE = (OSError, BadInput, msgspec.DecodeError, RecursionError, ValueError, TypeError)
 
 
 def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
@@ -36,11 +39,15 @@ def read_parents(path: Path) -> tuple[dict[str, str | None], str | None]:
             parents.update(_parents(members, known))
             budget.take(list(islice(known, before, None)), ENTRY)
         return parents, None
-    except (OSError, BadInput, msgspec.DecodeError, RecursionError, ValueError) as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return {}, None
-        reason = error.what if isinstance(error, BadInput) else error
-        return {}, f"{path}: no hierarchy is known, the file cannot be used: {reason}"
+    except _UNUSABLE as error:
+        return {}, _note(path, "no hierarchy is known", error)
+
+
+def _note(path: Path, loss: str, error: Exception) -> str | None:
+    """What is lost with a file that cannot be used; None where there is no such file."""
+    reason = error.what if isinstance(error, BadInput) else error
+    missing = isinstance(error.__cause__, FileNotFoundError)
+    return None if missing else f"{path}: {loss}, the file cannot be used: {reason}"
 
 
 def _parents(members: dict[str, Any], known: dict[str, str]) -> Iterator[tuple[str, str | None]]:
@@ -65,16 +72,13 @@ def read_micro_steps(path: Path) -> dict[str, int]:
             return {}
         budget = Budget(file.size)
         for members in members_of(file, _parent_decoder, _PARENT_CUT, budget):
-            found = {name: value[1] for name, value in members.items() if _is_numbered(value)}
+            pairs = [(name, value[1]) for name, value in members.items() if isinstance(value, list) and len(value) == 2]
+            found = {name: number for name, number in pairs if isinstance(number, int) and 0 <= number < 1 << 31}
             budget.take(found, ENTRY)
             numbers.update(found)
-    except (OSError, BadInput, msgspec.DecodeError, ValueError, RecursionError):
+    except _UNUSABLE:
         return {}
     return numbers
-
-
-def _is_numbered(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[1], int) and 0 <= value[1] < 1 << 31
 
 
 def _holds(file: FileBlocks, words: bytes) -> bool:
@@ -88,12 +92,11 @@ def _holds(file: FileBlocks, words: bytes) -> bool:
 
 # stack.json: from which lines of code a call was made.
 
-_STACK_CUT = re.compile(rb',\s*()"[^"\\]{0,4096}"\s*:\s*\[')
+_STACK_CUT = re.compile(rb'(,\s*)(?="[^"\\]{0,4096}"\s*:\s*\[)')
 
 _SITE = 150  # bytes of a site, beside its lines
 
-Line = str | int | float | None
-_stack_decoder = msgspec.json.Decoder(dict[str, list[Line | list[Line]]])
+_stack_decoder = msgspec.json.Decoder(dict[str, list[Value | list[Value]]])
 
 
 @dataclass
@@ -114,32 +117,23 @@ class Stacks:
 
 def read_stacks(path: Path) -> tuple[Stacks, str | None]:
     """Read stack.json in its old or new form. A file that cannot be used is a note, not an error."""
-    try:
-        return _read(FileBlocks(path)), None
-    except (OSError, BadInput, msgspec.DecodeError, RecursionError, ValueError, TypeError) as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            return Stacks(), None
-        reason = error.what if isinstance(error, BadInput) else error
-        return Stacks(), f"{path}: no stacks are shown, the file cannot be used: {reason}"
-
-
-def _read(file: FileBlocks) -> Stacks:
-    stacks, budget = Stacks(), Budget(file.size)
+    stacks = Stacks()
     by_site: bool | None = None
-    for members in members_of(file, _stack_decoder, _STACK_CUT, budget):
-        if by_site is None:
-            by_site = bool(members.get("0"))
-        for name, value in members.items():
-            names, frames = value if by_site else ([name], value)
-            _add(stacks, budget, _texts(names), _texts(frames))
-    return stacks
-
-
-def _add(stacks: Stacks, budget: Budget, names: list[str], frames: list[str]) -> None:
-    budget.take(names, ENTRY)
-    budget.take(frames, VALUE, more=_SITE)
-    stacks.of_op.update(zip(names, repeat(len(stacks.frames))))
-    stacks.frames.append(frames)
+    try:
+        file = FileBlocks(path)
+        budget = Budget(file.size)
+        for members in members_of(file, _stack_decoder, _STACK_CUT, budget):
+            if by_site is None:
+                by_site = bool(members.get("0"))
+            for name, value in members.items():
+                names, frames = map(_texts, value if by_site else ([name], value))
+                budget.take(names, ENTRY)
+                budget.take(frames, VALUE, more=_SITE)
+                stacks.of_op.update(zip(names, repeat(len(stacks.frames))))
+                stacks.frames.append(frames)
+    except _UNUSABLE as error:
+        return Stacks(), _note(path, "no stacks are shown", error)
+    return stacks, None
 
 
 def _texts(items: Any) -> list[str]:

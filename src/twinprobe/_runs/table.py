@@ -108,6 +108,7 @@ TENSOR, VALUE, NULL = 0, 1, 2
 
 _SHOWN_AS_TEXT = frozenset({"src", "dst", "group_src", "group_dst"})
 _MAX_ELEMENTS = 1 << 62
+# NaN and the infinities, which JSON proper lacks and recorders write all the same.
 _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 Stat = float | int | bool | str | None
@@ -218,11 +219,6 @@ def meaning(leaf: Leaf) -> str | None:
     return str(leaf.value) if leaf.type in {"torch.Size", "slice"} else None
 
 
-def special_number(text: str) -> float | None:
-    """NaN and the infinities, which JSON proper lacks and recorders write all the same."""
-    return _SPECIAL.get(text)
-
-
 # What a row is to its call. Rows of one call stand in this order.
 INPUT, PARAMETER, OUTPUT, GRADIENT, POINT = range(5)
 
@@ -309,17 +305,15 @@ class TableBuilder:
             order = order[order >= begins[op[order]]]
         return order
 
-    def _note_order(self, places: NDArray[np.int64]) -> None:
-        if len(places):
-            first_fits, self._last_place = bool(places[0] >= self._last_place), int(places[-1])
-            self._in_order &= first_fits and bool((places[1:] >= places[:-1]).all())
-
     def _flush(self) -> None:
         import polars as pl
 
         leaves = self._leaf
         op, role = pl.Series(self._op, dtype=pl.Int32), pl.Series(self._role, dtype=pl.UInt8)
-        self._note_order(_places(op.to_numpy(), role.to_numpy()))
+        places = _places(op.to_numpy(), role.to_numpy())
+        if len(places):
+            first_fits, self._last_place = bool(places[0] >= self._last_place), int(places[-1])
+            self._in_order &= first_fits and bool((places[1:] >= places[:-1]).all())
         self._columns["op"].add(op)
         self._columns["role"].add(role)
         self._add_texts("name", self._name)
@@ -380,7 +374,7 @@ def _stat_columns(
         for at in odd.tolist():
             value = values[at]
             if type(value) is str:
-                number = special_number(value) if leaves[at].kind == TENSOR else None
+                number = _SPECIAL.get(value) if leaves[at].kind == TENSOR else None
                 values[at] = number
                 if number is not None:
                     codes[at] = FLOAT

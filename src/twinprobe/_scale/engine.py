@@ -136,7 +136,12 @@ def carry_out(function: Callable[[Any], Any], item: Any) -> Outcome:
     try:
         return Good(function(item))
     except TwinProbeError as error:
-        return Failed(error, again=_system_caused(error))
+        # Whether the system failed and not the input: a file server may answer the next time.
+        cause, again = error.__cause__, False
+        for _ in range(8):
+            again |= isinstance(cause, OSError)
+            cause = cause.__cause__ if cause is not None else None
+        return Failed(error, again)
     except MemoryError:
         return Failed(TwinProbeError("needs more memory than there is", hint="try fewer workers"), again=True)
     except OSError as error:
@@ -146,24 +151,11 @@ def carry_out(function: Callable[[Any], Any], item: Any) -> Outcome:
         return Failed(TwinProbeError(f"{type(error).__name__}: {error}"), again=True)
 
 
-def _system_caused(error: BaseException | None) -> bool:
-    """Whether the system failed and not the input: a file server may answer the next time."""
-    seen = 0
-    while error is not None and seen < 8:
-        if isinstance(error, OSError):
-            return True
-        error, seen = error.__cause__, seen + 1
-    return False
-
-
 def _told(failed: Failed, piece: _Piece) -> TwinProbeError:
     error = failed.error
     what = f"{error.what} (tried {piece.tries} times)" if piece.tries > 1 else error.what
-    if error.where is None and piece.name:
-        return type(error)(what, where=piece.name, hint=error.hint)
-    if what == error.what:
-        return error
-    return type(error)(what, where=error.where, hint=error.hint)
+    where = piece.name if error.where is None and piece.name else error.where
+    return type(error)(what, where=where, hint=error.hint)
 
 
 Item = TypeVar("Item")
@@ -230,20 +222,16 @@ def cores() -> int:
 
 def open_stream(options: EngineOptions, items: int, size: int | None = None) -> Stream:
     """A stream on the engine that suits so many items; use it in a ``with`` block."""
-    return Stream(_engine(options, options.choose(items, size), items))
-
-
-def _engine(options: EngineOptions, name: str, items: int) -> Engine:
+    name = options.choose(items, size)
     if name == RAY:
         from twinprobe._scale.ray import RayEngine
 
-        return RayEngine(options.address, options.workers)
+        return Stream(RayEngine(options.address, options.workers))
     if name == PROCESS:
         from twinprobe._scale.process import ProcessEngine
 
-        return ProcessEngine(max(1, min(options.workers or cores(), items)), cores())
-
-    return InlineEngine()
+        return Stream(ProcessEngine(max(1, min(options.workers or cores(), items)), cores()))
+    return Stream(InlineEngine())
 
 
 def spread(

@@ -185,11 +185,9 @@ class ProcessEngine:
                 )
         if worker.ticket is None:
             return None
-        error = TwinProbeError(f"its worker process died ({_ending(worker.process.exitcode)})", hint=_MEMORY)
+        hint = "perhaps for lack of memory: try fewer with --workers"
+        error = TwinProbeError(f"its worker process died ({_ending(worker.process.exitcode)})", hint=hint)
         return worker.ticket, Failed(error, again=True)
-
-
-_MEMORY = "perhaps for lack of memory: try fewer with --workers"
 
 
 def _ending(code: int | None) -> str:
@@ -257,11 +255,7 @@ def _serve(pipe: Connection, threads: int, inherited: Sequence[Connection] | Non
             _send(pipe, carry_out(function, item))
     if inherited is None:  # what is to be done at the end of a forked process is the command's own
         atexit._run_exitfuncs()
-    _leave()
-
-
-def _leave() -> NoReturn:
-    """End without taking the interpreter apart, which takes a fifth of a second: the command waits for it."""
+    # Taking the interpreter apart takes a fifth of a second, for which the command would wait.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

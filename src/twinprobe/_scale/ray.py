@@ -21,7 +21,6 @@ from twinprobe.errors import BadInput, TwinProbeError
 
 PATIENCE = 15.0  # seconds until a cluster that does not answer is given up
 _TO_CONNECT = 4.0  # of these, for the connection alone
-_EXTRA = 'pip install "twinprobe[ray]"'
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,13 @@ class Cluster:
 
 def connect(address: str | None, workers: int | None) -> Cluster:
     """Join the cluster at an address (or at RAY_ADDRESS), or start one on this machine."""
-    ray = _import()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        hint = 'pip install "twinprobe[ray]"'
+        raise BadInput("--engine ray needs Ray, which is not installed", hint=hint) from error
     if ray.is_initialized():
         return Cluster(ray, own=False, joined=False)
     address = address or os.environ.get("RAY_ADDRESS") or None
@@ -85,16 +90,6 @@ def check_versions(mine: Versions, nodes: list[Versions]) -> None:
             f"the Ray cluster runs other versions: {shown}; here are TwinProbe {mine.twinprobe}, Python {mine.python}",
             hint="install the same versions on every node",
         )
-
-
-def _import() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise BadInput("--engine ray needs Ray, which is not installed", hint=_EXTRA) from error
-    return ray
 
 
 def _answers(address: str) -> None:
@@ -249,7 +244,9 @@ class RayEngine:
             reason = str(error.cause or error).strip().splitlines()[-1]
             return Failed(TwinProbeError(f"the work cannot be loaded on a node: {reason}"), again=False)
         except errors.RayError as error:
-            return Failed(TwinProbeError(f"a Ray worker or node was lost ({_reason(error)})"), again=True)
+            first = str(error).strip().splitlines()[:1]
+            reason = f"{type(error).__name__}: {first[0][:200]}" if first else type(error).__name__
+            return Failed(TwinProbeError(f"a Ray worker or node was lost ({reason})"), again=True)
         return outcome
 
 
@@ -260,8 +257,3 @@ def _on_node(function: Callable[[Any], Any], item: Any, folder: str) -> Outcome:
     with suppress(OSError):
         os.chdir(folder)
     return carry_out(function, item)
-
-
-def _reason(error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    return f"{type(error).__name__}: {first[0][:200]}" if first else type(error).__name__

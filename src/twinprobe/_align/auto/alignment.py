@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from twinprobe._align.mapping.layer_tree import TOP
-from twinprobe._runs.json_pieces import FileBlocks
+from twinprobe._runs.json_pieces import PIECE, Bytes, FileBlocks, memory_budget, pieces_of, text_bytes
 from twinprobe._runs.names import FORWARD, OpName, parse_op
 from twinprobe.errors import BadInput
 
@@ -106,9 +106,8 @@ def mirrored(alignment: Alignment) -> Alignment:
 
 # The relations of a large alignment.json, piece by piece: its text is not in memory beside what is made of it.
 
-_PIECE = 1 << 20
 _BEGIN = re.compile(rb'"relations"\s*:\s*\[')
-_CUT = re.compile(rb"\}\s*,\s*(?=\{)")
+_CUT = re.compile(rb"\}(\s*,\s*)(?=\{)")
 _END = re.compile(rb"\}\s*\]")
 _LONGEST, _MOST_ENDS = 4 << 20, 100
 
@@ -117,7 +116,7 @@ Entry = TypeVar("Entry")
 
 def large_document(file: FileBlocks, decoder: msgspec.json.Decoder[list[Entry]]) -> tuple[Any, Iterator[list[Entry]]]:
     """The keys that stand before the relations, and the relations; msgspec's errors where something is none."""
-    head = file.range(0, _PIECE)
+    head = file.range(0, PIECE)
     begin = _BEGIN.search(head)
     if begin is None:
         raise msgspec.DecodeError('"relations" does not stand at the beginning')
@@ -126,24 +125,19 @@ def large_document(file: FileBlocks, decoder: msgspec.json.Decoder[list[Entry]])
 
 
 def _relations(file: FileBlocks, start: int, decoder: msgspec.json.Decoder[list[Entry]]) -> Iterator[list[Entry]]:
-    held = b""
-    for block in file.blocks(start, file.size):
-        held += block
-        while cut := _CUT.search(held, _PIECE):
-            found, is_last = _decoded(held[: cut.start() + 1], decoder)
-            yield found
-            if is_last:
-                return
-            held = held[cut.end() :]
+    def check(held: memoryview) -> None:
         if len(held) > _LONGEST:
             raise msgspec.DecodeError("a relation is longer than any")
-    found, is_last = _decoded(held, decoder)
-    if not is_last:
-        raise msgspec.DecodeError("the relations do not end")
-    yield found
+
+    for piece, _ in pieces_of(file.blocks(start, file.size), _CUT, check):
+        found, is_last = _decoded(piece, decoder)
+        yield found
+        if is_last:
+            return
+    raise msgspec.DecodeError("the relations do not end")
 
 
-def _decoded(piece: bytes, decoder: msgspec.json.Decoder[list[Entry]]) -> tuple[list[Entry], bool]:
+def _decoded(piece: Bytes, decoder: msgspec.json.Decoder[list[Entry]]) -> tuple[list[Entry], bool]:
     """The relations of a piece, and whether their list ends in it: other things may follow."""
     try:
         return decoder.decode(b"[" + piece + b"]"), False
@@ -164,8 +158,8 @@ def _decoded(piece: bytes, decoder: msgspec.json.Decoder[list[Entry]]) -> tuple[
 FORMAT = "twinprobe alignment 1"
 _MOST_BYTES = 1 << 30
 _WHOLE = 2 << 20  # up to here it is decoded at once
-# What relations may take in memory, for each byte of the file; and what one takes, and each of its texts.
-_ROOM, _ROOM_PER_BYTE, _RELATION, _TEXT = 36 << 20, 2.7, 370, 57
+# Memory for a small file; and what a relation takes, and each of its texts.
+_ROOM, _RELATION, _TEXT = 36 << 20, 370, 57
 _MOST_KNOWN = 4096
 
 
@@ -216,22 +210,18 @@ def _read(path: Path) -> list[Relation]:
         written_as = keys.get("format", FORMAT)
     if written_as != FORMAT:
         raise BadInput(f"its format is {written_as!r}", where=path, hint=f"expected {FORMAT!r}")
-    room, relations, known = _ROOM + _ROOM_PER_BYTE * file.size, list[Relation](), dict[str, str]()
+    room, relations, known = memory_budget(file.size, _ROOM), list[Relation](), dict[str, str]()
     for entry in chain.from_iterable(pieces):
         at = len(relations)
         relation = _relation(path, at, entry, known)
         relations.append(relation)
         # Rules, reasons and kinds are shared by most.
-        room -= _RELATION + sum(map(_cost, (*relation.target, *relation.golden)))
-        room -= 0 if relation.reason in known else _cost(relation.reason)
+        texts = (*relation.target, *relation.golden, *(() if relation.reason in known else (relation.reason,)))
+        room -= _RELATION + sum(_TEXT + text_bytes(text) for text in texts)
         if room < 0:
             what = "is one relation too many: alignments of this size have longer ones"
             raise BadInput(what, where=f"{path}: relations[{at}]")
     return relations
-
-
-def _cost(text: str) -> int:
-    return _TEXT + (len(text) if text.isascii() else 4 * len(text))
 
 
 def _relation(path: Path, at: int, entry: _Entry, known: dict[str, str]) -> Relation:

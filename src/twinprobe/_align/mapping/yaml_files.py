@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from twinprobe._runs.json_pieces import memory_budget
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput
 
@@ -30,8 +31,8 @@ MAX_ALIASED = 100_000
 # A value costs some 200 bytes. Large files of names have fifty for each.
 _VALUES, _BYTES_PER_VALUE = 1 << 17, 32
 _PIECE = 1 << 20
-# What large files of plain lines may take in memory, for each byte of theirs; and what a line takes beside its names.
-_ROOM, _ROOM_PER_BYTE, _LINE = 48 << 20, 2.8, 220
+# Memory for a small file of plain lines; and what a line takes beside its names.
+_ROOM, _LINE = 48 << 20, 220
 _NULLS = frozenset({"", "~", "null", "Null", "NULL"})
 _PLAIN_LINE = re.compile(rb"([A-Za-z_][\w./-]*): ([A-Za-z_][\w./-]*)").fullmatch
 
@@ -122,7 +123,7 @@ def read_flat(path: Path, what: str) -> list[Line]:
 def _plain_lines(path: Path, size: int, written_lines: Iterable[bytes]) -> list[Line] | None:
     """The entries where every line is a plain ``name: name``; None where YAML has to be asked, or to complain."""
     lines: list[Line] = []
-    most, room = _most_values(size) // 2, _ROOM + _ROOM_PER_BYTE * size
+    most, room = _most_values(size) // 2, memory_budget(size, _ROOM)
     for number, whole_line in enumerate(written_lines, start=1):
         written = whole_line.removesuffix(b"\n")
         found = _PLAIN_LINE(written)

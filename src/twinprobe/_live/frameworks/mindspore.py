@@ -29,7 +29,8 @@ from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderShelf
 from twinprobe._record.eager.modules import tensors_in
 from twinprobe._record.mindspore.adapter import make_recorder
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.tensors.elements import HostTensor
 
 
 class MindSporeAdapter(Modes):
@@ -110,7 +111,7 @@ class MindSporeAdapter(Modes):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            return ms.Tensor((array.astype(np.uint32) << 16).view(np.float32)).astype(ms.bfloat16)
+            return ms.Tensor(widened(array)).astype(ms.bfloat16)
         return ms.Tensor(array)
 
     def copied(self, tensor: Any) -> Any:

@@ -30,7 +30,8 @@ from twinprobe._live.recorders import LeftGradients, RecorderShelf, aliases
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.modules import tensors_in
 from twinprobe._record.paddle.adapter import make_recorder
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
 _assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
@@ -111,8 +112,7 @@ class PaddleAdapter(Modes):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            wide = (array.astype(np.uint32) << 16).view(np.float32)
-            return paddle.to_tensor(wide).astype("bfloat16")
+            return paddle.to_tensor(widened(array)).astype("bfloat16")
         return paddle.to_tensor(array)
 
     def copied(self, tensor: Any) -> Any:

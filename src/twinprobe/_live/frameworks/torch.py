@@ -27,7 +27,8 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.render import Capturer
 from twinprobe._record.torch.host import dtype_name
 from twinprobe._record.torch.values import TorchValues, tensors_in
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {getattr(torch, name): name for name in ("float32", "float64", "int64", "int32")}

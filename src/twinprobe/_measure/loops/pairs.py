@@ -122,69 +122,69 @@ _ZERO, _EPS = np.float32(0), np.float32(np.finfo(np.float32).eps)
 
 
 @exact
-def same(raw: Any, base: Any) -> bool:
+def same(target: Any, golden: Any) -> bool:
     """Whether the numbers are the same, NaN not being one; in stretches, so that it is vectors and stops early."""
-    for start in range(0, raw.size, 1024):
+    for start in range(0, target.size, 1024):
         differing = 0
-        for i in range(start, min(start + 1024, raw.size)):
-            differing += raw[i] != base[i]
+        for i in range(start, min(start + 1024, target.size)):
+            differing += target[i] != golden[i]
         if differing:
             return False
     return True
 
 
 @reordered
-def sums(raw: Any, base: Any, row: Any) -> None:
-    dot = raw_squares = base_squares = gap_squares = total = 0.0
+def sums(target: Any, golden: Any, row: Any) -> None:
+    dot = target_squares = golden_squares = gap_squares = total = 0.0
     max_abs, max_rel = np.int64(0), np.int32(0)
-    for i in range(raw.size):
-        narrow_n, narrow_b = raw[i], base[i]
+    for i in range(target.size):
+        narrow_n, narrow_b = target[i], golden[i]
         relative = relative_error(narrow_n, narrow_b, _EPS, _ZERO)
         max_rel = max(max_rel, np.float32(relative).view(np.int32))
         n, b = np.float64(narrow_n), np.float64(narrow_b)
         gap = abs(n - b)
         dot += n * b
-        raw_squares += n * n
-        base_squares += b * b
+        target_squares += n * n
+        golden_squares += b * b
         gap_squares += gap * gap
         total += gap
         max_abs = max(max_abs, np.float64(gap).view(np.int64))
-    row[0], row[1], row[2], row[3] = dot, raw_squares, base_squares, gap_squares
+    row[0], row[1], row[2], row[3] = dot, target_squares, golden_squares, gap_squares
     row[4], row[5], row[6] = np.int64(max_abs).view(np.float64), np.int32(max_rel).view(np.float32), total
 
 
 @exact
-def count_mismatched(raw: Any, base: Any, atol: Any, rtol: Any) -> int:
+def count_mismatched(target: Any, golden: Any, atol: Any, rtol: Any) -> int:
     count = 0
-    for i in range(raw.size):
-        n, b = np.float64(raw[i]), np.float64(base[i])
+    for i in range(target.size):
+        n, b = np.float64(target[i]), np.float64(golden[i])
         count += not abs(n - b) <= atol + rtol * abs(b)
     return count
 
 
 def gaps(count: Any, places: Any, bounds: Any, turned: Any, rows: Any) -> None:
-    """Of each pair the places tell both addresses, the size, and into how many rows the raw matrix is laid that has to
-    be turned (0 where it need not); for that, ``turned`` has room for the largest."""
+    """Of each pair the places tell both addresses, the size, and the rows of a target matrix that has to be turned (0
+    where it need not be); for that, ``turned`` has room for the largest."""
     at = carray(int64_at(places), (4, count))
     limits, out = carray(float64_at(bounds), 2), carray(float64_at(rows), (count, _COLUMNS))
     for k in range(count):
         size, laid = at[2, k], at[3, k]
-        raw, base = carray(float32_at(at[0, k]), size), carray(float32_at(at[1, k]), size)
+        target, golden = carray(float32_at(at[0, k]), size), carray(float32_at(at[1, k]), size)
         if laid > 0:
             other_way = carray(float32_at(turned), size)
             columns = size // laid
             for i in range(laid):
                 for j in range(columns):
-                    other_way[j * laid + i] = raw[i * columns + j]
-            raw = other_way
+                    other_way[j * laid + i] = target[i * columns + j]
+            target = other_way
         row = out[k]
-        if same(raw, base):
+        if same(target, golden):
             row[:] = 0
             continue
-        sums(raw, base, row)
+        sums(target, golden, row)
         row[7] = 0
         if not row[4] <= limits[0]:
-            row[7] = count_mismatched(raw, base, limits[0], limits[1])
+            row[7] = count_mismatched(target, golden, limits[0], limits[1])
 
 
 GAPS = {"gaps": gaps}

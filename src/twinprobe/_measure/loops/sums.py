@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._runs.dtypes import WIDTHS
+
 # Elements per row. Both sides of a block of float64 stay within a second-level cache.
 BLOCK = 65536
 
@@ -19,7 +21,7 @@ MAX, MIN, SUM, SQUARES = range(4)
 TENSOR_COLUMNS = 4
 
 # The floats that compiled loops read as they lie, with the bytes of an element.
-FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+FLOATS = {name: WIDTHS[name] for name in ("float16", "bfloat16", "float32", "float64")}
 
 ONE_THOUSANDTH = 0.001
 FIVE_THOUSANDTHS = 0.005

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.statistics import crc32, statistics, xor64
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.tensors.elements import HostTensor
 
 _KERNELS_AFTER = 256
 
@@ -71,11 +72,6 @@ class HostRows:
 def _load_kernels() -> None:
     engine = engine_for(KERNEL_BYTES)
     statistics(HostTensor("float32", (64,), np.ones(64, dtype=np.float32)), engine=engine)
-
-
-def widened(bits: NDArray[Any]) -> NDArray[Any]:
-    """bfloat16 bits as float32, exactly."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def save_array(payload: Any, stream: Any) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._record.eager.adapter import ProgramFault
-from twinprobe._record.eager.host_rows import HostRows, KnownRows, widened
+from twinprobe._record.eager.host_rows import HostRows, KnownRows
 from twinprobe._record.rows import Note, Row
 from twinprobe._record.writer import logger
-from twinprobe._runs.tensors.elements import STORAGE
+from twinprobe._runs.dtypes import STORAGE, widened
 
 _asnumpy = ms.Tensor.asnumpy  # held here, because the methods on the class are replaced while a program is recorded
 _data_ptr = getattr(ms.Tensor, "data_ptr", None)

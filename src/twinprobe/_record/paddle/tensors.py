@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from twinprobe._record.eager.host_rows import HostRows, KnownRows, widened
+from twinprobe._record.eager.host_rows import HostRows, KnownRows
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.tensors.elements import STORAGE
+from twinprobe._runs.dtypes import NATIVE, STORAGE, widened
 
 _ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol
 # Held here, because the methods on the class are replaced while a program is recorded.
@@ -20,7 +20,6 @@ _detach = paddle.Tensor.detach
 _data_ptr = paddle.Tensor.data_ptr
 _dlpack = getattr(paddle.Tensor, "__dlpack__", None)  # younger than the rest
 _dlpack_device = getattr(paddle.Tensor, "__dlpack_device__", None)
-_NATIVE = frozenset(name for name, storage in STORAGE.items() if np.dtype(storage).name == name)
 
 
 class _Exchange:
@@ -57,7 +56,7 @@ def host_array(tensor: Any, name: str) -> NDArray[Any] | None:
     if not tensor._is_initialized() or name not in STORAGE:
         return None
     big = _dlpack is not None and prod(tensor.shape) >= _ZERO_COPY
-    if big and name in _NATIVE and name != "bool" and tensor.place.is_cpu_place():
+    if big and name in NATIVE and name != "bool" and tensor.place.is_cpu_place():
         return np.from_dlpack(_Exchange(_detach(tensor)))
     array: NDArray[Any] = _numpy(tensor)
     return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])

@@ -14,7 +14,8 @@ import torch
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 
 _names: dict[torch.dtype, str] = {}
 _short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
@@ -12,32 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.tensors.elements import STORAGE, Contents, HostTensor, elements
+from twinprobe._runs.dtypes import DTYPES, STORAGE, small_floats
+from twinprobe._runs.tensors.elements import Contents, HostTensor, elements
 from twinprobe.errors import DamagedTensor
 
 # The element types of ATB tensor files: their codes, and how packed or foreign ones become plain elements.
 
 # Codes whose elements are stored as the kernels take them.
-PLAIN = {
-    0: "float32",
-    1: "float16",
-    2: "int8",
-    3: "int32",
-    4: "uint8",
-    6: "int16",
-    7: "uint16",
-    8: "uint32",
-    9: "int64",
-    10: "uint64",
-    11: "float64",
-    12: "bool",
-    16: "complex64",
-    17: "complex128",
-    27: "bfloat16",
-    35: "float8_e5m2",
-    36: "float8_e4m3fn",
-    37: "float8_e8m0fnu",
-}
+PLAIN = {dtype.atb: name for name, dtype in DTYPES.items() if dtype.atb is not None}
 # Codes whose elements have another width or form: bits per element, the name shown, the dtype after decoding.
 OTHER = {
     29: (4, "int4", "int8"),
@@ -72,7 +54,15 @@ def decoded(code: int, stored: NDArray[np.uint8], count: int) -> NDArray[Any]:
         halves = stored.view(np.float16).astype(np.float32)
         return halves.view(np.complex64)
     codes = stored if bits == 8 or stored.size == count else _unpacked(stored, bits, count)
-    return _DECODERS[code](codes)
+    plain: NDArray[Any]
+    if code == 29:
+        plain = ((codes & 15) ^ 8).astype(np.int8) - np.int8(8)
+    elif code == 30:
+        plain = codes != 0
+    else:
+        values = _hifloat8_values() if code == 34 else _small_float_values(code)
+        plain = values.take(codes & (values.size - 1))
+    return plain
 
 
 def packed_bytes(code: int, count: int) -> int:
@@ -92,43 +82,10 @@ def _unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.ui
     return found
 
 
-def _int4(codes: NDArray[np.uint8]) -> NDArray[Any]:
-    signed: NDArray[Any] = ((codes & 15) ^ 8).astype(np.int8) - np.int8(8)
-    return signed
-
-
-def _uint1(codes: NDArray[np.uint8]) -> NDArray[Any]:
-    flags: NDArray[Any] = codes != 0
-    return flags
-
-
-def _by_table(code: int) -> Callable[[NDArray[np.uint8]], NDArray[Any]]:
-    def decode(codes: NDArray[np.uint8]) -> NDArray[Any]:
-        values = _hifloat8_values() if code == 34 else _small_float_values(code)
-        return values.take(codes & (values.size - 1))
-
-    return decode
-
-
-_DECODERS: dict[int, Callable[[NDArray[np.uint8]], NDArray[Any]]] = {
-    29: _int4,
-    30: _uint1,
-    **{code: _by_table(code) for code in (34, *_SMALL_FLOATS)},
-}
-
-
 @cache
 def _small_float_values(code: int) -> NDArray[np.float32]:
     """The numbers of a 4- or 6-bit float; these types have neither NaN nor inf."""
-    exponent_bits, mantissa_bits, bias = _SMALL_FLOATS[code]
-    width = 1 + exponent_bits + mantissa_bits
-    codes = np.arange(1 << width)
-    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
-    mantissa = codes & ((1 << mantissa_bits) - 1)
-    lead = np.where(exponent > 0, 1 << mantissa_bits, 0)
-    values = np.ldexp((lead + mantissa).astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
-    signed: NDArray[np.float32] = np.where(codes >> (width - 1), -values, values).astype(np.float32)
-    return signed
+    return small_floats(*_SMALL_FLOATS[code]).astype(np.float32)
 
 
 @cache
@@ -149,15 +106,12 @@ def _hifloat8(code: int) -> float:
     mantissa_bits = 7 - dot_bits - exponent_bits
     field = (code >> mantissa_bits) & ((1 << exponent_bits) - 1)
     mantissa = (code & ((1 << mantissa_bits) - 1)) / (1 << mantissa_bits)
-    return float((1 + mantissa) * 2.0 ** _signed_exponent(field, exponent_bits))
-
-
-def _signed_exponent(field: int, bits: int) -> int:
-    """Sign and magnitude, whose leading one is not stored."""
-    if bits == 0:
-        return 0
-    magnitude = (1 << (bits - 1)) | (field & ((1 << (bits - 1)) - 1))
-    return -magnitude if field >> (bits - 1) else magnitude
+    if exponent_bits == 0:
+        return 1 + mantissa
+    # The exponent is a sign and a magnitude, whose leading one is not stored.
+    lead = 1 << (exponent_bits - 1)
+    magnitude = lead | (field & (lead - 1))
+    return float((1 + mantissa) * 2.0 ** (-magnitude if field & lead else magnitude))
 
 
 LONGEST_HEADER = 1 << 16
@@ -211,13 +165,8 @@ def _parsed(head: bytes, start: int) -> AtbHeader:
     )
 
 
-def read_atb(data: Contents) -> HostTensor:
-    """The tensor in the contents of an ATB file; elements that need no decoding stay where they are."""
-    return tensor_of(data, read_header(data))
-
-
 def tensor_of(data: Contents, header: AtbHeader) -> HostTensor:
-    """The tensor that a header describes."""
+    """The tensor that a header describes; elements that need no decoding stay where they are."""
     code = header.dtype
     assert code is not None
     if code in NO_NUMBERS:

@@ -83,9 +83,6 @@ def is_round(name: str) -> bool:
     return name.isdecimal() and len(name) < 10
 
 
-# -- ATB --------------------------------------------------------------------------------------------------------------
-
-
 def _atb(path: Path) -> Layout | None:
     parents = [(path.parents[up], path.parts[-up - 1 :]) for up in range(min(5, len(path.parents)))]
     for root, below in [(path, ()), *parents]:
@@ -109,7 +106,7 @@ def _atb(path: Path) -> Layout | None:
 def _atb_layout(path: Path, root: Path, devices: list[Device], below: tuple[str, ...]) -> Layout:
     if not below:
         return Layout(ATB, path, root, tuple(devices))
-    device = next((one for one in devices if one.name == below[0]), None)
+    device = next((device for device in devices if device.name == below[0]), None)
     if device is None:
         raise BadInput("is no device's folder of an ATB dump", where=path, hint=_HINT)
     token = below[1] if len(below) > 1 else None
@@ -130,9 +127,6 @@ def _atb_devices(root: Path, store: str) -> list[Device]:
 def _holds_operators(folder: Path) -> bool:
     """Whether rounds, or operators without a round (the oldest layout), lie in a device's folder."""
     return any(is_round(name) or _OPERATOR.fullmatch(name) for name in _folders(folder))
-
-
-# -- torch ------------------------------------------------------------------------------------------------------------
 
 
 def _torch(path: Path) -> Layout | None:
@@ -158,7 +152,7 @@ def _torch_below(path: Path) -> list[Path]:
 def _torch_layout(path: Path, folder: Path, below: tuple[str, ...]) -> Layout | None:
     root = folder.parent
     devices = _torch_devices(root, {folder.name})
-    device = next(one for one in devices if one.name == folder.name)
+    device = next(device for device in devices if device.name == folder.name)
     token = below[0] if below else None
     if token is not None and not is_round(token):
         return None
@@ -230,7 +224,7 @@ class LlmDump:
         if self.layout.token is not None:
             rounds = [name for name in rounds if name == self.layout.token]
         if self.kind == TORCH or len(self.models) < 2:
-            return [Token(name or "0", _under(device.folder, name)) for name in rounds]
+            return [Token(name or "0", f"{device.folder}/{name}".rstrip("/")) for name in rounds]
         return self._two_models(device, rounds)
 
     def _two_models(self, device: Device, rounds: list[str]) -> list[Token]:
@@ -241,7 +235,7 @@ class LlmDump:
         tokens: list[Token] = []
         only_first = self._rounds(device) == ["0"]
         for name in rounds:
-            folder = _under(device.folder, name)
+            folder = f"{device.folder}/{name}".rstrip("/")
             if name == "1" or only_first:
                 tokens += [Token("0", folder, 0), Token("1", folder, 1)]
             elif name == "0":
@@ -319,8 +313,9 @@ def _fit_numbers(dump: LlmDump, device: Device) -> None:
             )
         if offset:
             dump.notes.append(f"{dump.root}: on disk the operators of {model.name} have numbers higher by {offset}")
-        for child in model.children if offset else ():
-            _renumber(child, offset)
+        for node in (node for child in model.children for node in child.walk()) if offset else ():
+            number, _, rest = node.folder.partition("_")
+            node.folder = f"{int(number) + offset}_{rest}"
 
 
 def _offset(model: OpNode, tops: set[str]) -> int | None:
@@ -335,16 +330,6 @@ def _offset(model: OpNode, tops: set[str]) -> int | None:
         number, _, kind = child.folder.partition("_")
         found.update(other - int(number) for other in numbers.get(kind, ()))
     return max(found, key=lambda offset: (found[offset], -abs(offset)), default=None)
-
-
-def _renumber(child: OpNode, offset: int) -> None:
-    for node in child.walk():
-        node.folder = _moved(node.folder, offset)
-
-
-def _moved(folder: str, offset: int) -> str:
-    number, _, rest = folder.partition("_")
-    return f"{int(number) + offset}_{rest}"
 
 
 def _with_unknown_modules(tree: OpNode | None, files: Files) -> OpNode:
@@ -377,21 +362,17 @@ def _tree_of_folders(files: Files) -> OpNode:
     """The operators as the folders show them: ``1_Layer/0_LinearOperation``."""
     top = OpNode("", "", "")
     nodes = {"": top}
-    for folder in sorted(files, key=_folder_order):
+
+    def order(folder: str) -> list[tuple[int, str]]:
+        parts = [part.partition("_") for part in folder.split("/")]
+        return [(int(number), rest) for number, _, rest in parts]
+
+    for folder in sorted(files, key=order):
         parent, _, last = folder.rpartition("/")
         node = OpNode(folder, last.partition("_")[2], folder)
         nodes[folder] = node
         nodes[parent if parent in nodes else ""].children.append(node)
     return top
-
-
-def _folder_order(folder: str) -> tuple[tuple[int, str], ...]:
-    parts = [part.partition("_") for part in folder.split("/")]
-    return tuple((int(number), rest) for number, _, rest in parts)
-
-
-def _under(device: str, name: str) -> str:
-    return f"{device}/{name}" if name else device
 
 
 # Pairs that the user named while recording: ``golden_tensor/metadata.json``.

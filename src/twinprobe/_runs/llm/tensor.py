@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from twinprobe._runs.dtypes import WIDTHS
 from twinprobe._runs.llm.atb_file import PLAIN, AtbHeader, read_header, tensor_of
 from twinprobe._runs.places import inside, remote, scan
-from twinprobe._runs.tensors.elements import STORAGE, HostTensor
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.pt_file import read_pt, zip_members
-from twinprobe._runs.tensors.tensor_files import contents, open_tensor
+from twinprobe._runs.tensors.tensor_files import contents, damage_of, open_tensor
 from twinprobe.errors import DamagedTensor
 
 _MOST_ALIASES, _LONGEST_ALIAS = 8, 255
@@ -39,12 +40,8 @@ def open_llm_tensor(root: Path, name: str, *, linked: bool = True, enough: int |
             header = read_header(data)
             if header.alias is None:
                 return tensor_of(data, header)
-        except DamagedTensor as error:
-            raise DamagedTensor(error.what, where=path, hint=error.hint) from None
-        except OSError as error:
-            raise DamagedTensor(_trouble(error), where=path) from None
-        except MemoryError:
-            raise DamagedTensor("needs more memory than this machine has free", where=path) from None
+        except (DamagedTensor, OSError, MemoryError) as error:
+            raise damage_of(path, error) from None
         seen.append(name)
         name = alias_target(root, name, header.alias)
         if name in seen or len(seen) > _MOST_ALIASES:
@@ -57,10 +54,8 @@ def open_llm_header(root: Path, name: str, *, linked: bool = True) -> AtbHeader:
     path = _path(root, name, linked=linked)
     try:
         return read_header(contents(path, enough=0))
-    except DamagedTensor as error:
-        raise DamagedTensor(error.what, where=path, hint=error.hint) from None
-    except OSError as error:
-        raise DamagedTensor(_trouble(error), where=path) from None
+    except (DamagedTensor, OSError) as error:
+        raise damage_of(path, error) from None
 
 
 def _path(root: Path, name: str, *, linked: bool) -> Path | str:
@@ -76,20 +71,15 @@ def alias_target(root: Path, name: str, alias: str) -> str:
     found = _ALIAS.fullmatch(alias) if len(alias) <= _LONGEST_ALIAS else None
     if found is None:
         return beside
-    folder = root / _round_folder(name)
-    path = folder
+    path = root / _round_folder(name)
     for number in found["op"].split("_"):
         nested = [entry for entry in _folders(path) if entry.partition("_")[0] == number]
         if not nested:
             raise DamagedTensor(f"names {alias} for its elements, but there is no operation {found['op']}", where=name)
         path = path / nested[0]
-    side = "before" if found["file"].startswith("intensor") else "after"
-    other = "after" if side == "before" else "before"
-    for place in (side, other):
-        if (path / place / found["file"]).exists():
-            side = place
-            break
-    return str((path / side / found["file"]).relative_to(root))
+    places = ("before", "after") if found["file"].startswith("intensor") else ("after", "before")
+    files = [path / place / found["file"] for place in places]
+    return str(next((file for file in files if file.exists()), files[0]).relative_to(root))
 
 
 def _round_folder(name: str) -> str:
@@ -112,16 +102,12 @@ def _folders(path: Path) -> list[str]:
         return []
 
 
-def _trouble(error: OSError) -> str:
-    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
-
-
 # What the bytes before the elements say, remembered: tensors of one place say the same at every token.
 #
 # Only files whose elements lie in them as kernels take them are described here; all others are None, and whoever
 # asked opens them with ``open_llm_tensor``, which also says what is wrong with them.
 
-DTYPES = {name: np.dtype(STORAGE[name]).itemsize for name in ("float16", "bfloat16", "float32")}
+DTYPES = {name: WIDTHS[name] for name in ("float16", "bfloat16", "float32")}
 
 # A longer header is not one of a usual tensor.
 HEAD = 512
@@ -219,11 +205,9 @@ class Known:
 
     def _torch(self, name: str, data: bytes) -> Described | None:
         frame = _frame_of(data)
-        if frame is None:
-            return None
-        if frame.is_short:
+        if frame is not None and frame.is_short:
             self._frames[name] = frame
-        return frame.found
+        return None if frame is None else frame.found
 
 
 def _fits(frame: _Frame, view: memoryview, at: int, length: int) -> bool:
@@ -242,12 +226,6 @@ def _fits(frame: _Frame, view: memoryview, at: int, length: int) -> bool:
 
 
 _frames: dict[int, list[_Frame]] = {}
-
-
-def described_torch(data: bytes) -> Described | None:
-    """The elements in the whole contents of a file by torch.save."""
-    frame = _frame_of(data)
-    return None if frame is None else frame.found
 
 
 def _frame_of(data: bytes) -> _Frame | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,18 +42,10 @@ class RemoteContents:
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> bytes: ...
-    def __getitem__(self, at: int | slice) -> int | bytes:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(self._size)
-            assert step == 1
-            return self._bytes(start, stop)
-        if not -self._size <= at < self._size:
-            raise IndexError(at)
-        return self._bytes(at % self._size, at % self._size + 1)[0]
+    def __getitem__(self, span: slice) -> bytes:
+        start, stop, step = span.indices(self._size)
+        assert step == 1
+        return self._bytes(start, stop)
 
     def stretch(self, start: int, stop: int, *, whole: bool) -> NDArray[np.uint8]:
         """The bytes of a range, in memory of their own, aligned for every dtype; all of them if ``whole``."""

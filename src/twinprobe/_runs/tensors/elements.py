@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.remote.contents import RemoteContents
 from twinprobe.errors import DamagedTensor
 
@@ -45,14 +46,8 @@ class LocalContents:
     def __len__(self) -> int:
         return self._size
 
-    @overload
-    def __getitem__(self, at: int) -> int: ...
-    @overload
-    def __getitem__(self, at: slice) -> bytes: ...
-    def __getitem__(self, at: int | slice) -> int | bytes:
-        if not isinstance(at, slice):
-            return self[at : at + 1][0]
-        start, stop, step = at.indices(self._size)
+    def __getitem__(self, span: slice) -> bytes:
+        start, stop, step = span.indices(self._size)
         assert step == 1
         if stop <= len(self._head):
             return self._head[start:stop]
@@ -248,33 +243,6 @@ def _pieces(axes: Axes, width: int) -> Iterator[tuple[tuple[slice, ...], int, in
         last = min(first + at_once, count)
         index = tuple(slice(first, last) if at == longest else slice(None) for at in range(len(axes)))
         yield index, first * step, (last - first - 1) * step + rest
-
-
-# A tensor's bytes in host memory, as every reader hands them out and every kernel takes them.
-
-# Element types that numpy lacks travel as unsigned integers of the same width; the name says how to read them.
-STORAGE: dict[str, str] = {
-    "bool": "?",
-    "uint8": "u1",
-    "int8": "i1",
-    "uint16": "u2",
-    "int16": "i2",
-    "uint32": "u4",
-    "int32": "i4",
-    "uint64": "u8",
-    "int64": "i8",
-    "float16": "f2",
-    "bfloat16": "u2",
-    "float32": "f4",
-    "float64": "f8",
-    "float8_e4m3fn": "u1",
-    "float8_e4m3fnuz": "u1",
-    "float8_e5m2": "u1",
-    "float8_e5m2fnuz": "u1",
-    "float8_e8m0fnu": "u1",
-    "complex64": "c8",
-    "complex128": "c16",
-}
 
 
 @dataclass(frozen=True, slots=True)

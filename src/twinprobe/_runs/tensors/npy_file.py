@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._runs.dtypes import NATIVE, STORAGE
 from twinprobe._runs.tensors.elements import Contents, HostTensor, elements, in_order, stretch
 from twinprobe.errors import DamagedTensor
 
@@ -19,22 +20,7 @@ LONGEST_HEADER = 1 << 16
 MOST_DIMENSIONS = 64
 _BIGGEST = (1 << 63) - 1
 
-_NAMES = {
-    "b1": "bool",
-    "u1": "uint8",
-    "i1": "int8",
-    "u2": "uint16",
-    "i2": "int16",
-    "u4": "uint32",
-    "i4": "int32",
-    "u8": "uint64",
-    "i8": "int64",
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "c8": "complex64",
-    "c16": "complex128",
-}
+_NAMES = {np.dtype(STORAGE[name]).str[1:]: name for name in NATIVE}  # f4 is float32
 # A header is a Python literal. It is matched, not evaluated: that needs no parser that a hostile text could exhaust.
 _ITEM = re.compile(
     r"""[ ]*(?P<quote>['"])(?P<key>descr|fortran_order|shape)(?P=quote)[ ]*:[ ]*
@@ -72,7 +58,7 @@ def _header(data: Contents) -> tuple[dict[str, str], int]:
         raise DamagedTensor(f"is {kind}: it does not begin as numpy.save would")
     if len(data) < 12:
         raise DamagedTensor("is cut off in its header")
-    version = data[6], data[7]
+    version = tuple(data[6:8])
     if version not in ((1, 0), (2, 0), (3, 0)):
         raise DamagedTensor(f"is of the npy version {version[0]}.{version[1]}, which is unknown")
     first = 10 if version == (1, 0) else 12

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from struct import Struct
 
-from twinprobe._runs.tensors.elements import STORAGE
+from twinprobe._runs.dtypes import DTYPES
 from twinprobe.errors import DamagedTensor
 
 # The names that a pickled tensor may use, and what each contributes to the description of the tensor.
@@ -49,23 +49,11 @@ class TensorRecord:
     negated: bool = False
 
 
-_TYPED_STORAGES = {
-    "BoolStorage": "bool",
-    "ByteStorage": "uint8",
-    "CharStorage": "int8",
-    "ShortStorage": "int16",
-    "IntStorage": "int32",
-    "LongStorage": "int64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
+_STORAGES: dict[str, str | None] = {
+    f"torch.{dtype.torch}Storage": name for name, dtype in DTYPES.items() if dtype.torch is not None
 }
-_STORAGES: dict[str, str | None] = {f"torch.{name}": dtype for name, dtype in _TYPED_STORAGES.items()}
 _STORAGES |= {"torch.storage.UntypedStorage": None, "torch.UntypedStorage": None}
-_DTYPES = {f"torch.{name}": name for name in STORAGE}
+_DTYPES = {f"torch.{name}": name for name in DTYPES}
 _CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 _UNSUPPORTED = {
     "torch._utils._rebuild_qtensor": "a quantized tensor",
@@ -86,9 +74,8 @@ def allowed_global(module: str, name: str) -> Global:
         raise DamagedTensor(f"holds {_UNSUPPORTED[full]}", hint="save it as a dense tensor: tensor.detach().cpu()")
     if module == "torch" and name.lstrip("qu").startswith(("int", "float", "complex", "bits", "QInt", "QUInt")):
         raise DamagedTensor(f"has elements of the unsupported dtype {full[:80]!r}")
-    raise DamagedTensor(
-        f"asks for {full[:120]!r}, which no tensor needs; it was not run", hint="do not trust this file"
-    )
+    hint = "do not trust this file"
+    raise DamagedTensor(f"asks for {full[:120]!r}, which no tensor needs; it was not run", hint=hint)
 
 
 def storage(persistent: object) -> StorageRecord:
@@ -111,8 +98,7 @@ def call(function: Global, arguments: tuple[object, ...]) -> object:
 
 def _tensor(arguments: tuple[object, ...]) -> TensorRecord:
     _check_count(arguments, 4, 7)
-    metadata = arguments[6] if len(arguments) > 6 else None
-    return _view(arguments, None, metadata)
+    return _view(arguments, None, arguments[6:])
 
 
 def _tensor_with_dtype(arguments: tuple[object, ...]) -> TensorRecord:
@@ -120,10 +106,10 @@ def _tensor_with_dtype(arguments: tuple[object, ...]) -> TensorRecord:
     dtype = arguments[6]
     if type(dtype) is not Global or dtype.name not in _DTYPES:
         raise DamagedTensor("describes its dtype in an unknown way")
-    return _view(arguments, _DTYPES[dtype.name], arguments[7] if len(arguments) > 7 else None)
+    return _view(arguments, _DTYPES[dtype.name], arguments[7:])
 
 
-def _view(arguments: tuple[object, ...], dtype: str | None, metadata: object) -> TensorRecord:
+def _view(arguments: tuple[object, ...], dtype: str | None, rest: tuple[object, ...]) -> TensorRecord:
     source, offset, shape, strides = arguments[:4]
     if type(source) is not StorageRecord:
         raise DamagedTensor("describes a tensor without elements")
@@ -134,10 +120,9 @@ def _view(arguments: tuple[object, ...], dtype: str | None, metadata: object) ->
     if len(sizes) != len(steps):
         raise DamagedTensor(f"has {len(sizes)} dimensions but {len(steps)} strides")
     record = TensorRecord(source, dtype, _natural(offset, "offset"), sizes, steps)
-    return record if metadata is None else _with_metadata(record, metadata)
-
-
-def _with_metadata(record: TensorRecord, metadata: object) -> TensorRecord:
+    metadata = rest[0] if rest else None
+    if metadata is None:
+        return record
     if type(metadata) is not dict:
         raise DamagedTensor("has metadata of an unknown kind")
     unknown = [key for key, value in metadata.items() if key not in ("conj", "neg") and value is not None]
@@ -259,7 +244,11 @@ class _Machine:
                 return self.pop()
             step = _STEPS.get(code)
             if step is None:
-                raise DamagedTensor(f"uses the pickle opcode {_opcode_name(code)}, which no tensor needs")
+                import pickletools
+
+                names = {ord(known.code): known.name for known in pickletools.opcodes}
+                name = names.get(code, f"0x{code:02x}")
+                raise DamagedTensor(f"uses the pickle opcode {name}, which no tensor needs")
             step(self)
         raise DamagedTensor("holds a pickle that is cut off")
 
@@ -309,12 +298,6 @@ def _text(raw: bytes) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise DamagedTensor("holds a pickle with text that is not UTF-8") from None
-
-
-def _opcode_name(code: int) -> str:
-    import pickletools
-
-    return next((known.name for known in pickletools.opcodes if known.code == chr(code)), f"0x{code:02x}")
 
 
 def _proto(machine: _Machine) -> None:

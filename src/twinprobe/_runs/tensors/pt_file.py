@@ -14,7 +14,8 @@ from typing import IO, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.tensors.elements import STORAGE, Contents, HostTensor, Read, elements, in_order, stretch
+from twinprobe._runs.dtypes import STORAGE, WIDTHS
+from twinprobe._runs.tensors.elements import Contents, HostTensor, Read, elements, in_order, stretch
 from twinprobe._runs.tensors.pickle_reader import LONGEST_PICKLE, TensorRecord, tensor_record
 from twinprobe.errors import DamagedTensor
 
@@ -56,7 +57,11 @@ def zip_members(data: Contents) -> dict[str, Member]:
         if name in members:
             raise DamagedTensor(f"holds two zip members named {_shown(name)}")
         members[name] = _member(data, info, name)
-    _refuse_overlaps(members)
+    end = 0
+    for name, member in sorted(members.items(), key=lambda item: item[1].header):
+        if member.header < end:
+            raise DamagedTensor(f"holds the zip member {_shown(name)}, which overlaps another")
+        end = member.end
     return members
 
 
@@ -121,50 +126,31 @@ def inflated(data: Contents, member: Member, budget: int) -> NDArray[np.uint8]:
 
 def _member(data: Contents, info: zipfile.ZipInfo, name: str) -> Member:
     """The place of the member by the directory, which its own header has to confirm."""
-    _check_name(name)
+    # Nothing is ever unpacked to a path; such a name only shows that the file was made to do harm elsewhere.
+    if not name or "\0" in name or name[0] in "/\\" or ".." in name.replace("\\", "/").split("/"):
+        raise DamagedTensor(f"holds a zip member with the forbidden name {_shown(name)}")
     method, packed, size, header = info.compress_type, info.compress_size, info.file_size, info.header_offset
     known = method == zipfile.ZIP_DEFLATED or (method == zipfile.ZIP_STORED and packed == size)
     if info.flag_bits & _ENCRYPTED or not known:
         raise DamagedTensor(f"holds the zip member {_shown(name)} encrypted or packed in an unknown way")
     if header < 0 or header + _LOCAL.size > len(data):
         raise DamagedTensor(f"holds the zip member {_shown(name)} outside of the file")
-    signature, _, _, own_method, _, _, _, _, _, name_length, extra_length = _LOCAL.unpack(
-        data[header : header + _LOCAL.size]
-    )
     name_at = header + _LOCAL.size
+    signature, _, _, own_method, *_, name_length, extra_length = _LOCAL.unpack(data[header:name_at])
     start = name_at + name_length + extra_length
+    encoded = name.encode("utf-8" if info.flag_bits & _UTF8 else "cp437")
     own_name = data[name_at : name_at + name_length]
-    if signature != b"PK\3\4" or own_method != method or own_name != _encoded(name, info.flag_bits):
+    if signature != b"PK\3\4" or own_method != method or own_name != encoded:
         raise DamagedTensor(f"describes the zip member {_shown(name)} in two ways that differ")
     if start + packed > len(data):
         raise DamagedTensor(f"holds the zip member {_shown(name)}, which claims more bytes than the file has")
     return Member(header, start, start + packed, size, method == zipfile.ZIP_DEFLATED)
 
 
-def _encoded(name: str, flags: int) -> bytes:
-    return name.encode("utf-8" if flags & _UTF8 else "cp437")
-
-
-def _check_name(name: str) -> None:
-    # Nothing is ever unpacked to a path; such a name only shows that the file was made to do harm elsewhere.
-    bad = not name or "\0" in name or name[0] in "/\\"
-    if bad or (".." in name and ".." in name.replace("\\", "/").split("/")):
-        raise DamagedTensor(f"holds a zip member with the forbidden name {_shown(name)}")
-
-
-def _refuse_overlaps(members: dict[str, Member]) -> None:
-    end = 0
-    for name, member in sorted(members.items(), key=lambda item: item[1].header):
-        if member.header < end:
-            raise DamagedTensor(f"holds the zip member {_shown(name)}, which overlaps another")
-        end = member.end
-
-
 def _shown(name: str) -> str:
     return repr(name[:80])
 
 
-_ITEM_SIZES = {name: np.dtype(kind).itemsize for name, kind in STORAGE.items()}
 _LEGACY_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 
 
@@ -180,8 +166,10 @@ def read_pt(data: Contents) -> HostTensor:
     if source is None:
         raise DamagedTensor(f"lacks the zip member that holds its elements, data/{record.storage.key[:80]!r}")
     order = members.get(root + "byteorder")
-    swapped = order is not None and _is_big_endian(_small(data, order, 16))
-    return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=swapped))
+    written = b"little" if order is None else _small(data, order, 16)
+    if written not in (b"little", b"big"):
+        raise DamagedTensor(f"has the unknown byte order {written!r}")
+    return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=written == b"big"))
 
 
 def budget(file_size: int) -> int:
@@ -216,13 +204,13 @@ def _elements(data: Contents, source: Member, record: TensorRecord, *, swapped: 
 
 def _check_reach(source: Member, record: TensorRecord, numel: int) -> None:
     """The tensor must lie in its storage, and the storage in the bytes that the file has for it."""
-    held = record.storage.numel * (_ITEM_SIZES[record.storage.dtype] if record.storage.dtype else 1)
+    held = record.storage.numel * (WIDTHS[record.storage.dtype] if record.storage.dtype else 1)
     if held > source.size:
         raise DamagedTensor(f"claims {held} bytes of elements, but only {source.size} are there")
     if numel == 0:
         return
     last = record.offset + sum((n - 1) * step for n, step in zip(record.shape, record.strides, strict=True))
-    if (last + 1) * _ITEM_SIZES[record.dtype] > held:
+    if (last + 1) * WIDTHS[record.dtype] > held:
         raise DamagedTensor(f"has a shape that reaches beyond the {held} bytes of its storage")
 
 
@@ -263,12 +251,6 @@ def _small(data: Contents, member: Member, most: int) -> bytes:
     if member.size > most:
         raise DamagedTensor(f"describes its contents in {member.size} bytes, too many for one tensor")
     return inflated(data, member, most).tobytes() if member.deflated else data[member.start : member.end]
-
-
-def _is_big_endian(text: bytes) -> bool:
-    if text not in (b"little", b"big"):
-        raise DamagedTensor(f"has the unknown byte order {text!r}")
-    return text == b"big"
 
 
 def _not_a_zip(data: Contents) -> DamagedTensor:

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from stat import S_ISREG
 
@@ -36,17 +37,22 @@ def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = 
     try:
         reader = _READERS.get(path.suffix.lower())
         if reader is None:
-            raise DamagedTensor(
-                f"is no tensor file: its suffix is {path.suffix!r}", hint="known are .pt, .pth and .npy"
-            )
+            hint = "known are .pt, .pth and .npy"
+            raise DamagedTensor(f"is no tensor file: its suffix is {path.suffix!r}", hint=hint)
         return reader(contents(path, enough=enough, at_once=at_once))
-    except DamagedTensor as error:
-        raise DamagedTensor(error.what, where=_shown(path), hint=error.hint) from None
-    except OSError as error:
-        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
-        raise DamagedTensor(what, where=_shown(path)) from None
-    except MemoryError:
-        raise DamagedTensor("needs more memory than this machine has free", where=_shown(path)) from None
+    except (DamagedTensor, OSError, MemoryError) as error:
+        raise damage_of(path, error) from None
+
+
+def damage_of(path: Path | str, error: DamagedTensor | OSError | MemoryError) -> DamagedTensor:
+    """What went wrong while a file was opened, with its name."""
+    shown = str(path) if str(path).isprintable() else repr(str(path))
+    if isinstance(error, DamagedTensor):
+        return DamagedTensor(error.what, where=shown, hint=error.hint)
+    if isinstance(error, MemoryError):
+        return DamagedTensor("needs more memory than this machine has free", where=shown)
+    what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
+    return DamagedTensor(what, where=shown)
 
 
 def contents(path: Path | str, *, enough: int | None = None, at_once: int | None = None) -> Contents:
@@ -73,11 +79,6 @@ def contents(path: Path | str, *, enough: int | None = None, at_once: int | None
             os.close(handle)
 
 
-def _shown(path: Path) -> str:
-    text = str(path)
-    return text if text.isprintable() else repr(text)
-
-
 # Loading many tensors: where files are far away, the next ones are fetched while one is measured.
 
 Loader = Callable[[], HostTensor]
@@ -93,20 +94,31 @@ def tensor_loaders(files: Iterable[tuple[Path, str]], *, at_once: int | None = N
     Local ones load when they are called. Remote ones are under way before, as far as ``MOST_BYTES`` of memory allow;
     one that is too large to wait there loads when it is called, so nothing here ever waits for who takes them.
     """
-    held = _Held()
+    lock, held = threading.Lock(), 0  # bytes that are fetched and not yet taken
+
+    def take(future: Future[HostTensor], size: int) -> HostTensor:
+        nonlocal held
+        try:
+            return future.result()
+        finally:
+            with lock:
+                held -= size
+
     waiting: deque[Loader] = deque()
     rest = iter(files)
     pool: ThreadPoolExecutor | None = None
     try:
         while True:
-            while len(waiting) < _MOST_WAITING and (found := next(rest, None)) is not None:
-                load = _loader(*found, at_once)
-                if remote(found[0]) is None:
-                    waiting.append(load)
-                    continue
-                pool = pool or ThreadPoolExecutor(REQUESTS, thread_name_prefix="twinprobe-fetch")
-                size = _size(*found)
-                waiting.append(_Fetched(pool.submit(load), held, size) if held.take(size) else load)
+            while len(waiting) < _MOST_WAITING and (file := next(rest, None)) is not None:
+                load: Loader = partial(_load, *file, at_once)
+                size = 0 if remote(file[0]) is None else _size(*file)
+                with lock:
+                    ahead = remote(file[0]) is not None and held + size <= MOST_BYTES
+                    held += size if ahead else 0
+                if ahead:
+                    pool = pool or ThreadPoolExecutor(REQUESTS, thread_name_prefix="twinprobe-fetch")
+                    load = partial(take, pool.submit(load), size)
+                waiting.append(load)
             if not waiting:
                 return
             yield waiting.popleft()
@@ -115,8 +127,8 @@ def tensor_loaders(files: Iterable[tuple[Path, str]], *, at_once: int | None = N
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _loader(folder: Path, name: str, at_once: int | None) -> Loader:
-    return lambda: open_tensor(inside(folder, name), at_once=at_once)
+def _load(folder: Path, name: str, at_once: int | None) -> HostTensor:
+    return open_tensor(inside(folder, name), at_once=at_once)
 
 
 def _size(folder: Path, name: str) -> int:
@@ -124,38 +136,3 @@ def _size(folder: Path, name: str) -> int:
         return inside(folder, name).stat().st_size
     except (OSError, DamagedTensor):
         return 0
-
-
-class _Held:
-    """How many bytes are fetched and not yet taken."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._bytes = 0
-
-    def take(self, size: int) -> bool:
-        with self._lock:
-            if self._bytes + size > MOST_BYTES:
-                return False
-            self._bytes += size
-            return True
-
-    def give(self, size: int) -> None:
-        with self._lock:
-            self._bytes -= size
-
-
-class _Fetched:
-    """A loader whose tensor is under way already; its bytes count until somebody takes it, which happens once."""
-
-    def __init__(self, future: Future[HostTensor], held: _Held, size: int) -> None:
-        self._future: Future[HostTensor] | None = future
-        self._held, self._size = held, size
-
-    def __call__(self) -> HostTensor:
-        future, self._future = self._future, None
-        assert future is not None
-        try:
-            return future.result()
-        finally:
-            self._held.give(self._size)
