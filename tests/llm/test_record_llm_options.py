@@ -82,8 +82,8 @@ def test_a_processor_goes_by_the_number_that_the_user_gives(model: Model, tmp_pa
 def test_the_last_line_says_how_much_was_written(
     model: Model, tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("twinprobe._record"), "propagate", True)
-    caplog.set_level(logging.INFO, "twinprobe._record")
+    monkeypatch.setattr(logging.getLogger("twinprobe.record"), "propagate", True)
+    caplog.set_level(logging.INFO, "twinprobe.record")
     with register_hook(model, DumpConfig(tmp_path, dump_statistics_mode=mode)) as handle:
         model(IDS)
     found = [path.stat() for path in (handle.path / "0").rglob("*") if path.is_file()]

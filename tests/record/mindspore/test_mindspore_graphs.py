@@ -18,7 +18,7 @@ from twinprobe.mindspore import record
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(logging.getLogger("twinprobe._record"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("twinprobe.record"), "propagate", True)
     return caplog
 
 

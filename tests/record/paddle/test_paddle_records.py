@@ -138,7 +138,7 @@ def test_tensor_files_hold_the_values(tmp_path: Path) -> None:
 def test_a_traced_layer_is_named_and_recorded_at_its_boundary(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("twinprobe._record"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("twinprobe.record"), "propagate", True)
     inner = paddle.jit.to_static(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), full_graph=True)
     model = nn.Sequential(inner, nn.Linear(8, 3))
     x = batch()

@@ -64,7 +64,7 @@ def check(bench: Path, path: Path, scale: float, count: int) -> dict[str, list[s
 
 
 def test_an_equal_run_keeps_no_tensor(tmp_path: Path, bench: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="twinprobe._record")
+    caplog.set_level(logging.INFO, logger="twinprobe.record")
     assert check(bench, tmp_path / "dump", 1.0, 3) == {}
     assert "no checksum differs" in caplog.text
 

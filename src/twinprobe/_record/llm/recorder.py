@@ -6,21 +6,21 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
+from twinprobe._record.calls import ModuleCall
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.llm.config import DumpConfig
 from twinprobe._record.llm.folders import TokenEngine, device_folder, write_json
 from twinprobe._record.render import Capturer
 from twinprobe._record.rows import Entry
 from twinprobe._record.torch.compiled import watched_modules
-from twinprobe._record.torch.hooks import ModuleCall, ModuleHooks
+from twinprobe._record.torch.hooks import ModuleHooks
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook
-from twinprobe._record.torch.values import TorchValues
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput
 
@@ -67,7 +67,8 @@ class TokenHooks(ModuleHooks):
         super().__init__(recorder)
         self._llm = recorder
 
-    def _enter(self, call: ModuleCall, args: Any, kwargs: Any) -> None:
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: FrameType) -> None:
+        del frame  # the layout has no stacks
         recorder = self._llm
         name = recorder.module_name(call)
         recorder.first_calls.setdefault(call.info.prefix.removesuffix("."), len(recorder.first_calls))
@@ -114,8 +115,7 @@ class LlmRecorder(TorchRecorder):
             types=types,
         )
         self.book = TensorBook(values=measure, digest=None)
-        self.values = TorchValues(self.book, None)
-        self.values.save = keep
+        self.save = keep
         self.capture = Capturer(self.values, self.failed)
         self.inputs, self.outputs = config.wants_inputs, config.wants_outputs
         self.first_calls: dict[str, int] = {}
@@ -142,7 +142,7 @@ class LlmRecorder(TorchRecorder):
         handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
         self.modules.watch(self.model, f"{ROOT}.")
         for path, module, compiled in watched_modules(self.model):
-            if module not in self.modules.infos:
+            if id(module) not in self.modules.infos:
                 self.modules.watch(module, f"{ROOT}.{path}.", compiled)
         handles.append(self.model.register_forward_hook(self._end, with_kwargs=True, always_call=True))
 

@@ -9,8 +9,19 @@ from typing import Any
 
 import paddle
 
-from twinprobe._record.eager.adapter import CORE, FOCUS, LOW, MINOR, Api, Site
-from twinprobe._record.torch.names import CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, words
+from twinprobe._record.apis import (
+    CORE,
+    CORE_NAMES,
+    FOCUS,
+    LOW,
+    LOW_NAMES,
+    MINOR,
+    MINOR_NAMES,
+    NEVER_NAMES,
+    Api,
+    Site,
+    words,
+)
 
 _HOMES = (
     "paddle.tensor.",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,26 +10,23 @@ import torch
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf, Note, Row
 from twinprobe._record.torch.host import host_digest, host_statistics
-from twinprobe._record.torch.tensors import TensorBook
 
 _DTYPE_KEYS = frozenset({"dtype", "output_dtype"})
 
 
 class TorchValues:
-    """The part of capturing that knows PyTorch. ``save`` is set while a call's real tensors are wanted."""
+    """The part of capturing that knows PyTorch."""
 
-    def __init__(self, book: TensorBook, digest: str | None) -> None:
-        self._book = book
-        self._digest = digest
-        self.save = False
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
 
     def tensor(self, value: torch.Tensor) -> Note:
         """Note one tensor."""
-        return self._book.note(value, self.save)
+        return self._recorder.book.note(value, self._recorder.save)  # type: ignore[no-any-return]
 
     def __call__(self, value: Any, key: str | None) -> Any:  # noqa: PLR0911
         if isinstance(value, torch.Tensor):
-            return self._book.note(value, save=self.save)
+            return self.tensor(value)
         if isinstance(value, torch.Size):
             return Leaf({"type": "torch.Size", "value": [int(size) for size in value]})
         if isinstance(value, torch.dtype):
@@ -70,7 +65,7 @@ class TorchValues:
         return Leaf(
             {
                 "class_type": "torch.distributed.P2POp",
-                "tensor": self._book.note(value.tensor, save=self.save),
+                "tensor": self.tensor(value.tensor),
                 "op": value.op.__name__,
                 "peer": value.peer,
                 "tag": value.tag,
@@ -83,11 +78,12 @@ class TorchValues:
         if value.size and value.dtype.kind in "biufc":
             tensor = torch.from_numpy(value.copy())
             row.values = host_statistics(tensor)
-            if self._digest:
-                row.digest = host_digest(tensor, self._digest)
-            if self.save:
+            digest = self._recorder.config.digest
+            if digest:
+                row.digest = host_digest(tensor, digest)
+            if self._recorder.save:
                 row.payload = tensor
-        return Note("numpy.ndarray", str(value.dtype), tuple(value.shape), row, None, self.save)
+        return Note("numpy.ndarray", str(value.dtype), tuple(value.shape), row, None, self._recorder.save)
 
 
 def group_id(ranks: list[int]) -> str:
@@ -104,37 +100,3 @@ def _device(value: torch.device, key: str | None) -> dict[str, Any]:
 def _reduce_name(value: Any) -> str:
     op = getattr(value, "op", value)
     return str(op).replace("ReduceOp.", "")
-
-
-# Tensors inside nested arguments.
-
-_DEPTH_LIMIT = 400
-_tensor_type, _parameter_type = torch.Tensor, torch.nn.Parameter
-_SCALARS = frozenset({int, float, bool, str, type(None)})
-
-
-def tensors_in(value: Any, found: list[torch.Tensor], depth: int = 0) -> list[torch.Tensor]:
-    """Append every tensor inside ``value``, in the order in which it is recorded."""
-    kind = type(value)
-    if kind is _tensor_type or kind is _parameter_type:
-        found.append(value)
-    elif kind in _SCALARS:
-        return found
-    elif isinstance(value, torch.Tensor):
-        found.append(value)
-    elif depth < _DEPTH_LIMIT:
-        if isinstance(value, list | tuple):
-            for item in value:
-                tensors_in(item, found, depth + 1)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for field in dataclasses.fields(value):
-                tensors_in(getattr(value, field.name, None), found, depth + 1)
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                tensors_in(item, found, depth + 1)
-    return found
-
-
-def differentiable(value: Any, found: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that could carry a gradient by their element type."""
-    return [one for one in tensors_in(value, found) if one.is_floating_point() or one.is_complex()]
