@@ -8,6 +8,7 @@ from typing import Any
 from twinprobe._record.config import RecordConfig
 
 CORE, FOCUS, LOW, MINOR = 0, 1, 2, 3
+Names = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +40,7 @@ def wanted_ranks(config: RecordConfig) -> tuple[int, int]:
     return wanted, max(wanted, LOW)
 
 
-def words(text: str) -> frozenset[str]:
+def words(text: str) -> Names:
     """The words of a text."""
     return frozenset(text.split())
 
@@ -97,3 +98,9 @@ NEVER_NAMES = words(
 )
 # Calls that may change an argument although their name does not say so: running statistics, renormalised weights.
 IMPURE_NAMES = words("batch_norm instance_norm native_batch_norm embedding embedding_bag set_")
+
+
+def rank_of(name: str, core: Names = CORE_NAMES, low: Names = LOW_NAMES, minor: Names = MINOR_NAMES) -> int:
+    """How much calls of a function matter; ``linalg.norm`` counts as ``norm`` where it is not named itself."""
+    bare = name.rpartition(".")[2]
+    return CORE if name in core else LOW if bare in low else MINOR if bare in minor else FOCUS

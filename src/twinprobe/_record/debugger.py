@@ -80,20 +80,24 @@ class Debugger(ABC):
             raise BadInput("there is no PrecisionDebugger in this process yet", hint="create one first")
         return cls._current
 
-    def _start(self, model: Any = None, token_range: Any = None) -> None:
+    @_Verb
+    def start(self, model: Any = None, token_range: Any = None) -> None:
         """Record from here on. ``model`` is a module or a list of them; levels L0 and mix need it."""
         self.recorder.start(model, token_range)
 
-    def _stop(self) -> None:
+    @_Verb
+    def stop(self) -> None:
         """Stop recording. A later start() before step() goes on with the same step."""
         self.recorder.stop()
 
-    def _step(self) -> None:
+    @_Verb
+    def step(self) -> None:
         """The training step is over: later records go to the next step's folder."""
         self.recorder.next_step()
         self._points.next_step()
 
-    def _save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+    @_Verb
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
         """Save one value, level ``debug``: nested lists and dicts are walked, gradients saved as ``<name>_grad``."""
         self._points.save(variable, name, save_backward)
 
@@ -108,11 +112,6 @@ class Debugger(ABC):
         self.recorder.engine.close()
         if type(self)._current is self:
             type(self)._current = None
-
-    start = _Verb(_start)
-    stop = _Verb(_stop)
-    step = _Verb(_step)
-    save = _Verb(_save)
 
 
 class Recording:

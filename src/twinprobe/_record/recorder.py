@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 from twinprobe._record.apis import Api, wanted_ranks
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.engine import Engine
+from twinprobe._record.engine import Engine, Framework
 from twinprobe._record.render import Capturer, unrecorded
 from twinprobe._record.rows import Entry, GradientWatch
 from twinprobe.errors import BadInput
 
 
-class Recorder(ABC):
-    """Starts and stops observing. Each framework extends it; it is also what the engine asks of a framework."""
+class Recorder(Framework):
+    """Starts and stops observing. Each framework extends it."""
 
-    name: str
-    tensor_suffix: str
     container: ClassVar[str] = "Module"  # the first word of a module call's name
     module_class: ClassVar[Any]
     module_title: ClassVar[str]  # of that class, for messages
@@ -32,7 +30,6 @@ class Recorder(ABC):
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         self.config = config
         self.engine = make_engine(config, self)
-        self.subfolder = ""  # between the dump path and the step folders
         self.forward = config.wants("forward")
         self.backward = config.wants("backward") and config.task != "structure"
         self.inputs = config.wants("input")
@@ -52,29 +49,9 @@ class Recorder(ABC):
     # -- what a framework knows -------------------------------------------------------------------------------------
 
     @property
-    def deferred(self) -> bool:
-        """Whether results are still on a device, so that entries cannot be written before the stretch ends."""
-        return False
-
-    @property
     @abstractmethod
     def attached(self) -> bool:
         """Whether anything is being watched."""
-
-    @abstractmethod
-    def rank(self) -> int | None:
-        """This process's rank, None when not distributed."""
-
-    @abstractmethod
-    def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
-        """Write one host copy of a tensor in the framework's own file format."""
-
-    @abstractmethod
-    def collect(self) -> Callable[[], None] | None:
-        """End of a stretch of recording: a job that waits for device results and fills the rows."""
-
-    def let_go(self) -> None:  # noqa: B027  most hold nothing
-        """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
     def checksum(self, _payload: Any) -> Any:
         """The md5 of a host copy, where a device's own comes only when the step ends."""
@@ -111,16 +88,14 @@ class Recorder(ABC):
     def after_call(self, name: str, watch: Any, output: Any, depth: int = -1) -> None:
         """Wait for the gradients of a finished call; ``depth`` is that of a module call."""
 
-    def call_failed(self, watch: Any) -> None:  # noqa: B027  most hold nothing
+    def call_failed(self, watch: Any) -> None:
         """A call raised: its gradients will not come."""
 
     def output_items(self, output: Any) -> tuple[Any, ...]:
         """What an API returned, one by one."""
         return output if type(output) is tuple else (output,)
 
-    def mark_layouts(  # noqa: B027  most lay weights out alike
-        self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]
-    ) -> None:
+    def mark_layouts(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
         """Mark weights among an API's noted arguments, or their gradients, that are laid out otherwise elsewhere."""
 
     def loose_parent(self, _frame: FrameType | None = None) -> str | None:

@@ -8,18 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from twinprobe._record.apis import (
-    CORE,
-    CORE_NAMES,
-    FOCUS,
-    IMPURE_NAMES,
-    LOW,
-    LOW_NAMES,
-    MINOR,
-    MINOR_NAMES,
-    NEVER_NAMES,
-    Api,
-)
+from twinprobe._record.apis import CORE, IMPURE_NAMES, NEVER_NAMES, Api, rank_of
 
 _RANDOM_FILL = frozenset({"uniform_", "normal_"})
 _HIDDEN_SPACES = frozenset({"profiler", "prim", "prims", "debugprims"})
@@ -50,8 +39,10 @@ class ApiTable:
 
     def _find(self, func: Any) -> Api | None:
         if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-            space, _, name = _qualified(func).partition("::")
-            return None if space in _HIDDEN_SPACES else make_api(_space_name(space), name.partition(".")[0])
+            is_packet = isinstance(func, torch._ops.OpOverloadPacket)
+            space, _, name = str(func._qualified_op_name if is_packet else func.name()).partition("::")
+            kind = {"aten": "Aten", "npu": "NPU"}.get(space, space)
+            return None if space in _HIDDEN_SPACES else make_api(kind, name.partition(".")[0])
         own = getattr(func, "__name__", "")
         home = self._homes.get(func)
         if home is None or own in ("__get__", "__set__", "__delete__"):
@@ -65,16 +56,7 @@ class ApiTable:
 
 def make_api(kind: str, name: str) -> Api:
     """An Api by type and name."""
-    bare = name.rpartition(".")[2]
-    if name in CORE_NAMES or kind == "Distributed":
-        rank = CORE
-    elif bare in LOW_NAMES:
-        rank = LOW
-    elif bare in MINOR_NAMES:
-        rank = MINOR
-    else:
-        rank = FOCUS
-    return Api(f"{kind}.{name}.", rank)
+    return Api(f"{kind}.{name}.", CORE if kind == "Distributed" else rank_of(name))
 
 
 def _homes() -> dict[Any, tuple[str, str]]:
@@ -93,16 +75,6 @@ def _homes() -> dict[Any, tuple[str, str]]:
             if known is None or (known[0] == kind and getattr(func, "__name__", "") == name):
                 homes[func] = (kind, prefix + name)
     return homes
-
-
-def _space_name(space: str) -> str:
-    return {"aten": "Aten", "npu": "NPU"}.get(space, space)
-
-
-def _qualified(func: Any) -> str:
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        return str(func._qualified_op_name)
-    return str(func.name())
 
 
 # What a function does to memory, told by the function object: decided once for each, then looked up.

@@ -32,7 +32,7 @@ class TorchValues:
         if isinstance(value, torch.dtype):
             return Leaf({"type": "torch.dtype", "value": str(value)} if key in _DTYPE_KEYS else {})
         if isinstance(value, torch.device):
-            return Leaf(_device(value, key))
+            return Leaf({"type": "torch.device", "value": str(value)} if key == "device" else {})
         if isinstance(value, torch.memory_format):
             return Leaf({"type": "torch.memory_format", "format": str(value).rpartition(".")[2]})
         if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
@@ -54,7 +54,8 @@ class TorchValues:
             ranks = distributed.get_process_group_ranks(value)
             return Leaf({"type": "torch.ProcessGroup", "group_ranks": ranks, "group_id": group_id(ranks)})
         if name in {"ReduceOp", "RedOpType"} or isinstance(value, distributed.ReduceOp):
-            return Leaf({"type": "torch.distributed.ReduceOp", "value": _reduce_name(value)})
+            operation = str(getattr(value, "op", value)).replace("ReduceOp.", "")
+            return Leaf({"type": "torch.distributed.ReduceOp", "value": operation})
         if isinstance(value, distributed.P2POp):
             return self._point_to_point(value)
         return NOT_MINE
@@ -89,14 +90,3 @@ class TorchValues:
 def group_id(ranks: list[int]) -> str:
     """The name of a process group that two runs agree on: the checksum of its list of ranks."""
     return f"{zlib.crc32(str(ranks).encode()):08x}"
-
-
-def _device(value: torch.device, key: str | None) -> dict[str, Any]:
-    if key == "device":
-        return {"type": "torch.device", "value": str(value)}
-    return {}
-
-
-def _reduce_name(value: Any) -> str:
-    op = getattr(value, "op", value)
-    return str(op).replace("ReduceOp.", "")
