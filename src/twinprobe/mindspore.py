@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinprobe._record.mindspore.adapter import (
+from twinprobe._record.mindspore.recorder import (
     PrecisionDebugger,
     module_dump,
     module_dump_end,

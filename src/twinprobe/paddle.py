@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinprobe._record.paddle.adapter import (
+from twinprobe._record.paddle.recorder import (
     PrecisionDebugger,
     module_dump,
     module_dump_end,

@@ -42,8 +42,8 @@ class RecorderShelf:
 
 def _owners(recorder: Any) -> list[Any]:
     """The modules and classes in which the recorder replaces functions."""
-    adapter = getattr(recorder, "adapter", None)  # PyTorch's recorder replaces none
-    found = {id(site.owner): site.owner for site in adapter.sites()} if adapter is not None else {}
+    sites: Any = getattr(recorder, "sites", tuple)()  # PyTorch's recorder replaces none
+    found = {id(site.owner): site.owner for site in sites}
     return list(found.values())
 
 

@@ -41,14 +41,22 @@ class BenchCheck:
 
     def open_step(self, step: int, own: str) -> None:
         """Read the checksums of this step and rank; BadInput when the earlier dump has none."""
+        import msgspec
+
         from twinprobe._runs.dump_json import read_entries
 
         self._known = {}
-        file = _bench_file(self._folder, step, own)
-        if file is None:
+        found = sorted((self._folder / f"step{step}").glob("*/dump.json"))
+        # The earlier dump of the same rank, or of the only process that there was.
+        files = [file for file in found if file.parent.name == own] or found
+        if len(files) != 1:
             logger.warning("%s has no step %d for %s: nothing is compared in this step", self._folder, step, own)
             return
-        data = {name: _decoded(entry) for name, entry in read_entries(file)}
+        (file,) = files
+        data = {
+            name: msgspec.json.decode(entry) if isinstance(entry, msgspec.Raw) else entry
+            for name, entry in read_entries(file)
+        }
         if not any(True for entry in data.values() for _ in _walk(entry, "")):
             raise BadInput("holds no checksums", where=file, hint="record it with summary_mode md5")
         self._known = data
@@ -56,7 +64,10 @@ class BenchCheck:
     def look(self, entry: Entry) -> None:
         """Keep the tensors of this entry if a checksum differs, otherwise let them go."""
         notes = list(notes_of(entry))
-        differing = [] if self.enough else self._differing(entry, notes)
+        differing: list[str] = []
+        if not self.enough:
+            known = dict(_checksums(self._known.get(entry.name), entry))
+            differing = [name for note, name in notes if name in known and known[name] != self._checksum(note)]
         if not differing:
             for note, _ in notes:
                 note.save = False
@@ -67,7 +78,9 @@ class BenchCheck:
         chosen = {id(note.row) for note, _ in notes}
         self._held = deque(row for row in self._held if id(row) not in chosen)
         if self.enough:
-            self._let_go()
+            for row in self._held:
+                row.payload = None
+            self._held.clear()
             self._on_enough()
 
     def summary(self) -> str:
@@ -75,10 +88,6 @@ class BenchCheck:
         if not self.differences:
             return f"no checksum differs from {self._folder}"
         return f"{len(self.differences)} differing calls were kept; the first: {self.differences[0]}"
-
-    def _differing(self, entry: Entry, notes: list[tuple[Note, str]]) -> list[str]:
-        known = dict(_checksums(self._known.get(entry.name), entry))
-        return [name for note, name in notes if name in known and known[name] != self._checksum(note)]
 
     def _checksum(self, note: Note) -> Any:
         row = note.row
@@ -97,25 +106,6 @@ class BenchCheck:
             oldest = self._held.popleft()
             self._bytes -= size_of(oldest.payload)
             oldest.payload = None
-
-    def _let_go(self) -> None:
-        for row in self._held:
-            row.payload = None
-        self._held.clear()
-
-
-def _bench_file(folder: Path, step: int, own: str) -> Path | None:
-    """The earlier dump of the same rank, or of the only process that there was."""
-    found = sorted((folder / f"step{step}").glob("*/dump.json"))
-    same = [file for file in found if file.parent.name == own]
-    candidates = same or found
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _decoded(raw: Any) -> Any:
-    import msgspec
-
-    return msgspec.json.decode(raw) if isinstance(raw, msgspec.Raw) else raw
 
 
 def _checksums(value: Any, entry: Entry) -> Iterator[tuple[str, Any]]:

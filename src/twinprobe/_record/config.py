@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,8 @@ _SECTION_KEYS = {
     "structure": (),
 }
 _COMMON_KEYS = (
-    "task",
-    "dump_path",
-    "rank",
-    "step",
-    "level",
-    "async_dump",
-    "extra_info",
-    "precision",
-    "risk_level",
-    "dump_enable",
-)
+    "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,7 +110,8 @@ def _build(
     path = common.get("dump_path")
     if not isinstance(path, str | Path) or not str(path):
         raise BadInput("key 'dump_path' is missing: say where the dump goes", where=where)
-    config = RecordConfig(
+    bench_path, diff_nums = _bench(section, where)
+    return RecordConfig(
         dump_path=Path(path),
         task=task,
         level=_choice(common, "level", LEVELS, "L1", where),
@@ -135,23 +127,24 @@ def _build(
         data_mode=_modes(section, where),
         summary_mode=_choice(section, "summary_mode", SUMMARIES, "statistics", where),
         scope=_scope(section, where),
+        bench_path=bench_path,
+        diff_nums=diff_nums,
         source=source,
     )
-    return _with_bench(config, section, where)
 
 
-def _with_bench(config: RecordConfig, section: Mapping[str, Any], where: str) -> RecordConfig:
+def _bench(section: Mapping[str, Any], where: str) -> tuple[Path | None, int]:
     if section.get("bench_path") is None:
-        return config
+        return None, 1
     bench = Path(section["bench_path"])
-    if config.summary_mode != "md5":
+    if section.get("summary_mode") != "md5":
         raise BadInput("bench_path compares checksums: set summary_mode to 'md5'", where=where)
     if not bench.is_dir():
         raise BadInput(f"bench_path {bench} is not a folder", where=where)
     count = section.get("diff_nums", 1)
     if not isinstance(count, int) or isinstance(count, bool) or (count < 1 and count != -1):
         raise BadInput(f"diff_nums must be a positive number, or -1 for all, not {count!r}", where=where)
-    return replace(config, bench_path=bench, diff_nums=count)
+    return bench, count
 
 
 def _read(path: Path) -> dict[str, Any]:

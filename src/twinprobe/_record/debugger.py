@@ -1,15 +1,23 @@
-"""PrecisionDebugger: the interface that training scripts already use."""
+"""What scripts call: PrecisionDebugger, ``with record(...)``, and the small functions beside them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import functools
+import os
+import random
+import sys
+from abc import ABC
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from twinprobe._record.config import RecordConfig, load_config
-from twinprobe._record.tools import SinglePoints
+import numpy as np
+
+from twinprobe._record.config import load_config
+from twinprobe._record.recorder import Recorder
+from twinprobe._record.rows import Entry
 from twinprobe.errors import BadInput
 
 
@@ -35,6 +43,7 @@ class Debugger(ABC):
     returns the same one.
     """
 
+    recorder_class: ClassVar[type[Recorder]]
     _current: ClassVar[Any] = None
     recorder: Any
 
@@ -58,21 +67,11 @@ class Debugger(ABC):
             return
         try:
             config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step, rank=rank, **more)
-            self.recorder = self.make_recorder(config)
+            self.recorder = self.recorder_class(config)
         except BaseException:
             type(self)._current = None
             raise
-        self._points = self.make_points(self.recorder)
-
-    @staticmethod
-    @abstractmethod
-    def make_recorder(config: RecordConfig) -> Any:
-        """The framework's own recorder."""
-
-    @staticmethod
-    @abstractmethod
-    def make_points(recorder: Any) -> SinglePoints:
-        """What saves single values for it."""
+        self._points = SinglePoints(self.recorder)
 
     @classmethod
     def current(cls) -> Any:
@@ -81,20 +80,24 @@ class Debugger(ABC):
             raise BadInput("there is no PrecisionDebugger in this process yet", hint="create one first")
         return cls._current
 
-    def _start(self, model: Any = None, token_range: Any = None) -> None:
+    @_Verb
+    def start(self, model: Any = None, token_range: Any = None) -> None:
         """Record from here on. ``model`` is a module or a list of them; levels L0 and mix need it."""
         self.recorder.start(model, token_range)
 
-    def _stop(self) -> None:
+    @_Verb
+    def stop(self) -> None:
         """Stop recording. A later start() before step() goes on with the same step."""
         self.recorder.stop()
 
-    def _step(self) -> None:
+    @_Verb
+    def step(self) -> None:
         """The training step is over: later records go to the next step's folder."""
         self.recorder.next_step()
         self._points.next_step()
 
-    def _save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+    @_Verb
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
         """Save one value, level ``debug``: nested lists and dicts are walked, gradients saved as ``<name>_grad``."""
         self._points.save(variable, name, save_backward)
 
@@ -104,46 +107,11 @@ class Debugger(ABC):
 
     def close(self) -> None:
         """End the recording; a new PrecisionDebugger may be created afterwards. Happens at exit by itself."""
-        if self.watching():
+        if self.recorder.attached:
             self.recorder.stop()
         self.recorder.engine.close()
         if type(self)._current is self:
             type(self)._current = None
-
-    def watching(self) -> bool:
-        """Whether anything is being watched now."""
-        return bool(self.recorder.attached)
-
-    start = _Verb(_start)
-    stop = _Verb(_stop)
-    step = _Verb(_step)
-    save = _Verb(_save)
-
-
-# What start() is given, checked.
-
-
-def check_models(model: Any, level: str, kind: Any, called: str) -> list[Any]:
-    """The modules to watch; refuses what is none."""
-    models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
-    for one in models:
-        if not isinstance(one, kind):
-            raise BadInput(f"start(model=...) got {type(one).__name__}, which is no {called}")
-    if not models and level in {"L0", "mix"}:
-        raise BadInput(f"level {level} records {called} calls: call start(model=...)")
-    return models
-
-
-def check_token_range(token_range: Any) -> None:
-    """A pair of counts from 0 on, first not after last."""
-    if token_range is None:
-        return
-    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
-    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
-        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
-
-
-# ``with record(model, "run_a"):`` -- the short way.
 
 
 class Recording:
@@ -161,11 +129,9 @@ class Recording:
 
 
 @contextmanager
-def recording(
-    make: Callable[[RecordConfig], Any], model: Any, dump_path: str | Path, **options: Any
-) -> Iterator[Recording]:
+def recording(recorder_class: type[Recorder], model: Any, dump_path: str | Path, **options: Any) -> Iterator[Recording]:
     """Record everything inside the block; files are complete when it ends."""
-    recorder = make(load_config(dump_path=dump_path, **options))
+    recorder = recorder_class(load_config(dump_path=dump_path, **options))
     recorder.start(model)
     try:
         yield Recording(recorder, model)
@@ -174,3 +140,152 @@ def recording(
             recorder.engine.drop_unused_step()  # which the last step() began
             recorder.stop()
         recorder.engine.close()
+
+
+class Verbs:
+    """The functions beside the debugger. All of them but ``record`` act on the one debugger of this process."""
+
+    def __init__(self, debugger: type[Debugger]) -> None:
+        self._debugger = debugger
+
+    def record(
+        self, model: Any, dump_path: str | Path, *, level: str = "L1", task: str = "statistics", **more: Any
+    ) -> AbstractContextManager[Recording]:
+        """Record everything inside the block. All keys of config.json may be given; files are complete when it ends."""
+        return recording(self._debugger.recorder_class, model, dump_path, level=level, task=task, **more)
+
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:
+        """Record one value, and its gradient, under a name (level debug)."""
+        self._debugger.current().save(variable, name, save_backward)
+
+    def module_dump(self, module: Any, dump_name: str) -> None:
+        """Record this module as a whole, under this name, and nothing inside it, until module_dump_end()."""
+        recorder = self._debugger.current().recorder
+        if not isinstance(module, recorder.module_class):
+            raise BadInput(f"module_dump got {type(module).__name__}, which is no {recorder.module_title}")
+        if not isinstance(dump_name, str) or not dump_name:
+            raise BadInput(f"module_dump needs a name, not {dump_name!r}")
+        recorder.modules.watch_whole(module, dump_name)
+
+    def module_dump_end(self) -> None:
+        """End what module_dump() began."""
+        self._debugger.current().recorder.modules.end_whole()
+
+    def register_custom_api(self, module: Any, api_name: str, api_prefix: str | None = None) -> None:
+        """Record a function that the framework does not know, as ``<api_prefix>.<api_name>``."""
+        original = getattr(module, api_name, None)
+        if not callable(original):
+            raise BadInput(f"{module!r} has no function '{api_name}'")
+        if getattr(original, "_twinprobe_custom", False):
+            return
+        prefix = api_prefix or getattr(module, "__name__", type(module).__name__).rpartition(".")[2]
+        api = self._debugger.recorder_class.custom_api(prefix, api_name)
+
+        @functools.wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            debugger = self._debugger._current
+            if debugger is None:
+                return original(*args, **kwargs)
+            return debugger.recorder.call_custom(api, original, args, kwargs, sys._getframe(1))
+
+        recorded._twinprobe_custom = True  # type: ignore[attr-defined]
+        setattr(module, api_name, recorded)
+
+
+def seed_python(seed: int) -> None:
+    """Check the seed; seed Python and NumPy."""
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0 or seed > 0xFFFFFFFF:
+        raise BadInput(f"seed is {seed!r}", hint="a number from 0 to 2^32 - 1")
+    os.environ["PYTHONHASHSEED"] = str(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def replace_dropout(functional: Any, names: tuple[str, ...], rate: str = "p") -> None:
+    """Make the dropout functions of a namespace pass their input on: their rate becomes 0."""
+    for name in names:
+        original = getattr(functional, name, None)
+        if original is not None and not getattr(original, "_twinprobe_without_dropout", False):
+            setattr(functional, name, _without_rate(original, rate))
+
+
+def _without_rate(original: Any, rate: str) -> Any:
+    @functools.wraps(original)
+    def passing(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > 1:
+            args = (args[0], 0.0, *args[2:])
+        else:
+            kwargs[rate] = 0.0
+        return original(*args, **kwargs)
+
+    passing._twinprobe_without_dropout = True  # type: ignore[attr-defined]
+    return passing
+
+
+class SinglePoints:
+    """One value under a name of the user's choosing, and its gradient when it comes: numbered per step and name.
+
+    Works without start(): a save opens the step by itself.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._handles: list[Any] = []
+
+    def save(self, variable: Any, name: str, save_backward: bool) -> None:
+        """Record ``variable`` now as ``<name>.<count>.debug``."""
+        if self._recorder.config.level != "debug":
+            raise BadInput("save() needs level 'debug'", hint="set level to debug in the configuration")
+        if not isinstance(name, str) or not name:
+            raise BadInput(f"save() needs a name, not {name!r}")
+        self._in_step(lambda: self._record(variable, name, save_backward))
+
+    def next_step(self) -> None:
+        """Counts start again; gradients of the last step no longer count."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._counts.clear()
+
+    def _in_step(self, work: Callable[[], None]) -> None:
+        engine = self._recorder.engine
+        opened = False
+        if not engine.active:
+            if engine.begun:
+                return  # this step or rank is not wanted
+            opened = engine.begin()
+            if not opened:
+                engine.end()
+                return
+        try:
+            work()
+        finally:
+            if opened:
+                engine.end()
+
+    def _record(self, variable: Any, name: str, save_backward: bool) -> None:
+        self._recorder.work(f"saving {name}", self._emit, variable, name)
+        if save_backward and self._recorder.grad_enabled():
+            self._recorder.work(f"saving {name}", self._watch, variable, f"{name}_grad")
+
+    def _emit(self, value: Any, name: str) -> None:
+        recorder = self._recorder
+        full = f"{name}.{self._counts[name]}.debug"
+        self._counts[name] += 1
+        recorder.wants(full)
+        recorder.engine.emit(Entry(full, {"": recorder.capture(value)}, bare=True))
+
+    def _watch(self, value: Any, name: str) -> None:
+        if self._recorder.is_tensor(value):
+            if self._recorder.needs_gradient(value):
+                self._handles.append(value.register_hook(lambda gradient: self._gradient(gradient, name)))
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._watch(item, f"{name.removesuffix('_grad')}.{key}_grad")
+        elif isinstance(value, list | tuple):
+            for at, item in enumerate(value):
+                self._watch(item, f"{name.removesuffix('_grad')}.{at}_grad")
+
+    def _gradient(self, gradient: Any, name: str) -> None:
+        self._in_step(lambda: self._recorder.work(f"saving {name}", self._emit, gradient, name))

@@ -6,12 +6,13 @@ import atexit
 import os
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.config import RecordConfig
@@ -59,17 +60,15 @@ def _belongs_to_another_run(name: str, own: str) -> bool:
     if name == own:
         return True
     process = name.removeprefix("proc")
-    return own.startswith("proc") and process != name and process.isdecimal() and not _alive(int(process))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    if not own.startswith("proc") or process == name or not process.isdecimal():
         return False
-    except OSError:
+    try:
+        os.kill(int(process), 0)  # asks only whether there is such a process
+    except ProcessLookupError:
         return True
-    return True
+    except OSError:
+        return False
+    return False
 
 
 _BATCH = 64
@@ -77,26 +76,31 @@ _PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
 
-class Framework(Protocol):
+class Framework(ABC):
     """What the engine asks of a framework."""
 
     name: str
     tensor_suffix: str
+    subfolder = ""  # between the dump path and the step folders; empty for the usual layout
 
     @property
     def deferred(self) -> bool:
         """Whether results are still on a device, so that entries cannot be written before the stretch ends."""
+        return False
 
+    @abstractmethod
     def rank(self) -> int | None:
         """This process's rank, None when not distributed."""
 
+    @abstractmethod
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         """Write one host copy of a tensor in the framework's own file format."""
 
+    @abstractmethod
     def collect(self) -> Callable[[], None] | None:
         """End of a stretch of recording: a job that waits for device results and fills the rows."""
 
-    def let_go(self) -> None:
+    def let_go(self) -> None:  # noqa: B027  most hold nothing
         """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
 
@@ -379,7 +383,7 @@ class Engine:
         rank = self.framework.rank()
         own = f"rank{rank}" if rank is not None else f"proc{os.getpid()}"
         base = self.config.dump_path
-        between = getattr(self.framework, "subfolder", "")
+        between = self.framework.subfolder
         if between:  # MindSpore beside compiled cells: its layout has a folder of its own, and one process is "rank"
             base, own = base / between, f"rank{rank}" if rank is not None else "rank"
         if not self._checked:

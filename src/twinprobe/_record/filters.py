@@ -39,29 +39,23 @@ class NameFilter:
     def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
         """Whether this call is recorded; ``ancestors`` are the enclosing module calls, innermost first."""
         if self._watching:
-            self._watch(name)
+            if len(self._seen) < 20_000:
+                self._seen[name] = None
+            if self._unmatched:
+                self._unmatched = {one for one in self._unmatched if one not in name}
         if self.everything:
             return True
         if self._scope:
             return self._inside_scope
         chain = tuple(ancestors)  # walked once per entry of the list
-        return any(self._matches(one, name, chain) for one in self._names)
+        return any(
+            one in name or (one.startswith(_CONTAINERS) and any(one in ancestor for ancestor in chain))
+            for one in self._names
+        )
 
     def wants_tensors(self, name: str) -> bool:
         """Whether tensor_list asks for this call's real tensors."""
         return bool(self._tensors) and any(one in name for one in self._tensors)
-
-    @staticmethod
-    def _matches(one: str, name: str, ancestors: tuple[str, ...]) -> bool:
-        if one in name:
-            return True
-        return one.startswith(_CONTAINERS) and any(one in ancestor for ancestor in ancestors)
-
-    def _watch(self, name: str) -> None:
-        if len(self._seen) < 20_000:
-            self._seen[name] = None
-        if self._unmatched:
-            self._unmatched = {one for one in self._unmatched if one not in name}
 
     def complaints(self) -> list[str]:
         """One sentence per entry of scope, list or tensor_list that never matched, with the nearest names."""

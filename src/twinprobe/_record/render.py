@@ -40,7 +40,11 @@ def legacy_statistics(  # noqa: PLR0911  one return per kind of number
     if values is None or values.max is None:
         return _NOTHING
     kind = dtype.rpartition(".")[2]
-    extra = _counts(values)
+    extra: dict[str, Any] = {}
+    if values.nan:
+        extra["NaN_count"] = values.nan
+    if values.inf:
+        extra["Inf_count"] = values.inf
     if kind[:1].isupper():  # Float32: MindSpore's spelling
         return _mindspore(kind, shape, values, extra)
     if not shape:
@@ -69,15 +73,6 @@ def _mindspore(kind: str, shape: tuple[int, ...], values: Statistics, extra: dic
     if not shape:
         return high, high, high, high, extra
     return high, low, _mean(values.mean, prod(shape), "float32"), _norm(values.norm, "float32"), extra
-
-
-def _counts(values: Statistics) -> dict[str, Any]:
-    counts = {}
-    if values.nan:
-        counts["NaN_count"] = values.nan
-    if values.inf:
-        counts["Inf_count"] = values.inf
-    return counts
 
 
 def _mean(mean: float | None, count: int, kind: str) -> float | None:
@@ -139,15 +134,12 @@ class Renderer:
         if kind is dict:
             return "{" + ", ".join([f"{_quoted(key)}: {self._tree(item)}" for key, item in value.items()]) + "}"
         if kind is Leaf:
-            return self._leaf(value)
+            fields = [
+                f"{dumps(key)}: {self.tensor(item) if type(item) is Note else dumps(item)}"
+                for key, item in value.json.items()
+            ]
+            return "{" + ", ".join(fields) + "}"
         return f'{{"type": "{kind.__name__}", "value": {_plain(value)}}}'
-
-    def _leaf(self, leaf: Leaf) -> str:
-        fields = [
-            f"{dumps(key)}: {self.tensor(item) if type(item) is Note else dumps(item)}"
-            for key, item in leaf.json.items()
-        ]
-        return "{" + ", ".join(fields) + "}"
 
     def tensor(self, note: Note) -> str:
         """The leaf of one tensor, its fields in the order in which readers have always met them."""
@@ -266,17 +258,13 @@ class Capturer:
 
 def _python_leaf(value: Any) -> Any:
     if isinstance(value, np.generic):
-        return Leaf({"type": type(value).__name__, "value": _json_scalar(value.item())})
+        plain = value.item()
+        return Leaf({"type": type(value).__name__, "value": plain if type(plain) in _PLAIN else str(plain)})
     if isinstance(value, slice):
         bounds = [item if isinstance(item, int) else None for item in (value.start, value.stop, value.step)]
         return Leaf({"type": "slice", "value": bounds})
     if value is Ellipsis:
         return Leaf({"type": "ellipsis", "value": "..."})
     if isinstance(value, bool | int | float | str):  # subclasses: an IntEnum, a str Enum
-        plain = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
-        return plain(value)
+        return next(kind for kind in (bool, int, float, str) if isinstance(value, kind))(value)
     return None
-
-
-def _json_scalar(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) or value is None else str(value)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from msgspec import Struct, field
 
-from twinprobe._measure.statistics import Statistics
+from twinprobe._measure.engine import KERNEL_BYTES, engine_for
+from twinprobe._measure.statistics import Statistics, statistics
+from twinprobe._runs.tensors.elements import HostTensor
 
 # What an entry may have, in the order in which it is written, and what stands for it in names of files.
 _SEGMENTS = {
@@ -137,8 +143,8 @@ class Group:
         self.found: dict[str, Any] = {}
 
 
-class ParameterGroups:
-    """The groups that are watched and the hooks on their parameters, which each framework sets in its own way."""
+class ParameterGradients:
+    """The groups that are watched, and the hooks on their parameters."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
@@ -159,21 +165,28 @@ class ParameterGroups:
             if group.found:
                 self._emit(group)
 
-    def _group(self, module: Any, prefix: str, expected: int) -> Group:
-        group = Group(module, prefix, expected)
-        self._groups.append(group)
-        return group
+    def attach(self, infos: Iterable[Any]) -> None:
+        """Watch the parameters of every watched module. Each hook sees the gradient of one backward pass, summed over
+        all uses."""
+        work = self._recorder.work
+        for info in infos:
+            named = self._recorder.watched_parameters(info)
+            if named:
+                group = Group(info.module, info.prefix, len(named))
+                self._groups.append(group)
+                for name, parameter in named.items():
+                    hook = partial(work, "recording a parameter's gradient", self._arrived, group, name)
+                    self._handles.append(parameter.register_hook(hook))
 
-    def _take(self, group: Group, name: str, note: Callable[..., Any], *what: Any) -> None:
-        """Note a gradient with ``note(*what)``. A second one of a parameter is of another pass."""
-        found = group.found
-        if name in found:
-            self._emit(group)
-            found = group.found
+    def _arrived(self, group: Group, name: str, gradient: Any) -> None:
         recorder = self._recorder
+        if not recorder.active or recorder.muted:
+            return
+        if name in group.found:  # a second gradient of a parameter is of another pass
+            self._emit(group)
         recorder.wants("" if recorder.takes_all else f"{group.prefix}parameters_grad.")
-        found[name] = note(*what)
-        if len(found) == group.expected:
+        group.found[name] = recorder.note_parameter_gradient(group.module, name, gradient)
+        if len(group.found) == group.expected:
             self._emit(group)
 
     def _emit(self, group: Group) -> None:
@@ -187,3 +200,19 @@ def emit_gradients(recorder: Any, prefix: str, found: dict[str, Any]) -> None:
     name = f"{front}.{recorder.engine.count(front)}"
     if recorder.wants(name):
         recorder.engine.emit(Entry(name, found, boxed=True))
+
+
+# Compiled kernels pay by the number of tensors too, not only by bytes: from then on they are loaded.
+
+KERNELS_AFTER = 256
+
+
+def load_kernels_beside() -> None:
+    """Load the compiled kernels on a thread of their own, beside the training."""
+
+    def load() -> None:
+        tensor = HostTensor("float32", (64,), np.ones(64, dtype=np.float32))
+        statistics(tensor, engine=engine_for(KERNEL_BYTES))
+
+    with suppress(RuntimeError):  # the system may allow no more threads
+        threading.Thread(target=load, name="twinprobe-kernels", daemon=True).start()

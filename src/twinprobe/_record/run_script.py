@@ -48,30 +48,22 @@ def _run(words: list[str], as_module: bool) -> int:
             sys.path.insert(0, str(Path(words[0]).resolve().parent))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
-        return _exit_code(end)
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
     except TwinProbeError:
         raise
     except Exception as error:
-        _show(error)
+        # The traceback as Python prints it, from the script's own first line on.
+        trace = error.__traceback__
+        while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        traceback.print_exception(type(error), error, trace)
         return 1
     finally:
         sys.argv, sys.path[:] = before
     return 0
-
-
-def _exit_code(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    sys.stderr.write(f"{end.code}\n")
-    return 1
-
-
-def _show(error: BaseException) -> None:
-    """The traceback as Python prints it, from the script's own first line on."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
 
 
 def _is_ours(file: str) -> bool:

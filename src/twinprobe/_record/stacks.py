@@ -48,7 +48,11 @@ class StackTable:
         if stack is None:
             if apart and frame is not None:
                 base, outer = self.place(frame.f_back, base, stop), frame.f_back
-            stack = self._stacks[key] = Stack(_frames(frame, outer), base)
+            frames = []
+            while frame is not None and frame is not outer:
+                frames.append((frame.f_code, frame.f_lasti))
+                frame = frame.f_back
+            stack = self._stacks[key] = Stack(frames, base)
         return stack
 
     def to_json(self) -> dict[str, Any]:
@@ -57,43 +61,25 @@ class StackTable:
         for stack in self._stacks.values():
             if not stack.names:
                 continue
-            texts.setdefault(tuple(self._text(stack)), []).extend(stack.names)
-        return {str(at): [names, list(frames)] for at, (frames, names) in enumerate(texts.items())}
-
-    def _text(self, stack: Stack) -> list[str]:
-        lines = []
-        one: Stack | None = stack
-        while one is not None:
-            lines += [_frame_text(code, at) for code, at in one.frames if not self._hides(code)]
-            one = one.base
-        return lines or [_FAILED]
-
-    def _hides(self, code: CodeType) -> bool:
-        return code.co_filename.startswith(self._hidden)
-
-
-def _frames(frame: FrameType | None, end: FrameType | None) -> list[tuple[CodeType, int]]:
-    found = []
-    while frame is not None and frame is not end:
-        found.append((frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return found
+            lines = []
+            part: Stack | None = stack
+            while part is not None:
+                frames = [frame for frame in part.frames if not frame[0].co_filename.startswith(self._hidden)]
+                lines += [_frame_text(code, at) for code, at in frames]
+                part = part.base
+            texts.setdefault(tuple(lines or [_FAILED]), []).extend(stack.names)
+        return {str(number): [names, list(lines)] for number, (lines, names) in enumerate(texts.items())}
 
 
 def _frame_text(code: CodeType, at: int) -> str:
     key = (id(code), at)
     known = _texts.get(key)
     if known is None:
-        line = _line_of(code, at)
+        line = code.co_firstlineno
+        for start, end, number in code.co_lines():
+            if start <= at < end and number is not None:
+                line = number
         source = linecache.getline(code.co_filename, line).strip()
         text = f"File {code.co_filename}, line {line}, in {code.co_name}, \n {source}"
         known = _texts[key] = (code, text)
     return known[1]
-
-
-def _line_of(code: CodeType, lasti: int) -> int:
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= lasti < end and number is not None:
-            line = number
-    return line

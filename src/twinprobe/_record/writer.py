@@ -44,6 +44,7 @@ class DumpFolder:
         self._file: IO[bytes] | None = None
         self._taken: set[str] = set()
         self._unsynced = False
+        self.tensor_folder = path / TENSOR_FOLDER
 
     @property
     def part(self) -> Path:
@@ -87,8 +88,8 @@ class DumpFolder:
     def tensor(self, name: str, suffix: str, payload: Any, save: SaveTensor) -> str:
         """Write one tensor file and return its name inside the tensor folder."""
         file = self.file_name(name, suffix)
-        self._tensor_folder()
-        target = self.path / TENSOR_FOLDER / file
+        target = self.tensor_folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
         with _replacing(target) as stream:
             save(payload, stream)
         self._unsynced = True
@@ -98,7 +99,7 @@ class DumpFolder:
     def same_tensor(self, name: str, suffix: str, earlier: str) -> str:
         """The same bytes under another name: a hard link where the file system has them, else a copy."""
         file = self.file_name(name, suffix)
-        folder = self.path / TENSOR_FOLDER
+        folder = self.tensor_folder
         try:
             os.link(folder / earlier, folder / file)
         except OSError as error:
@@ -121,13 +122,26 @@ class DumpFolder:
         assert self._file is not None
         self._file.close()
         for name, content in side_files.items():
-            self._side_file(name, content)
+            target = self.path / f"{name}.json"
+            lines = [f" {_encode(key)}: {_encode(value)}" for key, value in content.items()]
+            text = "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
+            with _replacing(target, sync=True) as stream:
+                stream.write(text.encode("utf-8", "backslashreplace"))
+            self.bytes_written += target.stat().st_size
         if self._unsynced:
             sync_file_system(self.path)
             self._unsynced = False
         target = self.path / f"{self.index}.json"
-        with self.part.open("rb") as lines, _replacing(target, sync=True) as stream:
-            _close_index(lines, stream)
+        with self.part.open("rb") as part, _replacing(target, sync=True) as stream:
+            stream.write(b"{\n")
+            for key, value in json.loads(next(part)).items():
+                stream.write(f' "{key}": {_encode(value)},\n'.encode())
+            stream.write(b' "data": {')
+            separator = b"\n  "
+            for line in part:
+                stream.write(separator + line.rstrip(b"\n")[1:-1])
+                separator = b",\n  "
+            stream.write(b"\n }\n}\n")
         sync_folder(self.path)
         self.part.unlink()
         self.bytes_written += target.stat().st_size
@@ -154,15 +168,6 @@ class DumpFolder:
         self._taken.add(file)
         return file
 
-    def _tensor_folder(self) -> None:
-        (self.path / TENSOR_FOLDER).mkdir(parents=True, exist_ok=True)
-
-    def _side_file(self, name: str, content: Any) -> None:
-        target = self.path / f"{name}.json"
-        with _replacing(target, sync=True) as stream:
-            stream.write(_one_per_line(content).encode("utf-8", "backslashreplace"))
-        self.bytes_written += target.stat().st_size
-
 
 class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as stream`
     """Write under a temporary name in the same folder; rename when all went well, with ``sync`` once it is on disk."""
@@ -184,15 +189,9 @@ class _replacing:  # noqa: N801  used as a function: `with _replacing(target) as
                     os.fsync(stream.fileno())
             if kind is None:
                 self._temporary.replace(self._target)
-                return
-        except BaseException:
-            self._discard()
-            raise
-        self._discard()
-
-    def _discard(self) -> None:
-        with suppress(OSError):
-            self._temporary.unlink(missing_ok=True)
+        finally:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
 
 
 def is_disk_error(error: BaseException) -> bool:
@@ -227,24 +226,6 @@ def sync_folder(path: Path) -> None:
 
 def _line(content: dict[str, Any]) -> bytes:
     return _encode(content).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _one_per_line(content: dict[str, Any]) -> str:
-    lines = [f" {_encode(key)}: {_encode(value)}" for key, value in content.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n" if lines else "{}\n"
-
-
-def _close_index(lines: IO[bytes], stream: IO[bytes]) -> None:
-    header = json.loads(next(lines))
-    stream.write(b"{\n")
-    for key, value in header.items():
-        stream.write(f' "{key}": {_encode(value)},\n'.encode())
-    stream.write(b' "data": {')
-    separator = b"\n  "
-    for line in lines:
-        stream.write(separator + line.rstrip(b"\n")[1:-1])
-        separator = b",\n  "
-    stream.write(b"\n }\n}\n")
 
 
 # The writer thread: work in order, off the training thread, with a bound on what may wait.

@@ -17,7 +17,7 @@ from mindspore_networks import Convolutional, PostNorm, Residual, WithJitted, ba
 
 import twinprobe.mindspore
 from models import small_transformer_mindspore
-from twinprobe._record.mindspore.adapter import make_recorder
+from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._record.mindspore.tensors import JitExecutor
 
 _ASSIGN_ADD = ops.AssignAdd()
@@ -66,7 +66,7 @@ class MindSporeKit(Kit):
     container = "Cell"
     base = nn.Cell
     method = "construct"
-    make_recorder = staticmethod(make_recorder)
+    make_recorder = MindSporeRecorder
     models = {  # noqa: RUF012
         "dropout": Residual,
         "convolution": Convolutional,

@@ -103,7 +103,7 @@ def test_bfloat16_is_read_as_numbers_and_its_checksum_is_that_of_float32(tmp_pat
 def test_a_cells_gradient_is_its_own_share(tmp_path: Path, by_nodes: bool) -> None:
     model = seeded(TwoUsers)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L0", task="tensor")
-    debugger.recorder.adapter.uses_nodes &= by_nodes  # the other way is the one of older versions
+    debugger.recorder.uses_nodes &= by_nodes  # the other way is the one of older versions
     debugger.start(model=model)
     ms.value_and_grad(lambda x: model(x).sum(), None, model.trainable_params())(batch())
     debugger.stop()

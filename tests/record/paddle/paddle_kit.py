@@ -15,7 +15,7 @@ from paddle_networks import Convolutional, PostNorm, Recomputed, Residual, batch
 
 import twinprobe.paddle
 from models import small_transformer_paddle
-from twinprobe._record.paddle.adapter import make_recorder
+from twinprobe._record.paddle.recorder import PaddleRecorder
 
 
 def _ones(x: Any) -> Any:
@@ -51,7 +51,7 @@ class PaddleKit(Kit):
     container = "Module"
     base = paddle.nn.Layer
     method = "forward"
-    make_recorder = staticmethod(make_recorder)
+    make_recorder = PaddleRecorder
     models = {  # noqa: RUF012
         "in-place and dropout": Residual,
         "recompute": Recomputed,

@@ -13,7 +13,6 @@ import numpy as np
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderShelf
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.eager.modules import ModuleInfo
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -129,8 +128,7 @@ def recorded_in_memory(
     with shelf.lend(config) as recorder:
         engine = recorder.engine
         assert isinstance(engine, MemoryEngine)
-        container = "Cell" if recorder.name == "mindspore" else "Module"
-        recorder.modules.infos[id(model)] = ModuleInfo(model, f"{container}.{type(model).__name__}.")
+        recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
         recorder.start(model)
         for info in recorder.modules.infos.values():
             info.closed = is_whole(info.module)

@@ -12,7 +12,7 @@ from twinprobe._live.recorders import Holding, aliases
 from twinprobe._measure.elements import address_of, same_bytes
 from twinprobe._record.eager.apis import Replaced
 from twinprobe._record.eager.host_rows import HostRows
-from twinprobe._record.paddle.adapter import PaddleAdapter
+from twinprobe._record.paddle.recorder import PaddleRecorder
 from twinprobe._record.paddle.tensors import PaddleTensors
 from twinprobe._record.rows import Note, Row
 
@@ -42,9 +42,9 @@ class KeptTensors(PaddleTensors):
     All are held until the run is over, so that nothing else can get the identity of one that is gone.
     """
 
-    def __init__(self, rows: HostRows, adapter: KeepingAdapter) -> None:
+    def __init__(self, rows: HostRows, recorder: KeepingRecorder) -> None:
         super().__init__(rows)
-        self._adapter = adapter
+        self._recorder = recorder
         self._held: dict[int, Holding] = {}
         self._last = _NOTHING
         self.exposed = False  # memory was handed out: who has it writes unseen
@@ -59,7 +59,7 @@ class KeptTensors(PaddleTensors):
         if name is None or not save or not tensor.is_dense() or not tensor._is_initialized():
             return super().note(tensor, save=save)
         shape = tuple(tensor.shape)
-        if self._adapter.recorder.passes:
+        if self._recorder.passes:
             # Gradients are added up where they lie, and none is met twice as the same object: copied at once.
             row = self._copied(tensor, shape)
             return Note("paddle.Tensor", name, shape, row, not tensor.stop_gradient, save)
@@ -114,20 +114,17 @@ class KeptTensors(PaddleTensors):
 
     def distrust(self) -> None:
         # After the run, whoever runs next settles what it writes to.
-        if not (aliases.allowed and not self._adapter.recorder.attached):
+        if not (aliases.allowed and not self._recorder.attached):
             self.settle()
         self.exposed = True
         super().distrust()
 
 
-class KeepingAdapter(PaddleAdapter):
-    """Paddle as the live recorder sees it."""
+class KeepingRecorder(PaddleRecorder):
+    """The recorder as live comparison uses it."""
 
-    def __init__(self, rows: HostRows) -> None:
-        super().__init__(rows)
-        self._tensors = kept = KeptTensors(rows, self)
-        self.note: Any = kept.note  # one call less for each of thousands
-        self.note_sum: Any = kept.note_sum
+    def make_known(self, rows: HostRows) -> KeptTensors:
+        return KeptTensors(rows, self)
 
     def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:
         passed = False

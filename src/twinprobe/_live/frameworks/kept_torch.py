@@ -10,10 +10,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from twinprobe._live.recorders import Holding, LeftGradients, aliases
+from twinprobe._record.calls import ModuleInfo
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine
 from twinprobe._record.rows import Note, Row
-from twinprobe._record.torch.hooks import ModuleInfo
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook
 
@@ -127,7 +127,7 @@ class KeepingRecorder(TorchRecorder):
         self._left = LeftGradients(self, _own_parameters, lambda _module, _name, gradient: self.capture(gradient))
 
     def watch_parameters(self) -> None:
-        hooked = self.rank() is not None or any(map(_gives_away, self.modules.infos))
+        hooked = self.rank() is not None or any(_gives_away(info.module) for info in self.modules.infos.values())
         self.parameters = self._hooked if hooked else self._left
         super().watch_parameters()
 
@@ -145,7 +145,7 @@ class KeepingRecorder(TorchRecorder):
         except Exception as error:
             self.trouble("recording gradients of parameters", error)
 
-    def note_parameter_gradient(self, gradient: torch.Tensor) -> Any:
+    def note_parameter_gradient(self, _module: Any, _name: str, gradient: torch.Tensor) -> Any:
         note = self.book.keep_passing(gradient)
         if self.distributed:
             self.book.settle()

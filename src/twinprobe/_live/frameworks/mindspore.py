@@ -27,9 +27,9 @@ from twinprobe._live.frameworks.adapter import (
 )
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderShelf
-from twinprobe._record.eager.modules import tensors_in
-from twinprobe._record.mindspore.adapter import make_recorder
-from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._record.calls import tensors_in
+from twinprobe._record.mindspore.recorder import MindSporeRecorder
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 
 
@@ -57,7 +57,7 @@ class MindSporeAdapter(Modes):
         return False
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        shelf = RecorderShelf(make_recorder)  # a new one each time: a recorder here is quickly made
+        shelf = RecorderShelf(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
         return recorded_in_memory(shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
@@ -69,7 +69,7 @@ class MindSporeAdapter(Modes):
             outcome.output = model(*call.args, **call.kwargs)
             if loss is not None:
                 return loss(outcome.output)
-            return mean_of_means(tensors_in(outcome.output, self.is_tensor, []), _float_mean)
+            return mean_of_means(tensors_in(outcome.output, ms.Tensor, []), _float_mean)
 
         weights = model.trainable_params()
         try:
@@ -111,7 +111,7 @@ class MindSporeAdapter(Modes):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            return ms.Tensor(widened(array)).astype(ms.bfloat16)
+            return ms.Tensor((array.astype(np.uint32) << 16).view(np.float32)).astype(ms.bfloat16)
         return ms.Tensor(array)
 
     def copied(self, tensor: Any) -> Any:

@@ -24,13 +24,12 @@ from twinprobe._live.frameworks.adapter import (
     memory_config,
     recorded_in_memory,
 )
-from twinprobe._live.frameworks.kept_paddle import KeepingAdapter
+from twinprobe._live.frameworks.kept_paddle import KeepingRecorder
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import LeftGradients, RecorderShelf, aliases
+from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.eager.modules import tensors_in
-from twinprobe._record.paddle.adapter import make_recorder
-from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
@@ -64,7 +63,7 @@ class PaddleAdapter(Modes):
         output = model(*call.args, **call.kwargs)
         if not backward:
             return Outcome(output)
-        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, self.is_tensor, []), _float_mean)
+        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, paddle.Tensor, []), _float_mean)
         total.backward()
         return Outcome(output, total)
 
@@ -112,7 +111,8 @@ class PaddleAdapter(Modes):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            return paddle.to_tensor(widened(array)).astype("bfloat16")
+            wide = (array.astype(np.uint32) << 16).view(np.float32)
+            return paddle.to_tensor(wide).astype("bfloat16")
         return paddle.to_tensor(array)
 
     def copied(self, tensor: Any) -> Any:
@@ -203,10 +203,10 @@ def _float_mean(tensor: Any) -> Any:
 
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
-    recorder = make_recorder(config, make_engine, KeepingAdapter)
-    parameters = recorder.adapter.parameters
+    recorder = KeepingRecorder(config, make_engine)
+    parameters = recorder.own_parameters
     recorder.parameters = LeftGradients(
-        recorder, lambda info: parameters(info.module, info.compiled), recorder.parameter_gradient
+        recorder, lambda info: parameters(info.module, info.compiled), recorder.note_parameter_gradient
     )
     return recorder
 

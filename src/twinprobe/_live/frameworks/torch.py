@@ -23,10 +23,10 @@ from twinprobe._live.frameworks.adapter import (
 from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderShelf
+from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.render import Capturer
 from twinprobe._record.torch.host import dtype_name
-from twinprobe._record.torch.values import TorchValues, tensors_in
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -65,7 +65,8 @@ class TorchAdapter(Modes):
             recorder.modules.watch(model, f"Module.{type(model).__name__}.")
             try:
                 recorder.start(model)
-                for module, info in recorder.modules.infos.items():
+                for info in recorder.modules.infos.values():
+                    module = info.module
                     # What PyTorch's own layers call inside says nothing that their output does not.
                     info.whole = not module._modules and type(module).__module__.startswith("torch.")
                     if isinstance(module, torch.jit.ScriptModule):
@@ -78,7 +79,7 @@ class TorchAdapter(Modes):
         output = model(*call.args, **call.kwargs)
         if not backward:
             return Outcome(output)
-        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, []), _float_mean)
+        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, torch.Tensor, []), _float_mean)
         total.backward()
         return Outcome(output, total)
 
@@ -198,7 +199,6 @@ def _is_kept_copy(value: torch.Tensor) -> bool:
 def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
     recorder = KeepingRecorder(config, make_engine)
     recorder.book = book = KeptTensors()
-    recorder.values = TorchValues(book, None)
     kept = dict.fromkeys((torch.Tensor, torch.nn.Parameter), book.keep)
     recorder.capture = Capturer(recorder.values, recorder.failed, kept)
     return recorder

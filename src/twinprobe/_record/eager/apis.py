@@ -8,41 +8,35 @@ from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from operator import is_
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from twinprobe._record.eager.adapter import LOW, MINOR, Api, Site
-from twinprobe._record.eager.modules import tensors_in
-from twinprobe._record.rows import is_pending, without_values
-
-if TYPE_CHECKING:
-    from twinprobe._record.eager.recorder import EagerRecorder
-
-_RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
+from twinprobe._record.apis import Api, Site
+from twinprobe._record.calls import ApiCall
+from twinprobe._record.eager.host_rows import KnownRows
+from twinprobe._record.rows import is_pending
 
 
 class ApiWatch:
     """Wraps functions and records their calls."""
 
-    def __init__(self, recorder: EagerRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        config = recorder.config
-        self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
-        self._tree_rank = max(self._wanted_rank, LOW)
 
     def wrap(self, site: Site) -> Any:
         """The function to put in the original's place."""
         recorder, api, original = self._recorder, site.api, site.original
+        tree_rank = recorder.tree_rank
 
         @functools.wraps(original)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > self._tree_rank:
+            if recorder.busy or recorder.in_api or not recorder.listening() or api.rank > tree_rank:
                 if not api.in_place:
                     return original(*args, **kwargs)
-                recorder.adapter.known.settle()
+                recorder.known.settle()
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    recorder.adapter.known.forget()
+                    recorder.known.forget()
             return self.record(api, original, args, kwargs, sys._getframe(1))
 
         return recorded
@@ -51,93 +45,32 @@ class ApiWatch:
         """Call and record. ``skip`` leaves out leading arguments, such as the primitive itself."""
         recorder = self._recorder
         recorder.busy = True
-        call = ApiCall(recorder, api)
+        call = ApiCall(recorder, api, frame)
         try:
-            with recorder.guard("recording an API's inputs"):
-                call.before(args[skip:], kwargs, frame, api.rank <= self._wanted_rank)
-            if call.watch is not None:
-                args, kwargs = (*args[:skip], *call.watch.args), call.watch.kwargs
+            recorder.work("recording an API's inputs", call.before, args[skip:], kwargs)
+            watch = call.watch
+            if watch is not None:
+                args, kwargs = (*args[:skip], *watch.args), watch.kwargs
             if api.in_place:
-                recorder.adapter.known.settle()
+                recorder.known.settle()
             recorder.busy, recorder.in_api = False, True
             try:
                 output = original(*args, **kwargs)
             except BaseException:
-                call.fail()
+                if watch is not None:
+                    watch.cancel()
                 raise
             finally:
                 if api.in_place:
-                    recorder.adapter.known.forget()
-            recorder.busy = True
-            with recorder.guard("recording an API's outputs"):
-                given = (*args[skip:], *kwargs.values()) if api.collective else output
-                call.after(given, pending=_communicates(api) and is_pending(output))
+                    recorder.known.forget()
+            given = (*args[skip:], *kwargs.values()) if api.collective else output
+            pending = "istributed." in api.prefix and is_pending(output)
+            recorder.work("recording an API's outputs", call.after, given, pending)
+            if pending:
+                recorder.known.forget()  # what was measured is still being written
             return output
         finally:
             recorder.busy = recorder.in_api = False
-
-
-def _communicates(api: Api) -> bool:
-    return "istributed." in api.prefix
-
-
-class ApiCall:
-    """One call of an API: numbered, noted before, noted after."""
-
-    __slots__ = ("_api", "_parts", "_recorder", "_stub", "watch")
-
-    def __init__(self, recorder: EagerRecorder, api: Api) -> None:
-        self._recorder = recorder
-        self._api = api
-        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
-        self._parts: dict[str, Any] | None = None
-        self.watch: Any = None
-
-    def before(self, args: Any, kwargs: Any, frame: FrameType, wanted: bool) -> None:
-        """Note arguments and prepare for their gradients."""
-        recorder = self._recorder
-        calls = recorder.modules.calls
-        enclosing = calls[-1] if calls else None
-        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
-        recorder.link(name, enclosing.name if enclosing else recorder.loose_parent(), backward)
-        if not wanted:
-            return
-        engine = recorder.engine
-        engine.filter.entering(name)
-        chain = enclosing.chain() if enclosing and not engine.filter.everything else ()
-        if recorder.forward and recorder.wants(name, chain):
-            self._parts = {}
-            if enclosing and enclosing.stack:
-                engine.stack(name, frame, enclosing.stack, enclosing.frame)
-            else:
-                engine.stack(name, frame)
-            if recorder.inputs:
-                self._parts["input_args"] = [recorder.capture(item) for item in args]
-                self._parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
-                recorder.adapter.mark(self._api.prefix, self._parts["input_args"], self._parts["input_kwargs"])
-        if recorder.backward and recorder.adapter.grad_enabled():
-            self.watch = recorder.adapter.before_call(recorder.crossings, backward, args, kwargs, self._api.in_place)
-
-    def fail(self) -> None:
-        """The call raised."""
-        if self.watch is not None:
-            self.watch.cancel()
-
-    def after(self, output: Any, *, pending: bool = False) -> None:
-        """Note the result and wait for its gradients. What is ``pending`` is still being written."""
-        recorder = self._recorder
-        name = f"{self._stub}.forward"
-        if self._parts is not None:
-            if recorder.outputs:
-                items = output if type(output) is tuple else (output,)
-                captured = [recorder.capture(item) for item in items]
-                self._parts["output"] = without_values(captured) if pending else captured
-            if pending:
-                recorder.adapter.known.forget()
-            recorder.emit_forward(name, self._parts)
-        recorder.engine.filter.leaving(name)
-        if self.watch is not None:
-            self.watch.after(tensors_in(output, recorder.adapter.is_tensor, []))
 
 
 # Replacing functions where they are found, and putting every one of them back.
@@ -163,7 +96,7 @@ class Patches:
         self._classes: list[tuple[Any, str, Any]] = []
         self._before: list[tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = []
         self._changed: list[tuple[Any, str, Any, Any]] = []
-        self._aside = 0
+        self._suspended = 0
         self.attached = False
 
     def attach(self, sites: Iterable[Site]) -> None:
@@ -197,18 +130,20 @@ class Patches:
         if self.attached:
             self._take()
             self.attached = False
-            self._aside = 0
+            self._suspended = 0
 
-    def aside(self) -> None:
+    remove = detach
+
+    def suspend(self) -> None:
         """The originals, for a while."""
-        self._aside += 1
-        if self._aside == 1 and self.attached:
+        self._suspended += 1
+        if self._suspended == 1 and self.attached:
             self._take()
 
-    def back(self) -> None:
-        """End of aside()."""
-        self._aside = max(0, self._aside - 1)
-        if self._aside == 0 and self.attached:
+    def resume(self) -> None:
+        """End of suspend()."""
+        self._suspended = max(0, self._suspended - 1)
+        if self._suspended == 0 and self.attached:
             self._put()
 
     def _put(self) -> None:
@@ -289,11 +224,7 @@ class Replaced:
         setattr(self._owner, self._name, self._original)
 
 
-def nothing() -> None:
-    """There is nothing to do."""
-
-
-def around(before: Callable[[], None], after: Callable[[], None] = nothing) -> Callable[[Any], Any]:
+def around(before: Callable[[], None], after: Callable[[], None]) -> Callable[[Any], Any]:
     """A maker of functions that call ``before`` and ``after`` around the original."""
 
     def make(original: Any) -> Any:
@@ -310,43 +241,11 @@ def around(before: Callable[[], None], after: Callable[[], None] = nothing) -> C
     return make
 
 
-# Functions that write to a tensor without being recorded: what was measured before them counts no more.
+class WriteWatch(Patches):
+    """Functions that write to a tensor without being recorded: what was measured before them counts no more."""
 
+    def __init__(self, known: KnownRows, package: str) -> None:
+        def wrap(site: Site) -> Any:
+            return around(known.settle, known.forget)(site.original)
 
-class WriteWatch:
-    """Replaces the functions that write by ones that say so before and afterwards."""
-
-    def __init__(self, settle: Callable[[], None], forget: Callable[[], None], package: str) -> None:
-        self._settle = settle
-        self._forget = forget
-        self._patches = Patches(self._wrap, package, (package,))
-
-    def attached(self, sites: Iterable[Site]) -> WriteWatch:
-        """Watch these; remove() ends it."""
-        self._patches.attach(sites)
-        return self
-
-    def remove(self) -> None:
-        """Put the originals back."""
-        self._patches.detach()
-
-    def aside(self) -> None:
-        """The originals, for a while."""
-        self._patches.aside()
-
-    def back(self) -> None:
-        """End of aside()."""
-        self._patches.back()
-
-    def _wrap(self, site: Site) -> Any:
-        original, settle, forget = site.original, self._settle, self._forget
-
-        @functools.wraps(original)
-        def writing(*args: Any, **kwargs: Any) -> Any:
-            settle()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                forget()
-
-        return writing
+        super().__init__(wrap, package, (package,))

@@ -1,23 +1,27 @@
-"""A host array to the row of a tensor: statistics and checksum, each in one pass."""
+"""Tensors in host memory to rows: statistics and checksum in one pass each, and once per content."""
 
 from __future__ import annotations
 
-import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.statistics import crc32, statistics, xor64
-from twinprobe._record.rows import Note, Row
+from twinprobe._record.rows import KERNELS_AFTER, Note, Row, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 
-_KERNELS_AFTER = 256
+
+class ProgramFault(Exception):
+    """Reading a tensor raised what an operation of the program had left behind. ``error`` belongs to the program."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class HostRows:
@@ -39,26 +43,18 @@ class HostRows:
         row = Row()
         if not array.size or dtype not in STORAGE or not self.wanted:
             return row
-        self._count_towards_kernels()
+        self._measured += 1
+        if self._measured == KERNELS_AFTER:
+            load_kernels_beside()
         flat = np.ascontiguousarray(array).reshape(-1)
         host = HostTensor(dtype, tuple(array.shape), flat)
         if self._values:
             row.values = statistics(host)
         if self._digest:
-            row.digest = self._checksum(host)
+            if self.widens and dtype == "bfloat16":
+                host = HostTensor("float32", host.shape, widened(host.data))
+            row.digest = crc32(host) if self._digest == "md5" else xor64(host)
         return row
-
-    def _count_towards_kernels(self) -> None:
-        """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
-        self._measured += 1
-        if self._measured == _KERNELS_AFTER:
-            with suppress(RuntimeError):  # the system may allow no more threads
-                threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
-
-    def _checksum(self, host: HostTensor) -> str | float | None:
-        if self.widens and host.dtype == "bfloat16":
-            host = HostTensor("float32", host.shape, widened(host.data))
-        return crc32(host) if self._digest == "md5" else xor64(host)
 
     def array_note(self, array: NDArray[Any], *, save: bool) -> Note:
         """The note of a NumPy array among the arguments."""
@@ -69,32 +65,48 @@ class HostRows:
         return Note("numpy.ndarray", str(array.dtype), tuple(array.shape), row, None, save)
 
 
-def _load_kernels() -> None:
-    engine = engine_for(KERNEL_BYTES)
-    statistics(HostTensor("float32", (64,), np.ones(64, dtype=np.float32)), engine=engine)
-
-
-def save_array(payload: Any, stream: Any) -> None:
-    """Write a host copy as .npy."""
-    np.save(stream, payload, allow_pickle=False)
-
-
-# Rows of tensors that were measured in this step, used again while nothing can have written to them.
-#
-# No framework counts every write: MindSpore's own version misses assignments to elements and primitives, Paddle's
-# misses ``set_value``, ``copy_``, the optimisers and the running statistics of a normalisation. So a row is believed
-# only while the functions that write are watched, and every one of them makes all rows forgotten.
-
 _PURGE_AT = 8192
 
 
-class KnownRows:
-    """Rows by tensor object, for the class that notes tensors. ``stamp`` is what the framework itself can tell: version
-    and address."""
+class KnownRows(ABC):
+    """Notes tensors. One that was measured in this step gets the same row again while nothing can have written to it.
 
-    def __init__(self) -> None:
+    No framework counts every write: MindSpore's own version misses assignments to elements and primitives, Paddle's
+    misses ``set_value``, ``copy_``, the optimisers and the running statistics of a normalisation. So a row is believed
+    only while the functions that write are watched, and every one of them makes all rows forgotten.
+    """
+
+    def __init__(self, measures: HostRows) -> None:
+        self._measures = measures
+        # By the id of a tensor: the tensor, what the framework itself can tell (version and address), its row.
         self._rows: dict[int, tuple[weakref.ref[Any], Hashable, Row]] = {}
         self._trusted = False
+
+    @abstractmethod
+    def note(self, tensor: Any, *, save: bool) -> Note:
+        """Note one tensor as it is now."""
+
+    def note_sum(self, gradient: Any, *, save: bool) -> Note:
+        """Note the gradient of a parameter, summed up over its uses: nothing more is added to it in this pass."""
+        return self.note(gradient, save=save)
+
+    @abstractmethod
+    def read(self, content: Any, name: str) -> NDArray[Any] | None:
+        """The storage elements of a dense tensor; bfloat16 comes as its bits. None where there is nothing to read."""
+
+    def row_of(self, tensor: Any, content: Any, name: str, stamp: Hashable, save: bool) -> Row:
+        """The row of a tensor, whose values are in ``content``; with its real values where they are to be saved."""
+        known = self._rows.get(id(tensor))
+        row = known[2] if known is not None and known[0]() is tensor and known[1] == stamp else None
+        if row is not None and not (save and row.payload is None and row.file is None):
+            return row
+        array = self.read(content, name) if self._measures.wanted or save else None
+        if row is None:
+            row = Row() if array is None else self._measures.row(array, name)
+            self.keep(tensor, stamp, row)
+        if save and array is not None and array.size:
+            row.payload = widened(array) if name == "bfloat16" else np.array(array)
+        return row
 
     def trust(self) -> None:
         """All functions that write are watched from here on."""
@@ -106,17 +118,12 @@ class KnownRows:
         self._trusted = False
         self.forget()
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027  these are measured at once
         """Something is about to be written; for rows that are not measured yet."""
 
     def forget(self) -> None:
         """Something may have been written."""
         self._rows.clear()
-
-    def find(self, tensor: Any, stamp: Hashable) -> Row | None:
-        """The row of this very tensor, if it is as it was."""
-        known = self._rows.get(id(tensor))
-        return known[2] if known is not None and known[0]() is tensor and known[1] == stamp else None
 
     def keep(self, tensor: Any, stamp: Hashable, row: Row) -> None:
         """Remember a row."""

@@ -2,127 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
-from twinprobe._record.stacks import Stack
-
-if TYPE_CHECKING:
-    from twinprobe._record.eager.recorder import EagerRecorder
-
-# Calls of modules while they run: who encloses whom.
+from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch
 
 
-@dataclass(slots=True, eq=False)
-class ModuleInfo:
-    """A watched module and the front of its names: ``Cell.layers.0.Dense.``. API calls inside a closed one are not
-    recorded."""
+class CallWatch(ModuleWatch):
+    """Watches the calls of modules of one base class."""
 
-    module: Any
-    prefix: str
-    whole: bool = False
-    compiled: bool = False
-    closed: bool = False
-
-
-class ModuleCall:
-    """One call of a module while it runs."""
-
-    __slots__ = ("backward", "crossing", "frame", "info", "name", "number", "parent", "parts", "stack")
-
-    def __init__(self, info: ModuleInfo, number: int, parent: ModuleCall | None) -> None:
-        self.info = info
-        self.number = number
-        self.name = f"{info.prefix}forward.{number}"
-        self.backward = f"{info.prefix}backward.{number}"
-        self.parent = parent
-        self.parts: dict[str, Any] | None = None
-        self.crossing: Any = None
-        self.stack: Stack | None = None
-        self.frame = 0
-
-    def chain(self) -> Iterator[str]:
-        """This call's name and those of the enclosing calls, innermost first."""
-        call: ModuleCall | None = self
-        while call is not None:
-            yield call.name
-            call = call.parent
-
-    def ancestors(self) -> Iterator[str]:
-        """Names of the enclosing module calls, innermost first."""
-        return self.parent.chain() if self.parent else iter(())
-
-
-# Tensors inside nested arguments: found in the order in which they are recorded, or replaced where they stand.
-
-_DEPTH_LIMIT = 400
-_SCALARS = frozenset({int, float, bool, str, type(None)})
-_CONTAINERS = frozenset({list, tuple, dict})
-
-
-def tensors_in(value: Any, is_tensor: Callable[[Any], bool], found: list[Any], depth: int = 0) -> list[Any]:
-    """Append every tensor inside ``value``."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return found
-    if kind is not tuple and kind is not list and is_tensor(value):
-        found.append(value)
-    elif depth < _DEPTH_LIMIT:
-        if isinstance(value, list | tuple):
-            for item in value:
-                if is_tensor(item):
-                    found.append(item)
-                elif type(item) not in _SCALARS:
-                    tensors_in(item, is_tensor, found, depth + 1)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for field in dataclasses.fields(value):
-                tensors_in(getattr(value, field.name, None), is_tensor, found, depth + 1)
-        elif isinstance(value, Mapping):
-            for item in value.values():
-                tensors_in(item, is_tensor, found, depth + 1)
-    return found
-
-
-def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
-    """``value`` with ``swap`` applied to what is no list, tuple or dict; the same object where nothing changed."""
-    kind = type(value)
-    if kind in _SCALARS:
-        return value
-    if kind is list or kind is tuple:
-        items = None  # a new list only where something changes
-        for at, item in enumerate(value):
-            inner = type(item)
-            if inner in _SCALARS:
-                continue
-            new = replaced(item, swap) if inner in _CONTAINERS else swap(item)
-            if new is not item:
-                if items is None:
-                    items = list(value)
-                items[at] = new
-        return value if items is None else kind(items)
-    if kind is dict:
-        if not value:
-            return value
-        pairs = {key: replaced(item, swap) for key, item in value.items()}
-        return pairs if any(pairs[key] is not item for key, item in value.items()) else value
-    return swap(value)
-
-
-class ModuleWatch:
-    """Watches the submodules of the given models. The models themselves are not recorded, only what is inside."""
-
-    def __init__(self, recorder: EagerRecorder) -> None:
-        self._recorder = recorder
-        self.infos: dict[int, ModuleInfo] = {}
-        self.calls: list[ModuleCall] = []
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder)
         self._roots: tuple[Any, ...] = ()
         self._root: Any = None
         self._tokens: tuple[int, int] | None = None
-        self._token = -1
         self._original: Any = None
         self._without_gradient: dict[str, list[int]] = {}
 
@@ -132,7 +27,7 @@ class ModuleWatch:
 
     def attach(self) -> None:
         """Stand before ``__call__``."""
-        owner = self._recorder.adapter.module_class
+        owner = self._recorder.module_class
         original = self._original = owner.__call__
 
         @functools.wraps(original)
@@ -140,16 +35,6 @@ class ModuleWatch:
             return self._called(original, module, args, kwargs)
 
         owner.__call__ = call
-
-    def watch_models(self, models: list[Any], several: bool) -> None:
-        """Name every submodule; ``several`` puts the model's position into the names."""
-        recorder = self._recorder
-        for position, model in enumerate(models):
-            front = f"{recorder.adapter.container}.{position}." if several else f"{recorder.adapter.container}."
-            for path, module, compiled in recorder.adapter.modules(model):
-                if id(module) not in self.infos:
-                    prefix = f"{front}{path}.{type(module).__name__}."
-                    self.infos[id(module)] = ModuleInfo(module, prefix, compiled=compiled)
 
     def watch_roots(self, models: list[Any]) -> None:
         """Between two calls of a model its caller may fill the memory of its inputs anew: begin afresh there."""
@@ -159,20 +44,10 @@ class ModuleWatch:
         """Record only while the model runs for the tokens first..last of a generation loop."""
         self._root, self._tokens, self._token = models[0] if models else None, token_range, -1
 
-    def watch_whole(self, module: Any, name: str) -> None:
-        """Record one module as a whole: nothing inside it is recorded."""
-        prefix = f"{self._recorder.adapter.container}.{name}.{type(module).__name__}."
-        self.infos[id(module)] = ModuleInfo(module, prefix, whole=True)
-
-    def end_whole(self) -> None:
-        """From here on modules are recorded with what is inside them."""
-        for info in self.infos.values():
-            info.whole = False
-
     def detach(self) -> None:
         """Step away from ``__call__`` and forget every module."""
         if self._original is not None:
-            self._recorder.adapter.module_class.__call__ = self._original
+            self._recorder.module_class.__call__ = self._original
         self._original = self._root = self._tokens = None
         self._roots = ()
         self.infos.clear()
@@ -185,7 +60,7 @@ class ModuleWatch:
         recorder = self._recorder
         for root in self._roots:
             if module is root:
-                recorder.adapter.known.forget()
+                recorder.known.forget()
         if module is self._root and self._tokens is not None:
             return self._count_token(original, module, args, kwargs)
         info = self.infos.get(id(module))
@@ -210,7 +85,7 @@ class ModuleWatch:
         self.calls.append(call)
         try:
             recorder.work("recording a module's inputs", self._enter, call, args, kwargs, frame)
-            watch = call.crossing
+            watch = call.watch
             if watch is not None:
                 args, kwargs = watch.args, watch.kwargs
             recorder.muted += info.whole
@@ -221,60 +96,19 @@ class ModuleWatch:
                 raise
             finally:
                 recorder.muted -= info.whole
-            recorder.work("recording a module's outputs", self._leave, call, output)
+            recorder.work("recording a module's outputs", self._leave, call, output, False)
             return output
         finally:
             recorder.in_api = in_api
             while self.calls and self.calls.pop() is not call:
                 continue
 
-    def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: Any) -> None:
-        recorder = self._recorder
-        gradients = recorder.backward and recorder.adapter.grad_enabled()
-        if recorder.backward:
-            self._number_backward(call, gradients)
-        recorder.link(call.name, call.parent.name if call.parent else recorder.loose_parent(), call.backward)
-        if not recorder.takes_all:
-            recorder.engine.filter.entering(call.name)
-        if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
-            self._place(call, frame)
-            call.parts = {}
-            if recorder.inputs:
-                call.parts["input_args"] = [recorder.capture(item) for item in args]
-                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
-                call.parts["parameters"] = recorder.parameters_of(call.info)
-        if gradients:
-            call.crossing = recorder.adapter.before_call(recorder.crossings, call.backward, args, kwargs, False)
-
-    def _number_backward(self, call: ModuleCall, gradients: bool) -> None:
-        """A module recomputed in backward takes the number of the forward that ran without gradients."""
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: FrameType) -> None:
         recorder, prefix = self._recorder, call.info.prefix
-        if not gradients:
-            self._without_gradient.setdefault(prefix, []).append(call.number)
-        elif recorder.passes:
-            waiting = self._without_gradient.get(prefix)
-            if waiting:
-                call.backward = f"{prefix}backward.{waiting.pop()}"
-
-    def _place(self, call: ModuleCall, frame: Any) -> None:
-        # The frames outside the module are shared by all calls inside it, so they are walked once.
-        engine, parent = self._recorder.engine, call.parent
-        base, stop = (parent.stack, parent.frame) if parent else (None, 0)
-        call.stack = engine.stack(call.name, frame, base, stop)
-
-    def _leave(self, call: ModuleCall, output: Any, failed: bool = False, /) -> None:
-        recorder = self._recorder
-        if call.parts is not None:
-            if not recorder.takes_all:
-                recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
-            if recorder.outputs and not failed:
-                items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
-                call.parts["output"] = [recorder.capture(item) for item in items]
-            recorder.emit_forward(call.name, call.parts)
-        if call.crossing is not None:
-            if failed:
-                call.crossing.cancel()
-            else:
-                call.crossing.after(tensors_in(output, recorder.adapter.is_tensor, []))
-        if not recorder.takes_all:
-            recorder.engine.filter.leaving(call.name)
+        if recorder.backward:
+            # A module recomputed in backward takes the number of the forward that ran without gradients.
+            if not recorder.grad_enabled():
+                self._without_gradient.setdefault(prefix, []).append(call.number)
+            elif recorder.passes and self._without_gradient.get(prefix):
+                call.backward = f"{prefix}backward.{self._without_gradient[prefix].pop()}"
+        super()._enter(call, args, kwargs, frame)

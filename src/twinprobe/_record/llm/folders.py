@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,7 +17,7 @@ from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
 from twinprobe._record.llm.config import AIT
 from twinprobe._record.rows import Entry, Note, notes_of
-from twinprobe._record.writer import DumpFolder, SaveTensor
+from twinprobe._record.writer import DumpFolder
 from twinprobe._runs.whole_files import write_whole
 from twinprobe.errors import BadInput
 
@@ -54,6 +53,7 @@ class TokenFolder(DumpFolder):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, {})
+        self.tensor_folder = path
 
     def open(self) -> None:
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -68,29 +68,8 @@ class TokenFolder(DumpFolder):
     def close(self, side_files: dict[str, Any]) -> None:
         del side_files
 
-    def tensor(self, name: str, suffix: str, payload: Any, save: SaveTensor) -> str:
-        """Write one tensor file and return its name inside the token's folder."""
-        file = self._place(name, suffix)
-        write_whole(self.path / file, lambda path: _save(path, payload, save))
-        self.bytes_written += (self.path / file).stat().st_size
-        return file
-
-    def same_tensor(self, name: str, suffix: str, earlier: str) -> str:
-        """The same bytes under another name: a hard link where the file system has them, else a copy."""
-        file = self._place(name, suffix)
-        source, target = self.path / earlier, self.path / file
-        if source == target:
-            return file
-        try:
-            target.unlink(missing_ok=True)
-            os.link(source, target)
-        except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EROFS, errno.EDQUOT}:
-                raise
-            write_whole(target, lambda path: shutil.copyfile(source, path))
-        return file
-
-    def _place(self, name: str, suffix: str) -> str:
+    def file_name(self, name: str, suffix: str) -> str:
+        """``MODULE/input_0.pth``; a second tensor of this name takes the place of the first."""
         module, _, place = name.partition("/.")
         segment, _, rest = place.partition(".")
         stem = "output" if segment == "output" else "input"
@@ -172,10 +151,7 @@ def _variance(note: Note) -> float | None:
     values = note.row.values if note.row is not None else None
     if values is None or values.norm is None or values.mean is None:
         return None
-    count = 1
-    for length in note.shape:
-        count *= length
-    return max(values.norm**2 / count - values.mean**2, 0.0)
+    return max(values.norm**2 / prod(note.shape) - values.mean**2, 0.0)
 
 
 def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> int:
@@ -192,11 +168,6 @@ def _append(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -
 def write_json(path: Path, document: Any) -> None:
     """Write a JSON file, whole or not at all."""
     write_whole(path, lambda temporary: temporary.write_text(json.dumps(document), encoding="utf-8"), sync=True)
-
-
-def _save(path: Path, payload: Any, save: SaveTensor) -> None:
-    with path.open("wb") as stream:
-        save(payload, stream)
 
 
 def _safe(name: str) -> str:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 from typing import Any
 
 import torch
 
+from twinprobe._record.calls import ModuleCall
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.llm.config import DumpConfig
 from twinprobe._record.llm.folders import TokenEngine, device_folder, write_json
 from twinprobe._record.render import Capturer
 from twinprobe._record.rows import Entry
 from twinprobe._record.torch.compiled import watched_modules
-from twinprobe._record.torch.hooks import ModuleCall, ModuleHooks
+from twinprobe._record.torch.hooks import ModuleHooks
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook
-from twinprobe._record.torch.values import TorchValues
 from twinprobe._runs.whole_files import write_whole
-from twinprobe.errors import BadInput
 
 # model_tree.json: all modules of a model, in the order of their first calls, those never called marked.
 
@@ -67,7 +65,8 @@ class TokenHooks(ModuleHooks):
         super().__init__(recorder)
         self._llm = recorder
 
-    def _enter(self, call: ModuleCall, args: Any, kwargs: Any) -> None:
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: FrameType) -> None:
+        del frame  # the layout has no stacks
         recorder = self._llm
         name = recorder.module_name(call)
         recorder.first_calls.setdefault(call.info.prefix.removesuffix("."), len(recorder.first_calls))
@@ -114,8 +113,7 @@ class LlmRecorder(TorchRecorder):
             types=types,
         )
         self.book = TensorBook(values=measure, digest=None)
-        self.values = TorchValues(self.book, None)
-        self.values.save = keep
+        self.save = keep
         self.capture = Capturer(self.values, self.failed)
         self.inputs, self.outputs = config.wants_inputs, config.wants_outputs
         self.first_calls: dict[str, int] = {}
@@ -142,7 +140,7 @@ class LlmRecorder(TorchRecorder):
         handles.append(self.model.register_forward_pre_hook(self._begin, with_kwargs=True))
         self.modules.watch(self.model, f"{ROOT}.")
         for path, module, compiled in watched_modules(self.model):
-            if module not in self.modules.infos:
+            if id(module) not in self.modules.infos:
                 self.modules.watch(module, f"{ROOT}.{path}.", compiled)
         handles.append(self.model.register_forward_hook(self._end, with_kwargs=True, always_call=True))
 
@@ -263,64 +261,3 @@ def device_name(model: torch.nn.Module) -> str:
     for parameter in model.parameters():
         device = parameter.device
     return "cpu" if device is None or device.type == "cpu" else f"{device.type}{device.index or 0}"
-
-
-# register_hook: from here on every call of the model is a recorded token.
-
-
-class DumpHandle:
-    """What register_hook returns. Removing it removes every hook from the model and completes the files."""
-
-    def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
-
-    @property
-    def path(self) -> Path:
-        """The folder of this process's tokens."""
-        return Path(self._recorder.folder)
-
-    def flush(self) -> None:
-        """Wait until everything recorded so far is on disk."""
-        self._recorder.engine.flush()
-
-    def remove(self) -> None:
-        """Stop recording this model."""
-        self._recorder.detach()
-
-    def __enter__(self) -> DumpHandle:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.remove()
-
-
-def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") -> DumpHandle:
-    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be active at once."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise BadInput(f"the model is {type(model).__name__}, not a torch.nn.Module", where="register_hook")
-    if not isinstance(config, DumpConfig):
-        raise BadInput(f"the configuration is {type(config).__name__}, not a DumpConfig", where="register_hook")
-    if hook_type != "dump_data":
-        raise BadInput(f"hook_type is {hook_type!r}", where="register_hook", hint='only "dump_data" is known')
-    if config.seed is not None:
-        _be_deterministic(config.seed)
-    try:
-        recorder = LlmRecorder(model, config)
-        recorder.attach()
-    except OSError as error:
-        raise BadInput(f"cannot be written to: {error.strerror}", where=config.dump_path) from error
-    return DumpHandle(recorder)
-
-
-def _be_deterministic(seed: int) -> None:
-    from twinprobe._record.torch.tools import seed_all
-
-    os.environ |= {
-        "LCCL_DETERMINISTIC": "1",
-        "HCCL_DETERMINISTIC": "true",
-        "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
-        "ATB_LLM_LCOC_ENABLE": "0",
-    }
-    seed_all(seed, mode=True, rm_dropout=False)

@@ -13,8 +13,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import ops
 
-from twinprobe._record.eager.adapter import CORE, FOCUS, Api, Site
-from twinprobe._record.torch.names import CORE_NAMES, IMPURE_NAMES, NEVER_NAMES, words
+from twinprobe._record.apis import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
 
 _HOMES = (
     "mindspore.ops.function",
@@ -179,7 +178,7 @@ class _PrimitiveCall:
                     return original(primitive, *args, **kwargs)
                 finally:
                     if writes:
-                        recorder.adapter.known.forget()
+                        recorder.known.forget()
             return recorder.apis.record(known[1], original, (primitive, *args), kwargs, sys._getframe(1), skip=1)
 
         setattr(self._kind, "__call__", call)  # noqa: B010  mypy takes a plain assignment for a mistake

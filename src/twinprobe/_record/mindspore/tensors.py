@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -9,11 +10,10 @@ import mindspore as ms
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._record.eager.adapter import ProgramFault
-from twinprobe._record.eager.host_rows import HostRows, KnownRows
+from twinprobe._record.eager.host_rows import KnownRows, ProgramFault
 from twinprobe._record.rows import Note, Row
 from twinprobe._record.writer import logger
-from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.dtypes import STORAGE
 
 _asnumpy = ms.Tensor.asnumpy  # held here, because the methods on the class are replaced while a program is recorded
 _data_ptr = getattr(ms.Tensor, "data_ptr", None)
@@ -52,45 +52,26 @@ class Reading:
         raise ProgramFault(error) from error
 
 
-Stamp = tuple[int, int]
-
-
-def _stamp(tensor: Any) -> Stamp:
-    """What MindSpore itself knows of writes: it counts some, and an exchange of the memory shows in the address."""
-    return (tensor._version if _COUNTS else 0, _data_ptr(tensor) if _data_ptr is not None else 0)
-
-
 class MindSporeTensors(KnownRows):
     """Notes tensors. One that is as it was gets the same row again, unless it is a parameter."""
-
-    def __init__(self, rows: HostRows) -> None:
-        super().__init__()
-        self._measures = rows
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
         with Reading():
             shown, name = dtype_names(tensor)
-            shape, stamp = tuple(tensor.shape), _stamp(tensor)
-        row = self._row(tensor, name, stamp, save) if name in STORAGE else None
+            shape = tuple(tensor.shape)
+            # What MindSpore itself knows of writes: it counts some, and an exchange of the memory shows in the address.
+            stamp = (tensor._version if _COUNTS else 0, _data_ptr(tensor) if _data_ptr is not None else 0)
+        row = self.row_of(tensor, tensor, name, stamp, save) if name in STORAGE else None
         return Note("mindspore.Tensor", shown, shape, row, None, save)
 
-    def _row(self, tensor: Any, name: str, stamp: Stamp, save: bool) -> Row:
-        row = self.find(tensor, stamp)
-        if row is not None and not (save and row.payload is None and row.file is None):
-            return row
-        array = self._read(tensor, name) if self._measures.wanted or save else None
-        if row is None:
-            row = Row() if array is None else self._measures.row(array, name)
-            if not isinstance(tensor, ms.Parameter):
-                self.keep(tensor, stamp, row)
-        if save and array is not None and array.size:
-            row.payload = widened(array) if name == "bfloat16" else np.array(array)
-        return row
+    def keep(self, tensor: Any, stamp: Hashable, row: Row) -> None:
+        if not isinstance(tensor, ms.Parameter):
+            super().keep(tensor, stamp, row)
 
-    def _read(self, tensor: Any, name: str) -> NDArray[Any]:
+    def read(self, content: Any, name: str) -> NDArray[Any]:
         with Reading():
-            array: NDArray[Any] = _asnumpy(tensor)
+            array: NDArray[Any] = _asnumpy(content)
         return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
 
 

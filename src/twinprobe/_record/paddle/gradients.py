@@ -11,18 +11,14 @@ import functools
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, partial
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
 
-from twinprobe._record.eager.adapter import FOCUS, Api, Site
-from twinprobe._record.eager.gradients import Crossing, Crossings
-from twinprobe._record.eager.modules import replaced, tensors_in
-from twinprobe._record.torch.names import words
-
-if TYPE_CHECKING:
-    from twinprobe._record.eager.recorder import EagerRecorder
+from twinprobe._record.apis import FOCUS, Api, Site, words
+from twinprobe._record.calls import replaced, tensors_in
+from twinprobe._record.eager.gradients import Crossing
 
 Heard = Callable[[Any], None]
 User = tuple[Crossing, int]
@@ -77,11 +73,6 @@ def share(tensor: Any, heard: Heard | None, may_be_rows: bool) -> Any:
     return alias
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether this is a Paddle tensor."""
-    return isinstance(value, _Tensor)
-
-
 def is_differentiable(tensor: Any) -> bool:
     """Whether a tensor could carry a gradient by its element type."""
     dtype = tensor.dtype
@@ -96,14 +87,14 @@ def is_differentiable(tensor: Any) -> bool:
 class UseGraph:
     """Knows which calls are under way, and tells them of every use of their inputs."""
 
-    def __init__(self) -> None:
-        self.work: Any = None
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
         self._frames: list[UseWatch] = []
         self._users: dict[int, list[User]] = {}  # by the number of a tensor: the calls under way that took it
 
-    def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> UseWatch:
+    def before(self, name: str, args: Any, kwargs: Any) -> UseWatch:
         """A call begins."""
-        frame = UseWatch(self, crossings, name, args, kwargs)
+        frame = UseWatch(self, name, args, kwargs)
         self._frames.append(frame)
         for key, index in frame.places.items():
             self._users.setdefault(key, []).append((frame.crossing, index))
@@ -128,7 +119,7 @@ class UseGraph:
         """
         made: dict[int, Any] = {}
         if in_place:
-            for kept in tensors_in(args, is_tensor, [])[:1]:
+            for kept in tensors_in(args, _Tensor, [])[:1]:
                 self._spoil(kept)
                 made[id(kept)] = kept
 
@@ -151,7 +142,7 @@ class UseGraph:
             return None
         for crossing, index in users:
             crossing.expect(index)
-        return partial(self.work, _HEARING, _left, tuple(users))
+        return partial(self.recorder.work, _HEARING, _left, tuple(users))
 
     def _spoil(self, tensor: Any) -> None:
         """An input was written to in place: its gradient from before that cannot be told any more."""
@@ -170,19 +161,18 @@ def _left(users: Collection[User], gradient: Any) -> None:
 class UseWatch:
     """One call of a layer or an API between its start and its end."""
 
-    def __init__(self, graph: UseGraph, crossings: Crossings, name: str, args: Any, kwargs: Any) -> None:
+    def __init__(self, graph: UseGraph, name: str, args: Any, kwargs: Any) -> None:
         self.args = args
         self.kwargs = kwargs
         self.places: dict[int, int] = {}
         self._graph = graph
-        self._crossings = crossings
-        self._inputs = tensors_in(args, is_tensor, [])  # held, so that their numbers stay theirs
+        self._inputs = tensors_in(args, _Tensor, [])  # held, so that their numbers stay theirs
         if kwargs:
-            tensors_in(kwargs, is_tensor, self._inputs)
+            tensors_in(kwargs, _Tensor, self._inputs)
         for tensor in self._inputs:
             if is_differentiable(tensor):
                 self.places.setdefault(id(tensor), len(self.places))
-        self.crossing = Crossing(crossings, name, len(self.places))
+        self.crossing = Crossing(graph.recorder.crossings, name, len(self.places))
 
     def after(self, outputs: list[Any]) -> None:
         """The call ended: wait for the gradients of what it made itself."""
@@ -195,10 +185,10 @@ class UseWatch:
                 continue
             awaited += 1
             # It stays, silent once the crossing is done: removing one in a hook crashes.
-            _register_hook(tensor, partial(self._graph.work, _HEARING, crossing.arrive, at))
+            _register_hook(tensor, partial(self._graph.recorder.work, _HEARING, crossing.arrive, at))
         if awaited:
             crossing.awaited = awaited
-            self._crossings.add(crossing)
+            self._graph.recorder.crossings.add(crossing)
 
     def cancel(self) -> None:
         """The call is over."""
@@ -218,32 +208,25 @@ COMPILED_METHODS = words(
 _PROGRAMS = frozenset({"run_program"})  # a traced program: its lists of tensors are not arguments of one operation
 
 
-class Operations:
-    """Makes the wrappers and finds their places."""
+def wrapped(site: Site, recorder: Any, graph: UseGraph) -> Any:
+    """An operation that passes aliases on."""
+    aliased, original, in_place = graph.aliased, site.original, site.api.in_place
+    changes, rows = writes(site.attribute), gives_rows(site.attribute)
 
-    def __init__(self, recorder: EagerRecorder, graph: UseGraph) -> None:
-        self._recorder = recorder
-        self._graph = graph
+    @functools.wraps(original)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
+            given = args, kwargs
+            args, kwargs = recorder.work("following gradients", aliased, *given, in_place, rows) or given
+        if not changes:
+            return original(*args, **kwargs)
+        recorder.known.settle()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.known.forget()
 
-    def wrap(self, site: Site) -> Any:
-        """An operation that passes aliases on."""
-        recorder, aliased, original, in_place = self._recorder, self._graph.aliased, site.original, site.api.in_place
-        changes, rows = writes(site.attribute), gives_rows(site.attribute)
-
-        @functools.wraps(original)
-        def operation(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
-                given = args, kwargs
-                args, kwargs = recorder.work("following gradients", aliased, *given, in_place, rows) or given
-            if not changes:
-                return original(*args, **kwargs)
-            recorder.adapter.known.settle()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                recorder.adapter.known.forget()
-
-        return operation
+    return operation
 
 
 @functools.cache
@@ -287,7 +270,7 @@ def _compiled_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 class CustomLayers:
     """``PyLayer.apply`` uses tensors too: functions with a backward of their own, recomputation among them."""
 
-    def __init__(self, recorder: EagerRecorder, graph: UseGraph) -> None:
+    def __init__(self, recorder: Any, graph: UseGraph) -> None:
         self._own = vars(PyLayer).get("apply")
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,7 +278,7 @@ class CustomLayers:
                 return _compiled_apply(cls, *args, **kwargs)
             if not recorder.busy and recorder.listening() and paddle.is_grad_enabled():
                 args, kwargs = recorder.work("following gradients", graph.aliased, args, kwargs) or (args, kwargs)
-            recorder.adapter.known.settle()  # nobody knows what its kernels write to
+            recorder.known.settle()  # nobody knows what its kernels write to
             return _compiled_apply(cls, *args, **kwargs)
 
         PyLayer.apply = classmethod(apply)

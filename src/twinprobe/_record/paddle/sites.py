@@ -9,8 +9,7 @@ from typing import Any
 
 import paddle
 
-from twinprobe._record.eager.adapter import CORE, FOCUS, LOW, MINOR, Api, Site
-from twinprobe._record.torch.names import CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, words
+from twinprobe._record.apis import CORE, CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, Api, Site, rank_of, words
 
 _HOMES = (
     "paddle.tensor.",
@@ -59,15 +58,9 @@ _COLLECTIVES = words(
 def make_api(kind: str, name: str) -> Api:
     """An Api by type and name."""
     bare = name.rpartition(".")[2]
-    if bare in _CORE or kind == "Distributed":
-        rank = CORE
-    elif bare in _LOW:
-        rank = LOW
-    elif bare in _MINOR:
-        rank = MINOR
-    else:
-        rank = FOCUS
-    return Api(f"{kind}.{name}.", rank, writes_in_place(bare) or kind == "Distributed", kind == "Distributed")
+    collective = kind == "Distributed"
+    rank = CORE if collective else rank_of(bare, _CORE, _LOW, _MINOR)
+    return Api(f"{kind}.{name}.", rank, collective or writes_in_place(bare), collective)
 
 
 def unrecorded_writes() -> Iterator[Site]:

@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from twinprobe._record.eager.host_rows import HostRows, KnownRows
-from twinprobe._record.rows import Note, Row
-from twinprobe._runs.dtypes import NATIVE, STORAGE, widened
+from twinprobe._record.eager.host_rows import KnownRows
+from twinprobe._record.rows import Note
+from twinprobe._runs.dtypes import NATIVE, STORAGE
 
 _ZERO_COPY = 1 << 14  # elements; below, a copy is cheaper than the exchange protocol
 # Held here, because the methods on the class are replaced while a program is recorded.
@@ -51,44 +51,28 @@ def dtype_name(tensor: Any) -> str:
     return name
 
 
-def host_array(tensor: Any, name: str) -> NDArray[Any] | None:
-    """The storage elements of a dense tensor; bfloat16 comes as its bits. None where there is nothing to read."""
-    if not tensor._is_initialized() or name not in STORAGE:
-        return None
-    big = _dlpack is not None and prod(tensor.shape) >= _ZERO_COPY
-    if big and name in NATIVE and name != "bool" and tensor.place.is_cpu_place():
-        return np.from_dlpack(_Exchange(_detach(tensor)))
-    array: NDArray[Any] = _numpy(tensor)
-    return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
-
-
 class PaddleTensors(KnownRows):
     """Notes tensors. One that is as it was gets the same row again."""
-
-    def __init__(self, rows: HostRows) -> None:
-        super().__init__()
-        self._measures = rows
 
     def note(self, tensor: Any, *, save: bool) -> Note:
         """Note one tensor as it is now."""
         name = dtype_name(tensor)
         content, extra = _dense(tensor)
-        row = self._row(tensor, content, name, save) if content is not None else None
+        row = None
+        if content is not None:
+            stamp = (tensor.inplace_version, _data_ptr(content) if content._is_initialized() else 0)
+            row = self.row_of(tensor, content, name, stamp, save)
         shape = tuple(int(size) for size in tensor.shape)
         return Note("paddle.Tensor", f"paddle.{name}", shape, row, not tensor.stop_gradient, save, None, extra)
 
-    def _row(self, tensor: Any, content: Any, name: str, save: bool) -> Row:
-        stamp = (tensor.inplace_version, _data_ptr(content) if content._is_initialized() else 0)
-        row = self.find(tensor, stamp)
-        if row is not None and not (save and row.payload is None and row.file is None):
-            return row
-        array = host_array(content, name) if self._measures.wanted or save else None
-        if row is None:
-            row = Row() if array is None else self._measures.row(array, name)
-            self.keep(tensor, stamp, row)
-        if save and array is not None and array.size:
-            row.payload = widened(array) if name == "bfloat16" else np.array(array)
-        return row
+    def read(self, content: Any, name: str) -> NDArray[Any] | None:
+        if not content._is_initialized() or name not in STORAGE:
+            return None
+        big = _dlpack is not None and prod(content.shape) >= _ZERO_COPY
+        if big and name in NATIVE and name != "bool" and content.place.is_cpu_place():
+            return np.from_dlpack(_Exchange(_detach(content)))
+        array: NDArray[Any] = _numpy(content)
+        return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
 
 
 def _dense(tensor: Any) -> tuple[Any, dict[str, Any] | None]:

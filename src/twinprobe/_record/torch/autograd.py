@@ -8,19 +8,16 @@ shows the outgoing one. No identity function, no tensor hook: views and in-place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEdges, Node
-from twinprobe._record.torch.tensors import Quiet
 
 # One call's place in the autograd graph, and the hooks that see gradients arrive there and leave.
 
+_DOING = "recording gradients"
 Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
-
-_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
-_set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 
 
 class Crossing:
@@ -51,7 +48,7 @@ class Crossing:
             self.task = graph.begin(self)
         for slot, output in at:
             if slot < len(grads) and grads[slot] is not None:
-                self.incoming[output] = graph.owner.note_gradient(self.name, grads[slot])
+                self.incoming[output] = graph.recorder.note_gradient(self.name, grads[slot])
         if not self._missing:
             self.finish()
 
@@ -65,7 +62,7 @@ class Crossing:
             if left == 1 and index not in self._parts:  # the common case: all in one part
                 del self._missing[index]
                 if arrived is not None:
-                    self.outgoing[index] = self._graph.owner.note_gradient(self.name, arrived)
+                    self.outgoing[index] = self._graph.recorder.note_gradient(self.name, arrived)
                 continue
             if arrived is not None:
                 self._parts.setdefault(index, []).append(arrived)
@@ -84,7 +81,7 @@ class Crossing:
         total = parts[0]
         for part in parts[1:]:
             total = total + part
-        self.outgoing[index] = self._graph.owner.note_gradient(self.name, total)
+        self.outgoing[index] = self._graph.recorder.note_gradient(self.name, total)
 
     def finish(self) -> None:
         """Everything that can be known is known."""
@@ -110,7 +107,7 @@ class Hook:
         self._at = at
 
     def __call__(self, grads: tuple[Any, ...], _received: Any = None) -> None:
-        guarded(self._graph, self._act, self._at, grads)
+        self._graph.recorder.work(_DOING, self._act, self._at, grads)
 
 
 class OneNode:
@@ -130,13 +127,13 @@ class OneNode:
         self._handle = node.register_hook(self)
 
     def __call__(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        guarded(self._graph, self._see, left, arrived)
+        self._graph.recorder.work(_DOING, self._see, left, arrived)
 
     def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         graph, name = self._graph, self.name
-        note = graph.owner.note_gradient
+        note = graph.recorder.note_gradient
         self.task = graph.note_pass()
-        graph.owner.backward_begins(name)
+        graph.recorder.backward_begins(name)
         for grads, slots, places in ((arrived, self._arriving, self.incoming), (left, self._leaving, self.outgoing)):
             for slot, at in slots:
                 if slot < len(grads) and grads[slot] is not None:
@@ -149,21 +146,6 @@ class OneNode:
         self._graph.end(self)
 
 
-def guarded(graph: Graph, act: Callable[..., None], *what: Any) -> None:
-    """Torch functions off, no gradient graph, and no error let through."""
-    gradients = _is_grad_enabled()  # only in a pass that builds a graph itself
-    if gradients:
-        _set_grad_enabled(False)
-    try:
-        with Quiet():
-            act(*what)
-    except Exception as error:
-        graph.owner.trouble("recording gradients", error)
-    finally:
-        if gradients:
-            _set_grad_enabled(True)
-
-
 _packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -172,23 +154,11 @@ def _packs_tensors() -> bool:
     return _packing is None or _packing(True) is not None
 
 
-class Owner(Protocol):
-    """Who wants the gradients."""
-
-    def backward_begins(self, name: str) -> None: ...
-    def note_gradient(self, name: str, gradient: torch.Tensor) -> Any: ...
-    def backward_ended(self, crossing: Crossing | OneNode) -> None: ...
-    def pass_begins(self) -> None: ...
-    def pass_ended(self) -> None: ...
-    def before_foreign_code(self) -> None: ...
-    def trouble(self, doing: str, error: BaseException) -> None: ...
-
-
 class Graph:
     """Installs crossings for calls and knows which of them still wait for gradients."""
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
         self.leaves = LeafEdges()
         self.index = GraphIndex(self.leaves.nodes)
         self._waiting: dict[Crossing | OneNode, None] = {}
@@ -224,9 +194,7 @@ class Graph:
             if any((node, slot) in feeds for slot, _ in slots):
                 slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
         leaving, parts = self._leaving(inputs, since)
-        single = None
-        if not may_recompute:
-            single = self._single_node(arriving, leaving, parts)
+        single = None if may_recompute else self._single_node(arriving, leaving, parts)
         if single is not None:
             ends = arriving[single], leaving.get(single, [])
             self._waiting[OneNode(self, name, single, *ends, len(outputs), len(inputs))] = None
@@ -286,13 +254,15 @@ class Graph:
         task = int(torch._C._current_graph_task_id())
         if task >= 0 and task not in self._tasks:
             self._tasks.add(task)
-            self.owner.pass_begins()
+            self.recorder.pass_begins()
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._pass_ended(task))
         return task
 
     def _guard_custom_nodes(self) -> None:
+        """The backward of a custom autograd function may write to gradients: measure what waits before it runs."""
+
         def guard(_grads: Any) -> None:
-            guarded(self, self.owner.before_foreign_code)
+            self.recorder.work(_DOING, self.recorder.book.settle)
 
         for node in self.index.custom:
             self._guards.append(node.register_prehook(guard))
@@ -303,7 +273,7 @@ class Graph:
         task = self.note_pass()
         if crossing.depth >= 0:
             self._open[crossing] = None
-        self.owner.backward_begins(crossing.name)
+        self.recorder.backward_begins(crossing.name)
         return task
 
     def end(self, crossing: Crossing | OneNode) -> None:
@@ -312,7 +282,7 @@ class Graph:
         if isinstance(crossing, Crossing):
             self._open.pop(crossing, None)
         if crossing.task is not None:
-            self.owner.backward_ended(crossing)
+            self.recorder.backward_ended(crossing)
 
     def enclosing(self) -> str | None:
         """The innermost module call whose gradients are being computed: the parent of a recomputation."""
@@ -322,13 +292,13 @@ class Graph:
     def _pass_ended(self, task: int) -> None:
         self._tasks.discard(task)
         for crossing in [one for one in self._waiting if one.task == task]:
-            guarded(self, crossing.finish)
-        guarded(self, self.owner.pass_ended)
+            self.recorder.work(_DOING, crossing.finish)
+        self.recorder.work(_DOING, self.recorder.pass_ended)
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
         for crossing in list(self._waiting):
-            guarded(self, crossing.finish)
+            self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:
             guard.remove()
         self._guards.clear()

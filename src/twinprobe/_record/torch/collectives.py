@@ -6,16 +6,14 @@ import functools
 import inspect
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from twinprobe._record.apis import words
 from twinprobe._record.rows import without_values
-from twinprobe._record.torch.names import UNSEEN, words
-from twinprobe._record.torch.tensors import Quiet
-
-if TYPE_CHECKING:
-    from twinprobe._record.torch.recorder import TorchRecorder
+from twinprobe._record.torch.names import UNSEEN
+from twinprobe._record.torch.tensors import silence
 
 # The name inside torch.distributed.distributed_c10d -> the public name that dumps use.
 _PUBLIC = words(
@@ -51,7 +49,7 @@ _ASYNC = frozenset({"isend", "irecv", "batch_isend_irecv"})
 class Collectives:
     """Wraps the public functions while recording; what was imported before is seen by the function mode."""
 
-    def __init__(self, recorder: TorchRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self._originals: list[tuple[Any, str, Any]] = []
         self.inside = False
@@ -98,11 +96,11 @@ class Collectives:
             recorder.trouble("counting a collective's calls", error)
             return recorder.mode.pass_on(UNSEEN, func, args, kwargs)
         parts: dict[str, Any] | None = None
-        with Quiet():
-            recorder.safely("measuring before a collective", recorder.book.forget)
+        with silence():
+            recorder.work("measuring before a collective", recorder.book.forget)
             try:
                 calls = recorder.modules.calls
-                engine.link(entry, calls[-1].name if calls else recorder.optimizer.loose_parent())
+                engine.link(entry, calls[-1].name if calls else recorder.loose_parent())
                 engine.filter.entering(entry)
                 if recorder.forward and recorder.wants(entry):
                     engine.stack(entry, frame)
@@ -114,9 +112,9 @@ class Collectives:
             result = func(*args, **kwargs)
         finally:
             self.inside = False
-        with Quiet():
+        with silence():
             # Buffers are written without a new version.
-            recorder.safely("measuring after a collective", recorder.book.forget)
+            recorder.work("measuring after a collective", recorder.book.forget)
             try:
                 if parts is not None:
                     if recorder.outputs:
@@ -124,7 +122,7 @@ class Collectives:
                     recorder.emit_forward(entry, parts)
             except Exception as error:
                 recorder.trouble("recording a collective's outputs", error)
-            recorder.safely("measuring after a collective", recorder.book.forget)
+            recorder.work("measuring after a collective", recorder.book.forget)
             engine.filter.leaving(entry)
         return result
 

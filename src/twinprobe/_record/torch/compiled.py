@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from twinprobe._record.torch.tensors import WatchMode
+from twinprobe._record.calls import outside_compiled
+from twinprobe._record.torch.tensors import WatchMode
 
 _HOOKS = "enter_exit_hooks"
 _TORCH = Path(torch.__file__).parent
@@ -24,16 +24,8 @@ def watched_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
     Nothing inside a compiled region is watched. A model that is compiled as a whole is itself the boundary.
     """
     if is_compiled(model):
-        yield "_orig_mod", model, True
-        return
-    inside: list[str] = []
-    for path, module in model.named_modules():
-        if not path or any(path.startswith(f"{one}.") for one in inside):
-            continue
-        compiled = is_compiled(module)
-        if compiled:
-            inside.append(path)
-        yield path, module, compiled
+        return iter([("_orig_mod", model, True)])
+    return outside_compiled(model.named_modules(), is_compiled)
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -62,11 +54,6 @@ class CompiledBoundary:
             return output
 
         module._compiled_call_impl = call
-
-    @staticmethod
-    def fits(module: torch.nn.Module) -> bool:
-        """Whether this module was compiled in place."""
-        return getattr(module, "_compiled_call_impl", None) is not None
 
     def remove(self) -> None:
         self._module._compiled_call_impl = self._original

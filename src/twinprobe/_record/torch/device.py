@@ -62,18 +62,9 @@ def _with_tail(register: int, tail: bytes) -> int:
 
 _MOST_TENSORS = 64
 _MOST_BYTES = 1 << 29
-_STYLES = {
-    torch.bool: BOOL,
-    torch.uint8: INTEGER,
-    torch.int8: INTEGER,
-    torch.int16: INTEGER,
-    torch.int32: INTEGER,
-    torch.int64: INTEGER,
-    torch.float16: FLOAT,
-    torch.bfloat16: FLOAT,
-    torch.float32: FLOAT,
-    torch.float64: FLOAT,
-}
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_STYLES = {torch.bool: BOOL, **dict.fromkeys(_INTEGERS, INTEGER), **dict.fromkeys(_FLOATS, FLOAT)}
 
 
 class DeviceRows:
@@ -106,7 +97,11 @@ class DeviceRows:
         by itself when much waits."""
         measure = self._measure
         if measure is None:
-            self._on_host(tensor, row)
+            data = tensor.to("cpu")
+            if self._values:
+                row.values = host_statistics(data)
+            if self._digest:
+                row.digest = host_digest(data, self._digest)
             return
         stream = int(torch._C._cuda_getCurrentRawStream(self._index)) if self._on_cuda else 0
         lane = self._lane
@@ -176,7 +171,11 @@ class DeviceRows:
         count = tensor.nbytes
         if not tensor.shape or count < 8:
             copy = tensor.clone()
-            self._small.append(lambda: _digest_on_host(copy, row, mode))
+
+            def digest() -> None:
+                row.digest = host_digest(copy.cpu(), mode)
+
+            self._small.append(digest)
             return
         width = 4 if mode == "md5" else 8
         if not tensor.is_contiguous():
@@ -200,7 +199,12 @@ class DeviceRows:
         self._held, self._bytes = [], 0
         for owner, version, address, queue, line in held:
             if (version is not None and owner._version != version) or owner.data_ptr() != address:
-                self._lose(queue, line)
+                queue.drop(line)
+                self._lost += 1
+                if self._lost == 1:
+                    logger.warning(
+                        "a tensor was changed or freed behind the recorder's back; it is recorded without values"
+                    )
         lane = self._lane
         assert lane is not None
         if not self._on_cuda or (
@@ -215,7 +219,7 @@ class DeviceRows:
         """Start the copy to the host; the returned job waits for it and fills the rows."""
         measure = self._measure
         if measure is None:
-            return _nothing
+            return lambda: None
         self.launch()
         for stream in self._streams.values():
             torch.cuda.current_stream(self._device).wait_stream(stream)
@@ -234,19 +238,6 @@ class DeviceRows:
 
         return fill
 
-    def _on_host(self, tensor: torch.Tensor, row: Row) -> None:
-        data = tensor.to("cpu")
-        if self._values:
-            row.values = host_statistics(data)
-        if self._digest:
-            row.digest = host_digest(data, self._digest)
-
-    def _lose(self, queue: Queue, line: int) -> None:
-        queue.drop(line)
-        self._lost += 1
-        if self._lost == 1:
-            logger.warning("a tensor was changed or freed behind the recorder's back; it is recorded without values")
-
 
 def _device_measure(device: torch.device) -> DeviceMeasure | None:
     try:
@@ -254,11 +245,3 @@ def _device_measure(device: torch.device) -> DeviceMeasure | None:
     except ImportError:
         logger.warning("Triton is not installed: tensors on %s are copied to the host, which is slow", device)
         return None
-
-
-def _digest_on_host(tensor: torch.Tensor, row: Row, mode: str) -> None:
-    row.digest = host_digest(tensor.cpu(), mode)
-
-
-def _nothing() -> None:
-    return None

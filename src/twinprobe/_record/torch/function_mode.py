@@ -9,20 +9,17 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from twinprobe._record.apis import Api
+from twinprobe._record.calls import ApiCall
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.compiled import in_compiled_code
-from twinprobe._record.torch.graph_index import sequence_number
-from twinprobe._record.torch.names import LOW, MINOR, UNSEEN, Api, ApiTable, make_api
-from twinprobe._record.torch.tensors import Quiet, WatchMode
-from twinprobe._record.torch.values import differentiable
-
-if TYPE_CHECKING:
-    from twinprobe._record.torch.recorder import TorchRecorder
+from twinprobe._record.torch.names import UNSEEN, ApiTable, make_api
+from twinprobe._record.torch.tensors import WatchMode, silence
 
 # How a call was written: PyTorch's Python functions repack their arguments before a mode sees them.
 #
@@ -123,81 +120,51 @@ def _arguments(call: dis.Instruction, before: dis.Instruction | None, names: tup
 # ``x + y`` or ``x.add(y)``? PyTorch shows both as Tensor.add; the caller's instruction tells them apart.
 
 _SPELLED = {
-    "add": "__add__",
-    "sub": "__sub__",
-    "mul": "__mul__",
-    "div": "__truediv__",
-    "remainder": "__mod__",
-    "matmul": "__matmul__",
-    "gt": "__gt__",
-    "lt": "__lt__",
-    "ge": "__ge__",
-    "le": "__le__",
-    "ne": "__ne__",
-    "eq": "__eq__",
-    "neg": "__neg__",
-    "add_": "__iadd__",
-    "sub_": "__isub__",
-    "mul_": "__imul__",
-    "div_": "__itruediv__",
-    "remainder_": "__imod__",
-}
+    f"Tensor.{name}.": make_api("Tensor", operator)
+    for name, operator in (
+        ("add", "__add__"), ("sub", "__sub__"), ("mul", "__mul__"), ("div", "__truediv__"), ("remainder", "__mod__"),
+        ("matmul", "__matmul__"), ("gt", "__gt__"), ("lt", "__lt__"), ("ge", "__ge__"), ("le", "__le__"),
+        ("ne", "__ne__"), ("eq", "__eq__"), ("neg", "__neg__"), ("add_", "__iadd__"), ("sub_", "__isub__"),
+        ("mul_", "__imul__"), ("div_", "__itruediv__"), ("remainder_", "__imod__"),
+    )
+}  # fmt: skip
 _OPERATORS = frozenset(
     number
     for name, number in dis.opmap.items()
     if name.startswith(("BINARY_", "INPLACE_", "COMPARE_OP", "UNARY_")) and "SUBSCR" not in name
 )
-_CODES = {"sigmoid": functional.sigmoid.__code__, "tanh": functional.tanh.__code__}
+# F.sigmoid and F.tanh call the method of the tensor: the code of these functions is the caller then.
+_FUNCTIONAL = {
+    f"Tensor.{name}.": (getattr(functional, name).__code__, make_api("Functional", name))
+    for name in ("sigmoid", "tanh")
+}
+_is_operator: dict[tuple[int, int], tuple[CodeType, bool]] = {}
 
 
-class Spelling:
-    """Names an API call as its source wrote it."""
-
-    def __init__(self) -> None:
-        self._operator: dict[Api, Api] = {}
-        self._is_operator: dict[tuple[int, int], tuple[CodeType, bool]] = {}
-        self._functional = {name: make_api("Functional", name) for name in _CODES}
-
-    def __call__(self, api: Api, frame: FrameType) -> Api:
-        """The Api under which this call is recorded; ``frame`` is the caller."""
-        if api.type != "Tensor":
-            return api
-        spelled = _SPELLED.get(api.name)
-        if spelled is not None:
-            return self._as_operator(api, spelled) if self._written_as_operator(frame) else api
-        if api.name in self._functional and frame.f_code is _CODES[api.name]:
-            return self._functional[api.name]
-        return api
-
-    def _as_operator(self, api: Api, spelled: str) -> Api:
-        known = self._operator.get(api)
-        if known is None:
-            known = self._operator[api] = make_api("Tensor", spelled)
-        return known
-
-    def _written_as_operator(self, frame: FrameType) -> bool:
-        code = frame.f_code
+def spelled_as(api: Api, frame: FrameType) -> Api:
+    """The Api under which this call is recorded, named as its source wrote it; ``frame`` is the caller."""
+    code = frame.f_code
+    operator = _SPELLED.get(api.prefix)
+    if operator is not None:
         key = (id(code), frame.f_lasti)  # hashing a code object itself is slow
-        known = self._is_operator.get(key)
+        known = _is_operator.get(key)
         if known is None:
-            known = self._is_operator[key] = (code, code.co_code[frame.f_lasti] in _OPERATORS)
-        return known[1]
+            known = _is_operator[key] = (code, code.co_code[frame.f_lasti] in _OPERATORS)
+        return operator if known[1] else api
+    inside, named = _FUNCTIONAL.get(api.prefix, (None, api))
+    return named if code is inside else api
 
 
 _is_grad_enabled: Any = torch.is_grad_enabled
-_RISK = {"ALL": MINOR, "FOCUS": LOW - 1, "CORE": 0}
 
 
 class ApiMode(WatchMode):
     """Records each API call's arguments, result and gradients, and passes the call on unchanged."""
 
-    def __init__(self, recorder: TorchRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         super().__init__(recorder)
         self.table = ApiTable()
-        self._spelling = Spelling()
-        config = recorder.config
-        self._wanted_rank = MINOR if config.scope or config.names else _RISK[config.risk_level]
-        self._tree_rank = max(self._wanted_rank, LOW)
+        self._tree_rank = recorder.tree_rank
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -228,7 +195,7 @@ class ApiMode(WatchMode):
             else:
                 caller = caller_of(frame)
                 if caller is frame:
-                    api = self._spelling(api, frame)
+                    api = spelled_as(api, frame)
                 else:
                     written = arguments_as_written(func, args, kwargs, caller)
         except Exception as error:
@@ -258,12 +225,11 @@ class ApiMode(WatchMode):
         except Exception as error:
             self._recorder.trouble("counting an API's calls", error)
             return self.pass_on(UNSEEN, func, args, kwargs)
-        shown_args, shown_kwargs = written or (args, kwargs)
         try:
-            with Quiet():
-                call.before(shown_args, shown_kwargs, api.rank <= self._wanted_rank)
+            with silence():
+                call.before(*(written or (args, kwargs)))
         except Exception as error:
-            call.mark("recording an API's inputs", error)
+            call.parts = self._recorder.mark("recording an API's inputs", error, call.parts)
         try:
             if effect == UNSEEN:
                 output = self.pass_on(effect, func, args, kwargs)
@@ -271,79 +237,11 @@ class ApiMode(WatchMode):
                 self.settle_before(effect, args, kwargs)
                 output = func(*args, **kwargs)
         except BaseException:
-            self._recorder.safely("recording an API that failed", call.failed)
+            self._recorder.work("recording an API that failed", call.emit)
             raise
         try:
-            with Quiet():
+            with silence():
                 call.after(output)
         except Exception as error:
             self._recorder.trouble("recording an API's outputs", error)
         return output
-
-
-class ApiCall:
-    """One call of an API: numbered, noted before, noted after."""
-
-    __slots__ = ("_edges", "_frame", "_inputs", "_parts", "_recorder", "_since", "_stub")
-
-    def __init__(self, recorder: TorchRecorder, api: Api, frame: FrameType) -> None:
-        self._recorder = recorder
-        self._frame = frame
-        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
-        self._parts: dict[str, Any] | None = None
-        self._edges: Any = None
-        self._since = 0
-
-    def before(self, args: Any, kwargs: Any, wanted: bool) -> None:
-        """Note arguments and where their gradients go."""
-        recorder = self._recorder
-        calls = recorder.modules.calls
-        enclosing = calls[-1] if calls else None
-        parent = enclosing.name if enclosing else recorder.optimizer.loose_parent(self._frame)
-        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
-        recorder.link(name, parent, backward)
-        if not wanted:
-            return
-        engine = recorder.engine
-        engine.filter.entering(name)
-        chain = (enclosing.name, *enclosing.ancestors()) if enclosing and not engine.filter.everything else ()
-        if recorder.forward and recorder.wants(name, chain):
-            self._parts = {}
-            if enclosing and enclosing.stack:
-                engine.stack(name, self._frame, enclosing.stack, enclosing.frame)
-            else:
-                engine.stack(name, self._frame)
-            if recorder.inputs:
-                capture = recorder.capture
-                self._parts["input_args"] = [capture(item) for item in args]
-                self._parts["input_kwargs"] = capture.mapping(kwargs) if kwargs else {}
-        if recorder.backward and torch.is_grad_enabled():
-            inputs = differentiable(args, [])
-            if kwargs:
-                inputs += differentiable(kwargs, [])
-            self._edges = recorder.graph.edges(inputs)
-            self._since = sequence_number()
-
-    def mark(self, doing: str, error: Exception) -> None:
-        """The recorder failed at this call."""
-        self._parts = self._recorder.mark(doing, error, self._parts)
-
-    def failed(self) -> None:
-        """The call raised, or a recomputation was cut short: what went in is still worth having."""
-        if self._parts is not None:
-            self._recorder.emit_forward(f"{self._stub}.forward", self._parts)
-
-    def after(self, output: Any) -> None:
-        """Note the result and hook its gradients."""
-        recorder = self._recorder
-        name = f"{self._stub}.forward"
-        if self._parts is not None:
-            if recorder.outputs:
-                items = output if isinstance(output, tuple) and not isinstance(output, torch.Size) else (output,)
-                self._parts["output"] = [recorder.capture(item) for item in items]
-            recorder.emit_forward(name, self._parts)
-        recorder.engine.filter.leaving(name)
-        if self._edges is not None and any(edge is not None for edge in self._edges):
-            recorder.watch_gradients(f"{self._stub}.backward", self._edges, output, self._since)
-            if not recorder.modules.calls:
-                recorder.graph.index.clear()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from twinprobe._record.calls import ModuleCall, ModuleInfo, ModuleWatch
 from twinprobe._record.rows import Leaf
-from twinprobe._record.stacks import Stack
-from twinprobe._record.torch.compiled import CompiledBoundary, watched_modules
-from twinprobe._record.torch.graph_index import Edge, sequence_number
-from twinprobe._record.torch.tensors import Quiet
-from twinprobe._record.torch.values import differentiable
+from twinprobe._record.torch.compiled import CompiledBoundary
+from twinprobe._record.torch.tensors import silence
 from twinprobe._record.writer import logger
-
-if TYPE_CHECKING:
-    from twinprobe._record.torch.recorder import TorchRecorder
 
 # Modules whose fast path PyTorch itself switches off when anything watches them: warned of, and marked in the dump.
 
@@ -85,99 +79,34 @@ class FastPaths:
         )
 
 
-@dataclass(slots=True, eq=False)
-class ModuleInfo:
-    """A watched module and the front of its names: ``Module.layers.0.Linear.``."""
+class ModuleHooks(ModuleWatch):
+    """Watches modules by hooks on each of them."""
 
-    module: torch.nn.Module
-    prefix: str
-    compiled: bool = False
-    whole: bool = False
-    fast: bool = False
-
-
-class ModuleCall:
-    """One call of a module while it runs."""
-
-    __slots__ = (
-        "depth",
-        "edges",
-        "error",
-        "frame",
-        "info",
-        "name",
-        "number",
-        "parent",
-        "parts",
-        "since",
-        "stack",
-        "whole",
-    )
-
-    def __init__(self, info: ModuleInfo, number: int, parent: ModuleCall | None) -> None:
-        self.info = info
-        self.number = number
-        self.name = f"{info.prefix}forward.{number}"
-        self.parent = parent
-        self.depth: int = parent.depth + 1 if parent else 0
-        self.parts: dict[str, Any] | None = None
-        self.edges: list[Edge | None] | None = None
-        self.since = 0
-        self.stack: Stack | None = None
-        self.frame = 0
-        self.whole = False
-        self.error = sys.exc_info()[1]
-
-    @property
-    def backward(self) -> str:
-        return f"{self.info.prefix}backward.{self.number}"
-
-    def ancestors(self) -> Iterator[str]:
-        """Names of the enclosing module calls, innermost first."""
-        call = self.parent
-        while call is not None:
-            yield call.name
-            call = call.parent
-
-
-class ModuleHooks:
-    """Watches the submodules of the given models. The models themselves are not recorded, only what is inside."""
-
-    def __init__(self, recorder: TorchRecorder) -> None:
-        self._recorder = recorder
-        self.infos: dict[torch.nn.Module, ModuleInfo] = {}
-        self.calls: list[ModuleCall] = []
+    def __init__(self, recorder: Any) -> None:
+        super().__init__(recorder)
         self._handles: list[Any] = []
         self._hooked: list[Any] = []
         self._key = RemovableHandle(OrderedDict()).id  # a number that no other hook has
         self._boundaries: list[CompiledBoundary] = []
-        self._token = -1
         self.fast_paths = FastPaths()
 
     @property
     def attached(self) -> bool:
         return bool(self._hooked or self._handles)
 
-    def attach(self, models: list[torch.nn.Module], several: bool) -> None:
-        """Register hooks on every submodule; ``several`` puts the model's position into the names."""
-        for position, model in enumerate(models):
-            front = f"Module.{position}." if several else "Module."
-            for path, module, compiled in watched_modules(model):
-                if module not in self.infos:
-                    self.watch(module, f"{front}{path}.{_class_name(module)}.", compiled)
-
-    def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> None:
+    def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> ModuleInfo:
         """Register hooks on one module under the given name."""
-        self.infos[module] = ModuleInfo(module, prefix, compiled, fast=has_fast_path(module))
-        if compiled and CompiledBoundary.fits(module):
+        info = super().watch(module, prefix, compiled)
+        if compiled and getattr(module, "_compiled_call_impl", None) is not None:
             self._boundaries.append(CompiledBoundary(module, self._before, self._after))
-            return
+            return info
         # What register_forward_pre_hook and register_forward_hook do, which scripted modules refuse.
         module._forward_pre_hooks[self._key] = self._before
         module._forward_hooks[self._key] = self._after
         for flags in _flags(module):
             flags[self._key] = True
         self._hooked.append(module)
+        return info
 
     def watch_tokens(self, models: list[torch.nn.Module], token_range: Any) -> None:
         """Record only while the model runs for the tokens first..last of a generation loop."""
@@ -194,19 +123,6 @@ class ModuleHooks:
         if models:
             self._handles.append(models[0].register_forward_pre_hook(count, with_kwargs=True))
             self._handles.append(models[0].register_forward_hook(pause, with_kwargs=True, always_call=True))
-
-    def watch_whole(self, module: torch.nn.Module, name: str) -> None:
-        """Record one module as a whole: nothing inside it is recorded."""
-        known = self.infos.get(module)
-        if known is None:
-            self.watch(module, f"Module.{name}.{_class_name(module)}.")
-            known = self.infos[module]
-        known.prefix, known.whole = f"Module.{name}.{_class_name(module)}.", True
-
-    def end_whole(self) -> None:
-        """From here on modules are recorded with what is inside them."""
-        for info in self.infos.values():
-            info.whole = False
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -229,19 +145,20 @@ class ModuleHooks:
         recorder = self._recorder
         if not recorder.active or recorder.muted:
             return
-        info = self.infos.get(module)
+        info = self.infos.get(id(module))
         if info is None:
             return  # a replica
-        with Quiet():
+        with silence():
             try:
                 number = recorder.engine.count(info.prefix)
             except Exception as error:
                 recorder.trouble("counting a module's calls", error)
                 return
             call = ModuleCall(info, number, self.calls[-1] if self.calls else None)
+            call.error = sys.exc_info()[1]
             self.calls.append(call)
             try:
-                self._enter(call, args, kwargs)
+                self._enter(call, args, kwargs, sys._getframe(1))
             except Exception as error:
                 call.parts = recorder.mark("recording a module's inputs", error, call.parts)
         call.whole = info.whole
@@ -250,35 +167,12 @@ class ModuleHooks:
         if info.compiled:
             recorder.mode.step_aside()
 
-    def _enter(self, call: ModuleCall, args: Any, kwargs: Any) -> None:
-        recorder = self._recorder
-        parent = call.parent.name if call.parent else recorder.optimizer.loose_parent()
-        recorder.link(call.name, parent, call.backward)
-        if not recorder.takes_all:
-            recorder.engine.filter.entering(call.name)
-        if recorder.forward and recorder.wants(call.name, () if recorder.takes_all else call.ancestors()):
-            self._place(call, sys._getframe(2))
-            call.parts = {}
-            if call.info.fast and not call.info.compiled:
-                self.fast_paths.mark(call.info.module, call.info.prefix, call.parts)
-            if recorder.inputs:
-                call.parts["input_args"] = [recorder.capture(item) for item in args]
-                call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
-                parameters = call.info.module._parameters
-                call.parts["parameters"] = {
-                    name: recorder.capture(one) for name, one in parameters.items() if one is not None
-                }
-                if recorder.distributed and parameters:
-                    recorder.book.settle()  # sharded parameters are freed without a trace when their module is left
-        if recorder.backward and torch.is_grad_enabled():
-            inputs = differentiable(args, [])
-            if kwargs:
-                inputs += differentiable(kwargs, [])
-            call.edges = recorder.graph.edges(inputs)
-            call.since = sequence_number()
+    def _enter(self, call: ModuleCall, args: Any, kwargs: Any, frame: FrameType) -> None:
+        super()._enter(call, args, kwargs, frame)
+        if call.parts is not None and has_fast_path(call.info.module) and not call.info.compiled:
+            self.fast_paths.mark(call.info.module, call.info.prefix, call.parts)
 
     def _place(self, call: ModuleCall, frame: FrameType) -> None:
-        # The frames outside the module are shared by all calls inside it, so they are walked once.
         parent = call.parent
         base, stop = (parent.stack, parent.frame) if parent else (None, 0)
         stack = self._recorder.engine.stack(call.name, frame, base, stop, apart=True)
@@ -299,7 +193,7 @@ class ModuleHooks:
             recorder.muted -= 1
         if call.info.compiled:
             recorder.mode.step_back()
-        with Quiet():
+        with silence():
             try:
                 failed = output is None and sys.exc_info()[1] is not call.error
                 self._leave(call, output, failed)
@@ -307,20 +201,6 @@ class ModuleHooks:
                 recorder.trouble("recording a module's outputs", error)
             if not calls:
                 recorder.graph.index.clear()
-
-    def _leave(self, call: ModuleCall, output: Any, failed: bool) -> None:
-        recorder = self._recorder
-        if call.parts is not None:
-            if not recorder.takes_all:
-                recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
-            if recorder.outputs and not failed:
-                items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
-                call.parts["output"] = [recorder.capture(item) for item in items]
-            recorder.emit_forward(call.name, call.parts)
-        if call.edges is not None and not failed:
-            recorder.watch_gradients(call.backward, call.edges, output, call.since, call.depth)
-        if not recorder.takes_all:
-            recorder.engine.filter.leaving(call.name)
 
 
 def _flags(module: Any) -> tuple[dict[int, bool], ...]:
@@ -330,8 +210,3 @@ def _flags(module: Any) -> tuple[dict[int, bool], ...]:
         module._forward_hooks_with_kwargs,
         module._forward_hooks_always_called,
     )
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    original = getattr(module, "_orig_mod", module)
-    return type(original).__name__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from contextlib import suppress
 from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Any
@@ -11,15 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
+from twinprobe._record.rows import KERNELS_AFTER, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 
 _names: dict[torch.dtype, str] = {}
 _short = {getattr(torch, name): (name, width) for name, width in FLOATS.items()}
-_KERNELS_AFTER = 256
 _measured = 0
 
 
@@ -96,10 +93,10 @@ class _Memory:
 def host_statistics(tensor: torch.Tensor) -> Statistics | None:
     """Statistics of a host tensor of any layout of strides."""
     global _measured  # noqa: PLW0603
-    if _measured < _KERNELS_AFTER:
+    if _measured < KERNELS_AFTER:
         _measured += 1
-        if _measured == _KERNELS_AFTER:
-            _load_kernels_beside()
+        if _measured == KERNELS_AFTER:
+            load_kernels_beside()
     values = _of_few(tensor)
     if values is not None:
         return values
@@ -129,17 +126,6 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
     if host is None:
         return None
     return crc32(host) if mode == "md5" else xor64(host)
-
-
-def _load_kernels_beside() -> None:
-    """Compiled kernels pay by the number of tensors too, not only by bytes: load them beside the training."""
-    with suppress(RuntimeError):  # the system may allow no more threads
-        threading.Thread(target=_load_kernels, name="twinprobe-kernels", daemon=True).start()
-
-
-def _load_kernels() -> None:
-    engine = engine_for(KERNEL_BYTES)
-    statistics(HostTensor("float32", (64,), np.ones(64, dtype=np.float32)), engine=engine)
 
 
 # Kinds of tensors: what each is called in a dump, and which plain tensor holds its values, if one does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
@@ -14,9 +14,6 @@ from twinprobe._record.rows import Note, Row
 from twinprobe._record.torch.device import DeviceRows
 from twinprobe._record.torch.host import describe, host_digest, host_statistics, measurable, plain_type
 from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
-
-if TYPE_CHECKING:
-    from twinprobe._record.torch.recorder import TorchRecorder
 
 # Storages told apart while they live and after: an address that comes back never means the same storage.
 
@@ -83,12 +80,12 @@ _no_functions: Any = torch._C.DisableTorchFunction
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 
 
-def Quiet() -> Any:  # noqa: N802  # a context, used as one
+def silence() -> Any:
     """A context in which neither this recorder's mode nor anyone else's (selective checkpointing has one) is active."""
-    return _Deaf() if _dispatch_modes() else _no_functions()
+    return _NoModes() if _dispatch_modes() else _no_functions()
 
 
-class _Deaf:
+class _NoModes:
     """Dispatch modes off too."""
 
     __slots__ = ("_dispatch", "_function")
@@ -222,7 +219,7 @@ class TensorBook:
         """Something is about to change memory: measure what waits, now."""
         for rows in self._devices.values():
             if rows.waiting:
-                with self._lock, Quiet():
+                with self._lock, silence():
                     rows.launch()
 
     def forget(self) -> None:
@@ -234,7 +231,7 @@ class TensorBook:
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """One tensor's memory may change without a new version."""
         self.settle()
-        with Quiet():
+        with silence():
             self._forget_rows_of(tensor)
 
     def _forget_rows_of(self, tensor: torch.Tensor) -> None:
@@ -249,7 +246,7 @@ class TensorBook:
     def collect(self) -> Callable[[], None] | None:
         """End of a stretch: forget everything; returns the job that fills rows from the device."""
         self.forget()
-        with self._lock, Quiet():
+        with self._lock, silence():
             jobs = [rows.collect() for rows in self._devices.values()]
 
         def fill() -> None:
@@ -287,7 +284,7 @@ _INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_b
 class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
     """Settles before calls that write. Backward passes run under it too, on whatever thread the engine uses."""
 
-    def __init__(self, recorder: TorchRecorder) -> None:
+    def __init__(self, recorder: Any) -> None:
         super().__init__()
         self._recorder = recorder
         self._effects: dict[Any, int] = {}
@@ -322,7 +319,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
 
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
-        self._recorder.safely("measuring", self._recorder.book.settle)  # nobody will see what it writes
+        self._recorder.work("measuring", self._recorder.book.settle)  # nobody will see what it writes
         self._aside += 1
         if self._aside == 1 and self.attached and self._leave():
             self._removed = True
@@ -382,12 +379,12 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
             if func is torch.Tensor.backward:
                 return self._run_backward(*args, **kwargs)
             return self._run_engine(*args, **kwargs)
-        safely, forget = self._recorder.safely, self._recorder.book.forget
-        safely("measuring before a call that writes", forget)
+        work, forget = self._recorder.work, self._recorder.book.forget
+        work("measuring before a call that writes", forget)
         try:
             return func(*args, **kwargs)
         finally:
-            safely("measuring after a call that writes", forget)
+            work("measuring after a call that writes", forget)
 
     def _run_backward(
         self,

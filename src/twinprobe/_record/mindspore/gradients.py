@@ -7,17 +7,27 @@ input's place shows the outgoing one. A node belongs to a call when it is younge
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from heapq import heappop, heappush
 from typing import Any
 
-from twinprobe._record.eager.gradients import Crossing, Crossings
-from twinprobe._record.eager.modules import tensors_in
+import mindspore as ms
+from mindspore import ops
+
+from twinprobe._record.calls import replaced, tensors_in
+from twinprobe._record.eager.gradients import Crossing
 from twinprobe._record.mindspore.tensors import Reading
 
 Edge = tuple[int, int]
 _LEAF_NUMBER = (1 << 64) - 1  # leaves carry the largest number
 _WALK_LIMIT = 100_000
+_FLOATS = frozenset({"Float16", "Float32", "Float64", "BFloat16", "Complex64", "Complex128"})
+
+
+def is_differentiable(tensor: Any) -> bool:
+    """Whether a tensor could carry a gradient by its element type."""
+    return str(tensor.dtype) in _FLOATS
 
 
 class NodeIndex:
@@ -82,48 +92,30 @@ class NodeIndex:
         self._waiting.clear()
 
 
-class NodeGraph:
-    """Prepares calls. ``work`` keeps errors of the recorder away from the pass; ``outermost`` says when nothing
-    encloses the call that ends."""
-
-    def __init__(self, is_tensor: Any, differentiable: Any) -> None:
-        self.is_tensor = is_tensor
-        self.differentiable = differentiable
-        self.index = NodeIndex()
-        self.work: Any = None
-        self.outermost: Any = None
-
-    def before(self, crossings: Crossings, name: str, args: Any, kwargs: Any) -> NodeWatch:
-        """Note where the inputs' gradients go."""
-        return NodeWatch(self, crossings, name, args, kwargs)
-
-
 class NodeWatch:
     """One call between its start and its end."""
 
-    def __init__(self, graph: NodeGraph, crossings: Crossings, name: str, args: Any, kwargs: Any) -> None:
+    def __init__(self, recorder: Any, index: NodeIndex, name: str, args: Any, kwargs: Any) -> None:
         self.args = args
         self.kwargs = kwargs
-        self._graph = graph
-        self._crossings = crossings
-        tensors = tensors_in((args, kwargs), graph.is_tensor, [])
+        self._recorder = recorder
+        self._index = index
+        tensors = tensors_in((args, kwargs), ms.Tensor, [])
         self._places: list[Edge | None] = []
         self._held: list[Any] = []
         with Reading():
-            nodes = [
-                (one, one._grad_node if one._requires_grad else None) for one in tensors if graph.differentiable(one)
-            ]
+            nodes = [(one, one._grad_node if one._requires_grad else None) for one in tensors if is_differentiable(one)]
         for tensor, node in nodes:
             self._places.append(None if node is None else (node._unique_id(), int(tensor._output_index)))
             if node is not None:
                 self._held.append(node)
-                graph.index.meet(node._sequence_nr())
-        self._since = graph.index.youngest + 1
-        self.crossing = Crossing(crossings, name, len(self._places))
+                index.meet(node._sequence_nr())
+        self._since = index.youngest + 1
+        self.crossing = Crossing(recorder.crossings, name, len(self._places))
 
     def after(self, outputs: list[Any]) -> None:
         """Hook the nodes of the finished call."""
-        index, since, crossing = self._graph.index, self._since, self.crossing
+        index, since, crossing = self._index, self._since, self.crossing
         arriving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
         with Reading():
             nodes = [(tensor, tensor._grad_node) for tensor in outputs]
@@ -134,17 +126,16 @@ class NodeWatch:
             index.walk([node for node, _ in arriving.values()], since)
             crossing.incoming = [None] * len(outputs)
             self._install(arriving)
-            self._crossings.add(crossing)
-        if self._graph.outermost():
-            index.clear()
+            self._recorder.crossings.add(crossing)
+        self.cancel()
 
     def cancel(self) -> None:
-        """The call failed; nothing is waited for."""
-        if self._graph.outermost():
-            self._graph.index.clear()
+        """The call is over. What no enclosing call will ask for is forgotten."""
+        if not self._recorder.modules.calls:
+            self._index.clear()
 
     def _install(self, arriving: dict[int, tuple[Any, list[tuple[int, int]]]]) -> None:
-        index, since, crossing = self._graph.index, self._since, self.crossing
+        index, since, crossing = self._index, self._since, self.crossing
         leaving: dict[int, tuple[Any, list[tuple[int, int]]]] = {}
         claimed: set[Edge] = set()
         for at, edge in enumerate(self._places):
@@ -166,7 +157,7 @@ class NodeWatch:
             crossing.handles.append(node.register_hook(self._hook(crossing.leave, slots)))
 
     def _hook(self, act: Any, slots: list[tuple[int, int]]) -> Any:
-        work = self._graph.work
+        work = self._recorder.work
 
         def see(gradients: Any) -> None:
             for slot, at in slots:
@@ -174,5 +165,55 @@ class NodeWatch:
 
         def hook(gradients: Any, _received: Any = None) -> None:
             work("recording gradients", see, gradients)
+
+        return hook
+
+
+class AliasWatch:
+    """The same for versions whose tensors do not show their node: an identity function in front of each input.
+
+    A hook on a tensor shows the sum over everything that used it. What one call contributes is seen only where that
+    call alone uses the tensor: on an alias that hands the gradient on unchanged. ``kept`` is written to in place and
+    stays itself.
+    """
+
+    def __init__(self, recorder: Any, name: str, args: Any, kwargs: Any, kept: Any = None) -> None:
+        self._recorder = recorder
+        places: dict[int, int] = {}
+        for tensor in filter(is_differentiable, tensors_in((args, kwargs), ms.Tensor, [])):
+            places.setdefault(id(tensor), len(places))
+        crossing = self.crossing = Crossing(recorder.crossings, name, len(places))
+        aliases: dict[int, Any] = {}
+
+        def swap(value: Any) -> Any:
+            index = places.get(id(value)) if isinstance(value, ms.Tensor) else None
+            if index is None or value is kept or isinstance(value, ms.Parameter):
+                return value
+            if id(value) not in aliases:
+                aliases[id(value)] = ops.HookBackward(self._hook(partial(crossing.leave, index)))(value)
+                crossing.expect(index)
+            return aliases[id(value)]
+
+        self.args = replaced(tuple(args), swap)
+        self.kwargs = replaced(dict(kwargs), swap)
+
+    def after(self, outputs: list[Any]) -> None:
+        """Wait for the gradients of these outputs."""
+        crossing = self.crossing
+        crossing.incoming = [None] * len(outputs)
+        crossing.awaited = 0
+        for at, tensor in enumerate(outputs):
+            if is_differentiable(tensor):
+                tensor.register_hook(self._hook(partial(crossing.arrive, at)))
+                crossing.awaited += 1
+        if crossing.awaited:
+            self._recorder.crossings.add(crossing)
+
+    def cancel(self) -> None:
+        """The call failed; nothing is waited for."""
+
+    def _hook(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
+        def hook(gradient: Any) -> None:
+            self._recorder.work("recording gradients", act, gradient[0] if isinstance(gradient, tuple) else gradient)
 
         return hook

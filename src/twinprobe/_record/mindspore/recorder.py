@@ -1,0 +1,190 @@
+"""MindSpore in PyNative mode: its recorder, its debugger and the functions beside it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import mindspore as ms
+from mindspore import nn
+
+from twinprobe._record.apis import Site
+from twinprobe._record.calls import outside_compiled
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
+from twinprobe._record.eager.apis import Replaced, around
+from twinprobe._record.eager.host_rows import HostRows
+from twinprobe._record.eager.recorder import EagerRecorder
+from twinprobe._record.engine import Engine
+from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
+from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
+from twinprobe._record.mindspore.tensors import GraphExecutor, JitExecutor, MindSporeTensors, executor
+from twinprobe._record.render import NOT_MINE
+from twinprobe._record.rows import Leaf
+from twinprobe._record.writer import logger
+
+_GRAPH_MODE = 0
+_HANDING_OUT = ("asnumpy", "numpy", "__array__", "__dlpack__")  # arrays of the tensors' own memory
+
+
+def is_jitted(cell: Any) -> bool:
+    """Whether ``construct`` was given to mindspore.jit."""
+    construct = getattr(cell.construct, "__func__", cell.construct)
+    code = getattr(construct, "__code__", None)
+    return code is not None and code.co_name == "staging_specialize" and hasattr(construct, "__wrapped__")
+
+
+class MindSporeRecorder(EagerRecorder):
+    """Cells, tensors, gradients and functions of MindSpore."""
+
+    name = "mindspore"
+    container = "Cell"
+    module_class = nn.Cell
+    module_title = "mindspore.nn.Cell"
+    tensor_class = ms.Tensor
+    tensor_types = (ms.Tensor, ms.Parameter)
+    scanned = ("mindspore.nn.layer", "mindspore.mint.nn.layer")
+    grad_enabled = staticmethod(executor.requires_grad)
+
+    def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
+        super().__init__(config, make_engine)
+        self.rows.widens = True
+        self.uses_nodes = hasattr(ms.Tensor, "_grad_node")
+        self._index = NodeIndex()
+        self._primitives = PrimitiveSites()
+        self._jit_calls: set[str] = set()  # functions given to mindspore.jit that were warned of
+
+    def make_known(self, rows: HostRows) -> MindSporeTensors:
+        return MindSporeTensors(rows)
+
+    def rank(self) -> int | None:
+        from mindspore.communication import GlobalComm, get_rank
+
+        return int(get_rank()) if GlobalComm.INITED else None
+
+    def special(self, value: Any, key: str | None) -> Any:
+        if isinstance(value, ms.Type) if hasattr(ms, "Type") else type(value).__module__.startswith("mindspore._c"):
+            return Leaf({"type": "mindspore.dtype", "value": str(value)} if key in {"dtype", "output_dtype"} else {})
+        return NOT_MINE
+
+    def check_models(self, model: Any) -> list[Any]:
+        if isinstance(getattr(model, "__self__", None), nn.Cell):  # mindspore.jit(cell) is a method of the cell
+            model = model.__self__
+        return super().check_models(model)
+
+    def find_subfolder(self, models: list[Any]) -> str:
+        compiled = [(path, cell) for model in models for path, cell, is_one in self.watched_modules(model) if is_one]
+        for path, cell in compiled:
+            logger.warning(
+                "%s (%s) runs as a compiled graph, where Python sees nothing: only what goes in and comes out is "
+                "recorded, under pynative/; no graph/ folder is produced. For the inside use MindSpore's own kernel "
+                "dump, whose folders 'compare' reads",
+                path,
+                type(cell).__name__,
+            )
+        return "pynative" if compiled else ""
+
+    def watched_modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
+        if ms.get_context("mode") == _GRAPH_MODE or is_jitted(model):  # compiled as a whole: itself the boundary
+            return iter([("network", model, True)])
+        return outside_compiled(model.cells_and_names(), is_jitted)
+
+    def own_parameters(self, module: Any, deep: bool) -> Mapping[str, Any]:
+        found = module.parameters_and_names() if deep else module._params.items()
+        return {name: one for name, one in found if one is not None}
+
+    def needs_gradient(self, tensor: Any) -> bool:
+        return bool(tensor.requires_grad) if isinstance(tensor, ms.Parameter) else is_differentiable(tensor)
+
+    def find_sites(self) -> Iterable[Site]:
+        return function_sites()
+
+    def before_call(self, name: str, args: Any, kwargs: Any, in_place: bool) -> NodeWatch | AliasWatch:
+        if self.uses_nodes:
+            return NodeWatch(self, self._index, name, args, kwargs)
+        return AliasWatch(self, name, args, kwargs, args[0] if in_place and args else None)
+
+    def add_gradients(self, parts: list[Any]) -> Any:
+        return functools.reduce(lambda total, part: total + part, parts)
+
+    def pass_hooks(self, begin: Callable[[], None], end: Callable[[], None]) -> Iterable[Replaced]:
+        return [Replaced(type(executor), "grad", around(begin, end))]
+
+    def call_hooks(self, models: list[Any]) -> Iterable[Any]:
+        return self._primitives.replaced(models, self)
+
+    def writing_sites(self) -> Iterable[Site]:
+        known = {(id(site.owner), site.attribute) for site in self.sites()} if self.records_apis else set()
+        return [site for site in writing_sites() if (id(site.owner), site.attribute) not in known]
+
+    def write_hooks(self) -> Iterable[Any]:
+        for name in _HANDING_OUT:
+            if hasattr(ms.Tensor, name):
+                yield Replaced(ms.Tensor, name, self.handing_out)
+        if JitExecutor is not None:
+            yield Replaced(JitExecutor, "__call__", self._calling_jit)
+        if GraphExecutor is not None:
+            yield Replaced(GraphExecutor, "__call__", around(lambda: None, self.known.forget))
+        if not self.records_apis:  # else call_hooks() stands before the primitives
+            yield from self._primitives.replaced([], self)
+
+    def _calling_jit(self, original: Any) -> Any:
+        """Compiled functions may write to anything; each is said once."""
+
+        @functools.wraps(original)
+        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            name = getattr(getattr(executor, "fn", None), "__qualname__", "")
+            if name and getattr(executor, "obj", None) is None and name not in self._jit_calls:
+                self._jit_calls.add(name)
+                logger.warning(
+                    "%s is given to mindspore.jit and runs as a compiled graph: no call inside it is recorded", name
+                )
+            try:
+                return original(executor, *args, **kwargs)
+            finally:
+                self.known.forget()
+
+        return call
+
+    def suspend_hooks(self) -> Iterable[Replaced]:
+        # A compiler reads the source of the functions it meets: it must meet the framework's own.
+        make = around(self.originals_back, self.wrappers_back)
+        owners = [one for one in (JitExecutor, GraphExecutor) if one is not None and hasattr(one, "compile")]
+        return [Replaced(owner, "compile", make) for owner in owners]
+
+
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")
+
+
+class PrecisionDebugger(Debugger):
+    """Records what a MindSpore program computes, between start() and stop(), step by step."""
+
+    recorder_class = MindSporeRecorder
+
+
+_verbs = Verbs(PrecisionDebugger)
+record, save = _verbs.record, _verbs.save
+module_dump, module_dump_end = _verbs.module_dump, _verbs.module_dump_end
+register_custom_api = _verbs.register_custom_api
+
+
+def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> None:
+    """Seed Python, NumPy and MindSpore; ``mode`` asks for deterministic kernels, ``rm_dropout`` makes dropout pass its
+    input on."""
+    seed_python(seed)
+    ms.set_seed(seed)
+    if mode:
+        setter = getattr(ms, "set_deterministic", None)
+        setter(True) if setter is not None else ms.set_context(deterministic="ON")
+    if rm_dropout:
+        replace_dropout(ms.ops, _DROPOUTS)
+        if hasattr(ms, "mint"):
+            replace_dropout(ms.mint.nn.functional, _DROPOUTS)
+        for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d"):
+            if hasattr(ms.nn, name):
+                getattr(ms.nn, name).construct = _passing
+
+
+def _passing(_self: Any, x: Any) -> Any:
+    return x

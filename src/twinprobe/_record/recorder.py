@@ -1,0 +1,265 @@
+"""The recorder that all frameworks extend: starting and stopping, what is wanted, trees of calls, gradients."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, ClassVar
+
+from twinprobe._record.apis import Api, wanted_ranks
+from twinprobe._record.bench_check import BenchCheck
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.engine import Engine, Framework
+from twinprobe._record.render import Capturer, unrecorded
+from twinprobe._record.rows import Entry, GradientWatch
+from twinprobe.errors import BadInput
+
+
+class Recorder(Framework):
+    """Starts and stops observing. Each framework extends it."""
+
+    container: ClassVar[str] = "Module"  # the first word of a module call's name
+    module_class: ClassVar[Any]
+    module_title: ClassVar[str]  # of that class, for messages
+    grad_enabled: Callable[[], bool]
+    capture: Capturer
+    modules: Any
+    parameters: GradientWatch
+
+    def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
+        self.config = config
+        self.engine = make_engine(config, self)
+        self.forward = config.wants("forward")
+        self.backward = config.wants("backward") and config.task != "structure"
+        self.inputs = config.wants("input")
+        self.outputs = config.wants("output")
+        self.records_modules = config.level in {"L0", "mix"}
+        self.records_apis = config.level in {"L1", "mix"}
+        self.wanted_rank, self.tree_rank = wanted_ranks(config)
+        self.takes_all = self.engine.filter.takes_all
+        self.save = False  # whether real tensors of the call at hand are kept
+        self.muted = 0  # inside so many modules that are recorded as a whole
+        self.paused = False
+        self._keep_all = config.task == "tensor"
+        self._parents: dict[str, str | None] = {}
+        if config.bench_path is not None:
+            self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._keep_no_more)
+
+    # -- what a framework knows -------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def attached(self) -> bool:
+        """Whether anything is being watched."""
+
+    def checksum(self, _payload: Any) -> Any:
+        """The md5 of a host copy, where a device's own comes only when the step ends."""
+        return None
+
+    @staticmethod
+    @abstractmethod
+    def custom_api(kind: str, name: str) -> Api:
+        """The name under which a function that the user registered is recorded."""
+
+    @abstractmethod
+    def call_custom(self, api: Api, original: Any, args: Any, kwargs: Any, frame: FrameType) -> Any:
+        """Call a function that the user registered, and record it if anything is being recorded."""
+
+    @abstractmethod
+    def is_tensor(self, value: Any) -> bool: ...
+
+    @abstractmethod
+    def needs_gradient(self, tensor: Any) -> bool: ...
+
+    @abstractmethod
+    def parameters_of(self, info: Any) -> Mapping[str, Any]:
+        """Notes of a module's parameters as they are now."""
+
+    @abstractmethod
+    def watched_parameters(self, info: Any) -> Mapping[str, Any]:
+        """The parameters of a module whose gradients are recorded."""
+
+    @abstractmethod
+    def before_call(self, name: str, args: Any, kwargs: Any, in_place: bool) -> Any:
+        """Prepare to see the gradients of a call, whose backward has this name; None when it has none."""
+
+    @abstractmethod
+    def after_call(self, name: str, watch: Any, output: Any, depth: int = -1) -> None:
+        """Wait for the gradients of a finished call; ``depth`` is that of a module call."""
+
+    def call_failed(self, watch: Any) -> None:
+        """A call raised: its gradients will not come."""
+
+    def output_items(self, output: Any) -> tuple[Any, ...]:
+        """What an API returned, one by one."""
+        return output if type(output) is tuple else (output,)
+
+    def mark_layouts(self, prefix: str, args: list[Any], kwargs: Mapping[str, Any]) -> None:
+        """Mark weights among an API's noted arguments, or their gradients, that are laid out otherwise elsewhere."""
+
+    def loose_parent(self, _frame: FrameType | None = None) -> str | None:
+        """The parent of a call outside every module."""
+        return None
+
+    @abstractmethod
+    def note_gradient_value(self, gradient: Any) -> Any:
+        """Note a gradient."""
+
+    @abstractmethod
+    def note_parameter_gradient(self, module: Any, name: str, gradient: Any) -> Any:
+        """Note the gradient of a module's parameter, summed over all uses."""
+
+    # -- the verbs --------------------------------------------------------------------------------------------------
+
+    def start(self, model: Any = None, token_range: Any = None) -> None:
+        """Begin observing; ``model`` is a module or several."""
+        models = self.check_models(model)
+        _check_token_range(token_range, models)
+        if self.config.level != "debug":
+            self.subfolder = self.find_subfolder(models)
+        if not self.engine.begin() or self.config.level == "debug":
+            return
+        try:
+            self.paused = token_range is not None
+            self._observe(models, isinstance(model, list | tuple), token_range)
+        except Exception as error:
+            self._release()
+            self.engine.active = False
+            self.trouble("starting; this step is not recorded", error)
+        except BaseException:
+            self._release()
+            raise
+
+    def check_models(self, model: Any) -> list[Any]:
+        """The modules to watch; refuses what is none."""
+        models = list(model) if isinstance(model, list | tuple) else [] if model is None else [model]
+        for one in models:
+            if not isinstance(one, self.module_class):
+                raise BadInput(f"start(model=...) got {type(one).__name__}, which is no {self.module_title}")
+        if not models and self.records_modules:
+            raise BadInput(f"level {self.config.level} records {self.module_title} calls: call start(model=...)")
+        return models
+
+    def find_subfolder(self, models: list[Any]) -> str:
+        """A folder between the dump path and the step folders; empty for the usual layout."""
+        del models
+        return ""
+
+    @abstractmethod
+    def _observe(self, models: list[Any], several: bool, token_range: Any) -> None:
+        """Put every hook in place."""
+
+    def stop(self) -> None:
+        """Stop observing; every hook is gone and every replaced function is back afterwards."""
+        try:
+            self._release()
+        finally:
+            self.engine.end()
+
+    def _release(self) -> None:
+        self._parents.clear()
+        self.paused = False
+
+    def next_step(self) -> None:
+        """Later records belong to the next step; stops first if that was forgotten."""
+        if self.attached:
+            self.stop()
+        self.engine.next_step()
+
+    # -- errors -----------------------------------------------------------------------------------------------------
+
+    def trouble(self, doing: str, error: BaseException) -> None:
+        """An error inside the recorder: noted, never raised."""
+        self.engine.problems.note(doing, error)
+
+    @abstractmethod
+    def work(self, doing: str, act: Callable[..., Any], *what: Any) -> Any:
+        """``act(*what)`` as the recorder's own work: nobody watches it, and its errors are noted, not raised."""
+
+    def failed(self, value: Any, error: Exception) -> Any:
+        """What stands for a value that could not be captured."""
+        self.trouble("recording a value", error)
+        return unrecorded(value, error)
+
+    # -- what the watchers share ------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        return self.engine.active and not self.paused
+
+    def wants(self, name: str, ancestors: Iterable[str] = ()) -> bool:
+        """Whether scope and list ask for this call; sets whether its real tensors are kept."""
+        if self.takes_all:
+            self.save = self._keep_all
+            return self.engine.active
+        if not self.engine.wants(name, ancestors):
+            return False
+        self.save = self._keep_all or self.engine.filter.wants_tensors(name)
+        return True
+
+    def _keep_no_more(self) -> None:
+        self._keep_all = self.save = False
+
+    def emit_forward(self, name: str, parts: dict[str, Any]) -> None:
+        """Hand over a forward entry; keys that were not asked for are absent."""
+        self.engine.emit(Entry(name, parts))
+
+    def link(self, child: str, parent: str | None, backward: str) -> None:
+        """Note a call's parent, and with it the parent that its backward will have."""
+        self.engine.link(child, parent)
+        self._parents[backward] = parent
+
+    def backward_parent(self, name: str) -> str | None:
+        """The mirror of the forward tree: the backward of the enclosing module call."""
+        parent = self._parents.get(name)
+        return parent.replace(".forward.", ".backward.") if parent and parent.startswith(self.container) else None
+
+    def ancestors(self, name: str) -> Iterable[str]:
+        """Enclosing backward calls, innermost first."""
+        parent = self.backward_parent(name)
+        while parent is not None:
+            yield parent
+            parent = self.backward_parent(parent)
+
+    # -- gradients --------------------------------------------------------------------------------------------------
+
+    def backward_begins(self, name: str) -> None:
+        """The first gradient of a call arrived."""
+        if not self.takes_all:
+            self.engine.filter.entering(name)
+
+    def note_gradient(self, name: str, gradient: Any) -> Any:
+        """Note a gradient that belongs to the backward of a call."""
+        if self.paused or self.muted or not self.wants(name, () if self.takes_all else self.ancestors(name)):
+            return None
+        return self.note_gradient_value(gradient)
+
+    def backward_ended(self, crossing: Any) -> None:
+        """All gradients of a call that will come have come."""
+        name = crossing.name
+        if not self.paused and self.wants(name, () if self.takes_all else self.ancestors(name)):
+            self.engine.link(name, self.backward_parent(name))
+            parts = {}
+            if self.inputs:
+                parts["input"] = crossing.incoming
+            if self.outputs:
+                outgoing = crossing.outgoing
+                end = len(outgoing)
+                while end and outgoing[end - 1] is None:
+                    end -= 1
+                parts["output"] = outgoing[:end]
+            self.engine.emit(Entry(name, parts))
+        if not self.takes_all:
+            self.engine.filter.leaving(name)
+
+
+def _check_token_range(token_range: Any, models: list[Any]) -> None:
+    """A pair of counts from 0 on, first not after last."""
+    if token_range is None:
+        return
+    ok = isinstance(token_range, list | tuple) and len(token_range) == 2
+    if not ok or not all(isinstance(one, int) and one >= 0 for one in token_range) or token_range[0] > token_range[1]:
+        raise BadInput(f"token_range is {token_range!r}", hint="two numbers from 0 on, first and last token")
+    if not models:
+        raise BadInput("token_range counts the calls of a model: call start(model=..., token_range=...)")
