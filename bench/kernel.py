@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from twinprobe._measure.engine import announce, core_count
+from twinprobe._measure.engine import core_count, engine_of
 from twinprobe._measure.pair import Loader, PairMetrics, measure_pair, measure_pairs
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.tensors.elements import STORAGE, HostTensor
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     print(f"{core_count()} cores, numpy {np.__version__}; GB/s over the bytes of both sides, best of {options.repeat}")
     print(f"{'work':<34}{'numpy.sum':>10}{'ours':>10}{'ratio':>8}{'cores':>8}")
-    announce(1 << 40)
+    engine_of(1 << 40)
     ratios = [large_pair(dtype, options.mib << 20, options.repeat) for dtype in LARGE]
     ratios += [many_pairs(dtype, options.pairs, options.repeat) for dtype in ("float32", "bfloat16")]
     for dtype in ("float32", "bfloat16"):

@@ -32,12 +32,12 @@ _PAIRS = """
 import sys, time
 from pathlib import Path
 from twinprobe._compare.one import AT_ONCE
-from twinprobe._measure.engine import announce
+from twinprobe._measure.engine import engine_of
 from twinprobe._measure.pair import measure_pair
 from twinprobe._runs.tensors.tensor_files import open_tensor
 target, golden = (Path(word) for word in sys.argv[1:])
 pairs = [(path, golden / path.name) for path in sorted(target.iterdir())[:40]]
-announce(1 << 40)
+engine_of(1 << 40)
 measure_pair(*(open_tensor(path, at_once=AT_ONCE) for path in pairs[0]))
 print("ready", flush=True)
 sys.stdin.readline()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._runs.llm.tensor import Known, described_torch
+from twinprobe._runs.llm.tensor import Described, Known
 from twinprobe._runs.tensors.pt_file import read_pt
 
 torch = pytest.importorskip("torch")
@@ -21,13 +21,17 @@ def saved(tensor: object) -> bytes:
     return out.getvalue()
 
 
+def described(data: bytes, known: Known | None = None) -> Described | None:
+    return (known or Known()).described("output.pth", memoryview(data), 0, len(data))
+
+
 def test_a_torch_file_is_known_again_by_all_that_its_reader_looks_at() -> None:
     first, second = saved(torch.arange(6.0).reshape(2, 3)), saved(torch.full((2, 3), 7.0))
-    one, two = described_torch(first), described_torch(second)
+    one, two = described(first), described(second)
     assert one is not None
     assert one == two
     assert np.frombuffer(second, np.float32, one.elements, one.start).tolist() == [7.0] * 6
-    other = described_torch(saved(torch.zeros(3, 2)))
+    other = described(saved(torch.zeros(3, 2)))
     assert other is not None
     assert other.shown_shape == "[3, 2]"
 
@@ -36,11 +40,12 @@ def test_a_torch_file_is_known_again_by_all_that_its_reader_looks_at() -> None:
 @given(st.data())
 def test_a_changed_torch_file_is_never_taken_for_the_one_before(data: st.DataObject) -> None:
     sound = saved(torch.arange(6.0))
-    described_torch(sound)
+    known = Known()
+    described(sound, known)
     changed = bytearray(sound)
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
-    found = described_torch(bytes(changed))
+    found = described(bytes(changed), known)
     if found is not None:
         tensor = read_pt(bytes(changed))
         assert (found.dtype, found.shown_shape) == (tensor.dtype, str(list(tensor.shape)))
@@ -59,7 +64,7 @@ def test_a_changed_torch_file_is_never_taken_for_the_one_before(data: st.DataObj
     ids=["strided", "integers", "empty", "float64", "no tensor"],
 )
 def test_other_torch_files_are_left_to_their_reader(tensor: object) -> None:
-    assert described_torch(saved(tensor)) is None
+    assert described(saved(tensor)) is None
 
 
 def test_files_of_one_name_are_told_apart_by_their_bytes() -> None:

@@ -12,7 +12,7 @@ import pytest
 from llm_command import Said
 from llm_dumps import Sizes, Values, atb_layer, atb_model, decoder_values, write_atb_model, write_pth, write_torch
 
-from twinprobe._runs.llm.atb_file import dtype_text, read_atb
+from twinprobe._runs.llm.atb_file import dtype_text, read_header, tensor_of
 
 Run = Callable[..., Said]
 COLUMNS = ("NodeName", "NodeType", "InputOutput", "Index", "DataType", "Shape", "Max", "Min", "Mean", "L2Norm")
@@ -22,7 +22,8 @@ SIZES = Sizes(layers=2, hidden=8, kv=8, wide=12, vocab=10)
 def as_statistics(root: Path) -> None:
     """Replace every ATB tensor by its statistics, as the library does for ``--type tensor stats``."""
     for path in root.glob("tensors/**/*.bin"):
-        tensor = read_atb(path.read_bytes())
+        content = path.read_bytes()
+        tensor = tensor_of(content, read_header(content))
         data = tensor.data.astype(np.float64)
         values = {"max": data.max(), "min": data.min(), "mean": data.mean(), "l2norm": np.linalg.norm(data)}
         code = 1 if tensor.dtype == "float16" else 9

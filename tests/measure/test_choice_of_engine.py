@@ -15,7 +15,7 @@ SETUP = """
 import sys
 import numpy as np
 from twinprobe._measure.pair import measure_pairs
-from twinprobe._measure.engine import announce, engine_for
+from twinprobe._measure.engine import engine_for, engine_of
 from twinprobe._measure.pair import measure_pair
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.tensors.elements import HostTensor
@@ -54,19 +54,19 @@ def test_a_run_that_turns_out_large_changes_over_to_the_kernels() -> None:
 
 
 def test_without_numba_numpy_computes() -> None:
-    found = fresh(f"sys.modules['numba'] = None; announce(1 << 40); print(type(engine_for(0)).__name__); {MEASURE}")
+    found = fresh(f"sys.modules['numba'] = None; engine_of(1 << 40); print(type(engine_for(0)).__name__); {MEASURE}")
     assert found.split("\n")[0] == "PlainEngine"
     assert found.split("\n")[1].startswith(RIGHT[:7])
 
 
 def test_with_numba_switched_off_numpy_computes() -> None:
     pytest.importorskip("numba")
-    assert fresh("announce(1 << 40); print(type(engine_for(0)).__name__)", NUMBA_DISABLE_JIT="1") == "PlainEngine\n"
+    assert fresh("engine_of(1 << 40); print(type(engine_for(0)).__name__)", NUMBA_DISABLE_JIT="1") == "PlainEngine\n"
 
 
 def test_kernels_are_kept_in_the_users_cache_folder_and_found_again(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    code = f"announce(1 << 40); {MEASURE}"
+    code = f"engine_of(1 << 40); {MEASURE}"
     environment = {"XDG_CACHE_HOME": str(tmp_path), "LOCALAPPDATA": str(tmp_path), "NUMBA_CACHE_DIR": ""}
     first = fresh(code, **environment)
     kept = sorted(tmp_path.rglob("*.o"))
@@ -82,7 +82,7 @@ def test_kernels_are_kept_in_the_users_cache_folder_and_found_again(tmp_path: Pa
 def test_a_damaged_cache_is_passed_over(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    code = f"announce(1 << 40); {MEASURE}"
+    code = f"engine_of(1 << 40); {MEASURE}"
     first = fresh(code, **environment)
     for path in tmp_path.rglob("*.o"):
         path.write_bytes(b"not a kernel")
@@ -97,7 +97,7 @@ def test_where_nothing_can_be_kept_the_kernels_still_work(tmp_path: Path) -> Non
     code = f"""
 import tempfile
 tempfile.tempdir = {str(blocked)!r}
-announce(1 << 40)
+engine_of(1 << 40)
 from twinprobe._measure.machine_code import cache_folder
 print(cache_folder(), type(engine_for(0)).__name__)
 {MEASURE}

@@ -60,7 +60,7 @@ def _run_file(folder: Path) -> Path:
 
 # What a user asks of the graph commands.
 
-VIS_FILE, DB_FILE, MERGED_DUMP = "vis", "db", "json"
+DB_FILE, MERGED_DUMP = "db", "json"
 
 
 @dataclass(frozen=True)

@@ -153,12 +153,6 @@ def worth_kernels(total_bytes: int) -> bool:
     return total_bytes >= KERNEL_BYTES
 
 
-def announce(total_bytes: int) -> None:
-    """Say how much work lies ahead, so that a large run has the kernels from its first tensor."""
-    if worth_kernels(total_bytes):
-        _choice.engine(total_bytes)
-
-
 # Threads for one large tensor: numpy and the kernels let go of the interpreter lock, so threads are enough.
 
 Result = TypeVar("Result")

@@ -172,14 +172,6 @@ def change(path: Path, key: str, edit: Any) -> Matches:
         return matches
 
 
-def pairs_in(content: bytes) -> dict[str, str]:
-    """The pairs of an imported file: a JSON object of names, as this page and older tools export it."""
-    try:
-        return msgspec.json.decode(content, type=dict[str, str])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"is no file of matches: {error}", hint="it must be a JSON object of node names") from error
-
-
 def _places(path: Path) -> Iterable[Path]:
     yield path.with_name(path.name + _ENDING)
     yield (

@@ -211,13 +211,8 @@ def _parsed(head: bytes, start: int) -> AtbHeader:
     )
 
 
-def read_atb(data: Contents) -> HostTensor:
-    """The tensor in the contents of an ATB file; elements that need no decoding stay where they are."""
-    return tensor_of(data, read_header(data))
-
-
 def tensor_of(data: Contents, header: AtbHeader) -> HostTensor:
-    """The tensor that a header describes."""
+    """The tensor that a header describes; elements that need no decoding stay where they are."""
     code = header.dtype
     assert code is not None
     if code in NO_NUMBERS:

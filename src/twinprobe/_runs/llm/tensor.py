@@ -244,12 +244,6 @@ def _fits(frame: _Frame, view: memoryview, at: int, length: int) -> bool:
 _frames: dict[int, list[_Frame]] = {}
 
 
-def described_torch(data: bytes) -> Described | None:
-    """The elements in the whole contents of a file by torch.save."""
-    frame = _frame_of(data)
-    return None if frame is None else frame.found
-
-
 def _frame_of(data: bytes) -> _Frame | None:
     view, known = memoryview(data), _frames.get(len(data), [])
     for frame in known:
