@@ -155,7 +155,7 @@ def test_every_node_is_reached_once_whatever_construct_json_says(
     tmp_path_factory: Any, parents: dict[str, str | None]
 ) -> None:
     tree = tree_of(tmp_path_factory.mktemp("dump"), parents)
-    order = tree.post_order()
+    order = tree.order
     assert sorted(order) == list(range(len(tree)))
     assert order[-1] == 0
     assert sorted(tree.pre_order()) == sorted(order)
@@ -170,4 +170,4 @@ def test_a_chain_of_fifty_thousand_modules_is_no_problem(tmp_path: Path) -> None
     parents = {name: names[at - 1] if at else None for at, name in enumerate(names)}
     write_dump(tmp_path, {names[0]: CALL}, parents=parents, stacks={})
     (tmp_path / "construct.json").write_text(json.dumps(parents))
-    assert len(build_tree(open_run(tmp_path)).post_order()) == 50_001
+    assert len(build_tree(open_run(tmp_path)).order) == 50_001

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
+FRAMEWORKS = {"torch", "mindspore", "paddle"}
 HEAVY = ("torch", "mindspore", "paddle", "numba", "polars", "numpy", "rich", "ray", "tensorboard", "fsspec")
 
 
@@ -22,7 +25,7 @@ def test_the_proof_above_can_fail() -> None:
     assert loaded_after("import twinprobe, numpy") == {"numpy"}
 
 
-def test_reading_measuring_judging_and_reporting_import_no_framework(tmp_path: object) -> None:
+def test_reading_measuring_judging_and_reporting_import_no_framework() -> None:
     code = "import twinprobe._compare.job, twinprobe._report.columns, twinprobe._judge.verdicts, twinprobe._cli"
     assert loaded_after(code) <= {"numpy"}
 
@@ -35,3 +38,32 @@ def test_help_imports_nothing_heavy() -> None:
         "    main(['--help'])"
     )
     assert loaded_after(code) == set()
+
+
+def command(*arguments: object) -> str:
+    """A command run to its end, its output not shown."""
+    return (
+        "import contextlib, io\n"
+        "from twinprobe._cli import main\n"
+        f"with contextlib.redirect_stdout(io.StringIO()):\n    assert main({[str(one) for one in arguments]!r}) == 0"
+    )
+
+
+def test_drawing_and_viewing_graphs_import_no_framework(tmp_path: Path) -> None:
+    sides = ("-tp", DEMO / "target", "-gp", DEMO / "golden")
+    draw = command("graph_visualize", *sides, "-o", tmp_path)
+    assert not loaded_after(draw) & FRAMEWORKS
+    assert len(list(tmp_path.glob("*.vis.db"))) == 1
+    view = (
+        "from pathlib import Path\n"
+        "from werkzeug.test import Client\n"
+        "from twinprobe._view.app import ViewApp\n"
+        f"answer = Client(ViewApp(Path({str(tmp_path)!r}))).get('/api/open')\n"
+        "assert answer.json['first']['sentence'], answer.text"
+    )
+    assert not loaded_after(view) & FRAMEWORKS
+
+
+def test_aligning_two_runs_imports_no_framework(tmp_path: Path) -> None:
+    align = command("align", DEMO / "target", DEMO / "golden", "-o", tmp_path)
+    assert not loaded_after(align) & FRAMEWORKS

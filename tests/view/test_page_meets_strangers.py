@@ -21,7 +21,8 @@ from werkzeug.wrappers import Response
 
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
-from twinprobe._view.app import QUESTIONS, STATIC, ViewApp
+from twinprobe._view.answers import QUESTIONS
+from twinprobe._view.app import STATIC, ViewApp
 
 PLACES = ["http://stranger.example/x.png", "//stranger.example/y.js", "url(http://stranger.example/z.css)"]
 
@@ -186,8 +187,8 @@ def test_tensorboards_validator_is_content_with_every_answer(tmp_path: Path, cap
     client = Client(validator.SecurityValidatorMiddleware(ViewApp(tmp_path)))
     paths = ["/", "/index.html", "/favicon.ico", "/nothing", "/static/nothing.js", "/api/nothing", "/api/change"]
     paths += [f"/static/{file.name}" for file in STATIC.iterdir() if file.is_file()]
-    paths += [f"/api/{name}" for name in QUESTIONS]
-    paths += [f"/api/{name}?file={quote(EVIL[0])}&side=x&step=-1" for name in QUESTIONS]
+    paths += [f"/api/{name}" for name in ("files", *QUESTIONS)]
+    paths += [f"/api/{name}?file={quote(EVIL[0])}&side=x&step=-1" for name in ("files", *QUESTIONS)]
     with caplog.at_level(logging.WARNING):
         for path in paths:
             for ask in (client.get, client.post, client.head, client.options):

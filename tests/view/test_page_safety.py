@@ -175,6 +175,26 @@ def test_a_node_whose_name_is_a_property_of_every_object_is_a_node(
     page.wait_for_selector(".pane-golden .box:has-text('constructor')")
 
 
+def test_a_double_click_counts_even_if_the_first_click_is_drawn_in_the_middle_of_the_second(
+    page: Any, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    nodes = flat(["Module.outer.Outer.forward.0"])
+    nodes["Module.outer.Outer.forward.0"] = node("Module.outer.Outer.forward.0", "DefaultModel", ["inner"])
+    nodes["inner"] = node("inner", "Module.outer.Outer.forward.0")
+    write_pair(tmp_path / "compare_1.vis", nodes, nodes)
+    show(page, serve(tmp_path))
+    place = page.locator(".pane-target .box > .head .name", has_text="outer").bounding_box()
+    at = (place["x"] + 5, place["y"] + 5)
+    held = "window.held = []; window.soon = requestAnimationFrame; requestAnimationFrame = (work) => held.push(work)"
+    page.evaluate(f"() => {{ {held} }}")
+    page.mouse.click(*at)
+    page.mouse.down(click_count=2)
+    page.evaluate("() => held.splice(0).forEach((work) => work())")
+    page.mouse.up(click_count=2)
+    page.evaluate("() => { requestAnimationFrame = soon; held.splice(0).forEach((work) => work()) }")
+    page.wait_for_selector(".pane-target .box:has-text('inner')", timeout=5000)
+
+
 def test_the_command_refuses_what_it_cannot_show(tmp_path: Path) -> None:
     (tmp_path / "x.txt").touch()
     for place, words in ((tmp_path / "none", "not exist"), (tmp_path, "holds no"), (tmp_path / "x.txt", "not a .vis")):

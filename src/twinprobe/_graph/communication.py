@@ -1,4 +1,4 @@
-"""What a run says about its collectives and messages: group, root, partner."""
+"""Collectives and messages: what a run says about them, and which call of one rank talks to which of another."""
 
 from __future__ import annotations
 
@@ -70,15 +70,12 @@ def _note_groups(run: Run, op: int, entry: dict[str, Any], texts: dict[int, str]
     leaves = [leaf for leaf in _leaves(entry) if str(leaf.get("type", "")).endswith("ProcessGroup")]
     if not leaves:
         return
-    import numpy as np
-
-    ops = run.table["op"].to_numpy()
-    first, last = np.searchsorted(ops, (op, op + 1)).tolist()
+    first, last = run.table["op"].to_numpy().searchsorted((op, op + 1)).tolist()
     dtypes = run.table["dtype"][first:last].to_list()
-    rows = [first + at for at, dtype in enumerate(dtypes) if dtype and dtype.endswith("ProcessGroup")]
+    rows = [row for row, dtype in enumerate(dtypes, start=first) if dtype and dtype.endswith("ProcessGroup")]
     for row, leaf in zip(rows, leaves, strict=False):
-        told = {key: str(leaf[key]) for key in ("type", "group_ranks", "group_id") if leaf.get(key) is not None}
-        texts[row] = json.dumps(told | {"data_name": "-1"}, ensure_ascii=False, separators=(",", ":"))
+        group = {key: str(leaf[key]) for key in ("type", "group_ranks", "group_id") if leaf.get(key) is not None}
+        texts[row] = json.dumps(group | {"data_name": "-1"}, ensure_ascii=False, separators=(",", ":"))
 
 
 def _messages(name: str, entry: dict[str, Any], seen: Counter[tuple[object, ...]]) -> list[Message]:
@@ -91,14 +88,14 @@ def _messages(name: str, entry: dict[str, Any], seen: Counter[tuple[object, ...]
         wanted = [(str(leaf.get("op")), leaf.get("peer"), str(leaf.get("group_id") or group_id)) for leaf in operations]
     else:
         wanted = [(api, _peer(api, entry), group_id)]
+    members = tuple(rank for rank in ranks if isinstance(rank, int))
     messages = []
-    for kind, peer, told in wanted:
+    for kind, peer, group_id in wanted:
         number = peer if isinstance(peer, int) and not isinstance(peer, bool) else None
         # Messages between two ranks meet in their order; collectives in the order of their group.
         transfer = number is not None and kind.removeprefix("i") in ("send", "recv")
-        key = (kind.removeprefix("i"), number) if transfer else (kind, number, told)
-        members = tuple(rank for rank in ranks if isinstance(rank, int))
-        messages.append(Message(kind, number, told, members, seen[key]))
+        key = (kind.removeprefix("i"), number) if transfer else (kind, number, group_id)
+        messages.append(Message(kind, number, group_id, members, seen[key]))
         seen[key] += 1
     return messages
 
@@ -131,8 +128,6 @@ def _leaves(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
         for item in inner:
             yield from _leaves(item, depth + 1)
 
-
-# Which call of one rank talks to which call of another.
 
 SEND, RECEIVE, BOTH = "send", "receive", "send_receive"
 _SENDS = frozenset({"send", "isend"})
@@ -172,9 +167,9 @@ def link_ranks(calls: list[Call]) -> Iterator[tuple[Call, str]]:
         for message in call.messages:
             ends[_key(call, message)].append(call)
     for call in calls:
-        told = [link for message in call.messages if (link := _link(call, message, ends)) is not None]
-        if told:
-            yield call, json.dumps(told if len(call.messages) > 1 else told[0], separators=(",", ":"))
+        links = [link for message in call.messages if (link := _link(call, message, ends)) is not None]
+        if links:
+            yield call, json.dumps(links if len(call.messages) > 1 else links[0], separators=(",", ":"))
 
 
 def _is_transfer(message: Message) -> bool:
@@ -185,11 +180,9 @@ def _key(call: Call, message: Message) -> Key:
     """What a call offers: its end of a transfer, or its part in the n-th collective of a group."""
     where = (call.source, call.step)
     if _is_transfer(message):
-        sender, receiver = call.rank, message.peer
-        kind = SEND if message.api in _SENDS else RECEIVE
-        if kind == RECEIVE:
-            sender, receiver = message.peer or 0, call.rank
-        return (*where, kind, sender, receiver, message.nth)
+        if message.api in _SENDS:
+            return (*where, SEND, call.rank, message.peer, message.nth)
+        return (*where, RECEIVE, message.peer, call.rank, message.nth)
     return (*where, message.api, message.group_id, message.peer, message.nth)
 
 

@@ -1,4 +1,4 @@
-"""compare.json: what to draw, written by hand, remarks included."""
+"""What is drawn: compare.json, written by hand, remarks included, and the dumps under a folder."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from twinprobe.errors import BadInput
 
 _KEYS = ("npu_path", "bench_path", "is_print_compare_log", "parallel_merge")
 _MOST_BYTES = 1 << 20
+_STRING = r'"(?:[^"\\]|\\.)*"?'
+_STRING_OR_REMARK = re.compile(rf"{_STRING}|#[^\n]*", re.DOTALL)
+_STRING_OR_LAST_COMMA = re.compile(rf"{_STRING}|,(\s*(?=[}}\]]))", re.DOTALL)
 _HINT = '{"npu_path": "./npu_dump", "bench_path": "./bench_dump", "is_print_compare_log": true}'
 
 
@@ -91,35 +94,14 @@ def _path(file: Path, key: str, value: object) -> Path:
 
 def _without_remarks(text: str) -> str:
     """Blank out remarks and commas that end a list, outside strings; every character keeps its place."""
-    letters = list(text)
-    in_string = escaped = False
-    comma: int | None = None
-    at = 0
-    while at < len(letters):
-        letter = letters[at]
-        if in_string:
-            in_string = escaped or letter != '"'
-            escaped = letter == "\\" and not escaped
-        elif letter == "#":
-            while at < len(letters) and letters[at] != "\n":
-                letters[at] = " "
-                at += 1
-            continue
-        else:
-            if letter in "}]" and comma is not None:
-                letters[comma] = " "
-            if not letter.isspace():
-                comma = at if letter == "," else None
-            in_string = letter == '"'
-        at += 1
-    return "".join(letters)
+    text = _STRING_OR_REMARK.sub(lambda match: " " * len(match[0]) if match[0][0] == "#" else match[0], text)
+    return _STRING_OR_LAST_COMMA.sub(lambda match: f" {match[1]}" if match[1] is not None else match[0], text)
 
-
-# Which dumps under a folder are drawn, and which belong together.
 
 _NEEDED = ("stack.json", "construct.json")
 _STEP = re.compile(r"step_?(\d+)$")
 _RANK = re.compile(r"rank_?(\d*)$")
+_EXPECTED = "expected dump.json, stack.json and construct.json, or only rank* folders, or only step* folders with them"
 _KINDS = (("step folders", re.compile(r"step_?\d+$")), ("rank folders", re.compile(r"(rank_?\d*|proc\d+)$")))
 
 
@@ -146,7 +128,10 @@ def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[st
             where=target, hint="both sides must be one dump, or rank folders, or step folders with rank folders",
         )  # fmt: skip
     if kinds[0] == "a dump":
-        return [Place(target, golden, *_own_numbers(target), "")], [], []
+        resolved = target.resolve()  # the folders that a single dump lies in may tell its step and rank
+        rank, step = _RANK.match(resolved.name), _STEP.match(resolved.parent.name)
+        numbers = int(step[1]) if step else 0, int(rank[1]) if rank and rank[1] else 0
+        return [Place(target, golden, *numbers, "")], [], []
     if golden is None:
         return _places([(folder, None) for folder in run_folders(target)], target), [], []
     try:
@@ -223,18 +208,13 @@ def folder_kind(path: Path) -> str:
     return held[0]
 
 
-_EXPECTED = "expected dump.json, stack.json and construct.json, or only rank* folders, or only step* folders with them"
-
-
 def check_dump(folder: Path) -> None:
     """Name the file that a dump lacks."""
     missing = [] if (folder / DUMP).is_file() or (folder / PART).is_file() else [DUMP]
     missing += [name for name in _NEEDED if not (folder / name).is_file()]
     if missing:
-        raise BadInput(f"{', '.join(missing)} is missing", where=folder, hint=_NEEDS)
-
-
-_NEEDS = "a graph needs dump.json, stack.json and construct.json of one rank"
+        hint = "a graph needs dump.json, stack.json and construct.json of one rank"
+        raise BadInput(f"{', '.join(missing)} is missing", where=folder, hint=hint)
 
 
 def _dynamic_part(root: Path) -> Path:
@@ -256,16 +236,6 @@ def _places(pairs: list[tuple[RunFolder, RunFolder | None]], root: Path) -> list
             named.append(f"rank{rank}")
         places.append(Place(folder.path, partner.path if partner else None, step, rank, "_".join(named)))
     return places
-
-
-def _own_numbers(folder: Path) -> tuple[int, int]:
-    """Step and rank of a single dump, from the folders that it lies in, where they say so."""
-    resolved = folder.resolve()
-    rank, step = _RANK.match(resolved.name), _STEP.match(resolved.parent.name)
-    return int(step[1]) if step else 0, int(rank[1]) if rank and rank[1] else 0
-
-
-# Dumps that say how their calls are nested: without that there is no graph.
 
 
 def open_dump(folder: Path) -> Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_beside import GoldenBeside
 from twinprobe._graph.layouts.layout import Layouts
 from twinprobe._graph.layouts.merge import Merged, merge_ranks
-from twinprobe._graph.picture import DrawOptions, Picture, draw_one, draw_pair, log_calls
-from twinprobe._graph.vis_files import GraphDb, new_indices, old_indices, write_vis
+from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
+from twinprobe._graph.values import DB, VIS
+from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.files import Staging
@@ -26,41 +26,7 @@ from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ledger import Session
 
-# A long graph command's notes: which places an interrupted one has drawn, known by the content of their dumps.
-
-
-def place_mark(place: Place, request: GraphRequest) -> str:
-    """What decides how a place is drawn: the content of its dumps and mapping files, the options, our version."""
-    told = (__version__, request.identity(), place.step, place.rank, place.label)
-    digest = hashlib.sha256(repr(told).encode("utf-8", "surrogateescape"))
-    digest.update(mapping_mark(request.mapping))
-    for file in run_files(place):
-        digest.update(run_fingerprint(file).encode())
-    return digest.hexdigest()
-
-
-def run_files(place: Place) -> list[Path]:
-    """The dump files that a place is drawn from; one that is not there has the name it should have."""
-    return [_run_file(folder) for folder in _folders(place)]
-
-
-def _folders(place: Place) -> Iterator[Path]:
-    if place.ranks is None:
-        yield place.target
-        if place.golden is not None:
-            yield place.golden
-        return
-    for side in place.ranks:
-        yield from side.values()
-
-
-def _run_file(folder: Path) -> Path:
-    return next((folder / name for name in RUN_FILES if (folder / name).is_file()), folder / DUMP)
-
-
-# What a user asks of the graph commands.
-
-VIS_FILE, DB_FILE, MERGED_DUMP = "vis", "db", "json"
+DB_FILE, MERGED_DUMP = "db", "json"
 
 
 @dataclass(frozen=True)
@@ -119,10 +85,10 @@ class Drawn:
     summary: Summary | None
     notes: list[str]
 
-    @property
-    def calls_file(self) -> Path:
-        """The calls that talk to other ranks: on disk, since all ranks' together may be too many for memory."""
-        return calls_file(self.part)
+
+def calls_file(part: Path) -> Path:
+    """The calls of a part that talk to other ranks: on disk, since all ranks' together may be too many for memory."""
+    return part.with_name(f"{part.name}.calls")
 
 
 def run_job(job: Job) -> Drawn:
@@ -135,58 +101,47 @@ def run_job(job: Job) -> Drawn:
     def work(folder: Path) -> tuple[Drawn, list[Path]]:
         part = folder / f"part.{request.form}"
         with Staging() as staging:
-            mine, calls = staging.file(part), staging.file(calls_file(part))
-            mine.unlink()
-            drawn = replace(_draw_into(place, request, mine, calls), part=part)
-        return drawn, [part, drawn.calls_file]
+            temporary, calls = staging.file(part), staging.file(calls_file(part))
+            temporary.unlink()
+            drawn = replace(_draw_into(place, request, temporary, calls), part=part)
+        return drawn, [part, calls_file(part)]
 
-    return once_in_folder(to, place.label or "graph", place_mark(place, request), Drawn, work)
+    return once_in_folder(to, place.label or "graph", _fingerprint(place, request), Drawn, work)
+
+
+def _fingerprint(place: Place, request: GraphRequest) -> str:
+    """What decides how a place is drawn: the content of its dumps and mapping files, the options, our version."""
+    asked = (__version__, request.identity(), place.step, place.rank, place.label)
+    digest = hashlib.sha256(repr(asked).encode("utf-8", "surrogateescape"))
+    digest.update(mapping_mark(request.mapping))
+    for file in _run_files(place):
+        digest.update(run_fingerprint(file).encode())
+    return digest.hexdigest()
+
+
+def _run_files(place: Place) -> list[Path]:
+    """The dump files that a place is drawn from; one that is not there has the name it should have."""
+    if place.ranks is None:
+        folders = [folder for folder in (place.target, place.golden) if folder is not None]
+    else:
+        folders = [folder for side in place.ranks for folder in side.values()]
+    return [
+        next((folder / name for name in RUN_FILES if (folder / name).is_file()), folder / DUMP) for folder in folders
+    ]
 
 
 def _draw_into(place: Place, request: GraphRequest, part: Path, calls: Path) -> Drawn:
-    if _two_pay(place, request):
-        drawn = _draw_beside(place, request, part, calls)
-        if drawn is not None:
-            return drawn
-    picture = _drawn(place, request, None)
     ends: list[tuple[str, str, int]] = []
-    if request.form == DB_FILE:
-        db = GraphDb(part, nodes=sum(len(side.tree) for side, _ in picture.sides))
-        db.add(picture)
-        db.close()
-    else:
-        file = write_vis(picture, part, overflow_check=request.overflow_check, complete_stack=request.complete_stack)
-        ends = [(source, node, end) for (source, node), end in file.ends.items()]
-    return _noted(picture, place, request, part, calls, ends)
-
-
-def _two_pay(place: Place, request: GraphRequest) -> bool:
-    if request.form != DB_FILE or place.ranks is not None or place.golden is None:
-        return False
-    check_dump(place.target)
-    check_dump(place.golden)
-    return worth_two(place.target, place.golden)
-
-
-def _draw_beside(place: Place, request: GraphRequest, part: Path, calls: Path) -> Drawn | None:
-    """Draw two runs with a second process; None where that one failed."""
-    assert place.golden is not None
-    with GoldenBeside(place.golden, part, place.step, place.rank, overflow_check=request.overflow_check) as beside:
-        picture = _drawn(place, request, beside)
-        if not beside.write(picture):
-            return None
-    return _noted(picture, place, request, part, calls, [])
-
-
-def _drawn(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
-    with unchanged(*run_files(place)):
-        return _draw(place, request, beside)
-
-
-def _noted(
-    picture: Picture, place: Place, request: GraphRequest, part: Path, calls: Path, ends: list[tuple[str, str, int]]
-) -> Drawn:
-    """What is to be known of a drawn place, once its rows are written."""
+    picture = _draw_by_two(place, request, part)
+    if picture is None:
+        picture = _draw(place, request, None)
+        if request.form == DB_FILE:
+            db = GraphDb(part, nodes=sum(len(side.tree) for side, _ in picture.sides))
+            db.add(picture)
+            db.close()
+        else:
+            options = {"overflow_check": request.overflow_check, "complete_stack": request.complete_stack}
+            ends = [(source, node, end) for (source, node), end in write_vis(picture, part, **options).items()]
     if request.log_calls:
         log_calls(picture)
     write_calls(calls, _calls(picture, request.form))
@@ -205,25 +160,34 @@ def _noted(
     )
 
 
-def calls_file(part: Path) -> Path:
-    """Where the calls of a part that talk to other ranks are noted."""
-    return part.with_name(f"{part.name}.calls")
+def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | None:
+    """Draw two large runs with a second process; None where that does not pay, or where that one failed."""
+    if request.form != DB_FILE or place.ranks is not None or place.golden is None:
+        return None
+    check_dump(place.target)
+    check_dump(place.golden)
+    if not worth_two(place.target, place.golden):
+        return None
+    with GoldenBeside(place.golden, part, place.step, place.rank, overflow_check=request.overflow_check) as beside:
+        picture = _draw(place, request, beside)
+        return picture if beside.write(picture) else None
 
 
 def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
-    runs = open_runs(place, request, beside)
-    mapping = replace(request.mapping, label=place.label)
-    if place.ranks is not None and mapping.layer is None:
-        mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
-    options = DrawOptions(
-        match=build_matcher(mapping),
-        same_ancestors=request.same_ancestors and place.ranks is None,
-        overflow_check=request.overflow_check,
-        thresholds=request.thresholds,
-    )
-    if len(runs) == 1:
-        return draw_one(runs[0], place.step, place.rank, options)
-    return draw_pair(runs[0], runs[1], place.step, place.rank, options, beside)
+    with unchanged(*_run_files(place)):
+        runs = open_runs(place, request, beside)
+        mapping = replace(request.mapping, label=place.label)
+        if place.ranks is not None and mapping.layer is None:
+            mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
+        match = build_matcher(mapping)
+        if len(runs) == 1:
+            side = drawn_run(TARGET, runs[0], overflow_check=request.overflow_check)
+            return Picture(place.step, place.rank, side)
+        same_ancestors = request.same_ancestors and place.ranks is None
+        return draw_pair(
+            runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors,
+            overflow_check=request.overflow_check, thresholds=request.thresholds, beside=beside,
+        )  # fmt: skip
 
 
 def open_runs(place: Place, request: GraphRequest, beside: GoldenBeside | None = None) -> list[Run] | list[Merged]:
@@ -232,10 +196,9 @@ def open_runs(place: Place, request: GraphRequest, beside: GoldenBeside | None =
         if place.golden is None:
             return [open_dump(place.target)]
         if beside is not None:
-            target = open_run(place.target)
-            golden = beside.run()
+            target = nested(open_run(place.target))
             # What the other process hands over is nested, or it would not have handed it over.
-            return [nested(target), golden] if golden is not None else [nested(target), open_dump(place.golden)]
+            return [target, beside.run() or open_dump(place.golden)]
         check_dump(place.target)
         check_dump(place.golden)
         return [nested(run) for run in open_both(place.target, place.golden)]
@@ -248,7 +211,7 @@ def open_runs(place: Place, request: GraphRequest, beside: GoldenBeside | None =
 def _calls(picture: Picture, form: str) -> list[Call]:
     """The calls of a picture that talk to other ranks."""
     found = []
-    indices = (new_indices if form == DB_FILE else old_indices)(picture)
+    indices = node_indices(picture, DB if form == DB_FILE else VIS)
     for side, _ in picture.sides:
         for name, messages in side.communication.calls.items():
             node = side.tree.index[name]

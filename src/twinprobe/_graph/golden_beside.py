@@ -22,59 +22,41 @@ import numpy as np
 from twinprobe._graph.communication import Communication, read_communication
 from twinprobe._graph.compare_json import nested
 from twinprobe._graph.node_values import CallValues
-from twinprobe._graph.picture import GOLDEN, Picture, Side, node_extras, side_of, summary_rows
+from twinprobe._graph.picture import GOLDEN, DrawnRun, Picture, drawn_run, node_extras, summary_rows
 from twinprobe._graph.tree import CallSites, Tree
 from twinprobe._graph.values import DB, CallTexts
-from twinprobe._graph.vis_files import GraphDb, new_indices, tensor_folder
+from twinprobe._graph.vis_files import GraphDb, node_indices, tensor_folder
 from twinprobe._runs.run import Run, hand_over, open_run, take_over
 from twinprobe._scale.process import Forked
 
-# A side of a graph as bytes, for another process: its tree, call sites and links, without the run's values.
 
+class _Packed(msgspec.Struct):
+    """A drawn run for another process: without its values, what it communicates, and what merging has told."""
 
-class _Parts(msgspec.Struct):
     source: str
-    names: list[str]
-    kinds: list[int]
-    parents: list[int]
-    children: list[list[int]]
-    ops: list[int]
-    micro_steps: list[int]
-    order: list[int]
-    frames: list[list[str]]
-    of_node: list[int]
+    tree: Tree
+    sites: CallSites
     overflow: list[str | None]
     link: list[int]
 
 
-def pack_side(side: Side) -> bytes:
-    """All but the run, what it communicates, and what merging has told."""
-    tree = side.tree
-    return msgspec.msgpack.encode(
-        _Parts(
-            side.source, tree.names, tree.kinds, tree.parents, tree.children, tree.ops, tree.micro_steps,
-            side.order, side.sites.frames, side.sites.of_node, side.overflow, side.link,
-        )
-    )  # fmt: skip
+def _pack(side: DrawnRun) -> bytes:
+    return msgspec.msgpack.encode(_Packed(side.source, side.tree, side.sites, side.overflow, side.link))
 
 
-def unpack_side(packed: bytes, run: Run) -> Side:
-    """The side of this run, made in another process."""
-    parts = msgspec.msgpack.decode(packed, type=_Parts)
-    index = {name: at for at, name in enumerate(parts.names)}
-    tree = Tree(parts.names, parts.kinds, parts.parents, parts.children, parts.ops, parts.micro_steps, index)
-    sites = CallSites(run, tree, [])
-    sites.frames, sites.of_node = parts.frames, parts.of_node
-    return Side(parts.source, run, tree, parts.order, sites, Communication(), parts.link, parts.overflow)
+def _unpack(packed: bytes, run: Run) -> DrawnRun:
+    side = msgspec.msgpack.decode(packed, type=_Packed)
+    return DrawnRun(side.source, run, side.tree, side.sites, Communication(), side.link, side.overflow)
 
-
-# Messages from one process to another through a file, so that the sender never waits for the reader.
 
 _LENGTH = 8
 
 
 class Spool:
-    """Made before a fork; afterwards one process only sends and the other only receives."""
+    """Messages from one process to another through a file, so that the sender never waits for the reader.
+
+    Made before a fork; afterwards one process only sends and the other only receives.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
@@ -157,27 +139,24 @@ class GoldenBeside:
         hand_over(run, self._run_file)
         self._run_file.flush()
         self._theirs.send(b"")
-        side, _ = side_of(GOLDEN, run, overflow_check=overflow_check)
-        self._theirs.send(pack_side(side))
+        side = drawn_run(GOLDEN, run, overflow_check=overflow_check)
+        self._theirs.send(_pack(side))
         texts = side.texts(DB)
         rendered = list(islice(texts, _PIECES_AHEAD))
         packed, link = self._next(), self._next()
-        target = unpack_side(packed, Run(run.path, "", "", "", [], run.table.clear(), []))
+        target = _unpack(packed, Run(run.path, "", "", "", [], run.table.clear(), []))
         side.link = msgspec.msgpack.decode(link, type=list[int])
         db = GraphDb(self._part, nodes=len(side.tree) + len(target.tree))
         folder = tensor_folder(run)
-        db.add_side(side, target.paths, *self._place, chain(_used_up(rendered), texts), folder=folder)
-        self._write_target(db, side, target)
-        db.close()
-
-    def _write_target(self, db: GraphDb, side: Side, target: Side) -> None:
+        db.add_side(side, target, *self._place, chain(_used_up(rendered), texts), folder=folder)
         known = msgspec.msgpack.decode(self._next(), type=_Compared)
         severity = np.array(known.severity, dtype=np.int8)
         values = CallValues(severity, np.array(known.drift), np.array(known.error), known.origin, known.rule)
-        picture = Picture(*self._place, target, side, 0, None, values)
+        picture = Picture(*self._place, target, side, None, values)
         db.add_extras(node_extras(picture), known.summary)
-        indices, folder = new_indices(picture), known.tensor_folder
-        db.add_side(target, side.paths, *self._place, self._pieces(), indices, folder)
+        indices, folder = node_indices(picture, DB), known.tensor_folder
+        db.add_side(target, side, *self._place, self._pieces(), indices, folder)
+        db.close()
 
     def _pieces(self) -> Iterator[CallTexts]:
         decode = msgspec.msgpack.Decoder(CallTexts).decode
@@ -197,18 +176,18 @@ class GoldenBeside:
         self._run_file.seek(0)
         return take_over(self._run_file)
 
-    def side(self, run: Run) -> Side | None:
+    def side(self, run: Run) -> DrawnRun | None:
         """The trusted run's tree; None where the other process has given up."""
         packed = self._theirs.receive()
         if packed is None:
             return None
-        side = unpack_side(packed, run)
+        side = _unpack(packed, run)
         side.communication = read_communication(run)
         return side
 
-    def linked(self, target: Side, golden: Side) -> None:
+    def linked(self, target: DrawnRun, golden: DrawnRun) -> None:
         """Let the other process write the trusted run's rows: both sides are matched."""
-        self._ours.send(pack_side(target), msgspec.msgpack.encode(golden.link))
+        self._ours.send(_pack(target), msgspec.msgpack.encode(golden.link))
 
     def write(self, picture: Picture) -> bool:
         """Have the rows of the run under test written; False where all has to be drawn anew, here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,11 +17,11 @@ from twinprobe._judge.origin import Summary
 from twinprobe._report.files import Staging, prepare_folder, workshop
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.whole_files import temporary_name
-from twinprobe._scale.engine import EngineOptions, spread
+from twinprobe._scale.engine import spread
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
-__all__ = ["GraphRequest", "Outcome", "run_request"]
+Advance = Callable[[str, int, int], None]  # what is counted, how many are done, of how many
 
 
 @dataclass
@@ -35,9 +34,12 @@ class Outcome:
     failures: list[str]
 
 
-def run_request(request: GraphRequest, advance: Callable[[str, int, int], None]) -> Outcome:
-    """Carry out a graph request; ``advance(what, done, total)`` reports progress."""
-    places, notes, lost = _find_places(request)
+def run_request(request: GraphRequest, advance: Advance) -> Outcome:
+    """Carry out a graph request; ``advance`` is told of progress."""
+    if request.layouts[0] is not None:
+        places, notes, lost = find_replicas(request.target, request.golden, request.layouts)
+    else:
+        places, notes, lost = find_places(request.target, request.golden)
     prepare_folder(request.output)
     if request.form == MERGED_DUMP:
         if request.layouts[0] is not None and request.golden is None:
@@ -48,8 +50,8 @@ def run_request(request: GraphRequest, advance: Callable[[str, int, int], None])
         request = replace(request, form=DB_FILE)
     write = _write_db if request.form == DB_FILE else _write_vis
     command = Command("graph", request.identity(), request.output, request.timestamp, request.resume)
-    with session_of(command, keeps=len(places) > 1) as (stamp, session, told):
-        notes += told
+    with session_of(command, keeps=len(places) > 1) as (stamp, session, resumed):
+        notes += resumed
         request = replace(request, timestamp=stamp, mapping=replace(request.mapping, timestamp=stamp))
         with Staging() as staging:
             files, drawn, failures, empty = write(request, places, staging, session, advance)
@@ -59,12 +61,6 @@ def run_request(request: GraphRequest, advance: Callable[[str, int, int], None])
         notes += one.notes
     summaries = [one.summary for one in drawn if one.summary is not None]
     return Outcome(files, summaries, list(dict.fromkeys(notes + empty)), lost + failures)
-
-
-def _find_places(request: GraphRequest) -> tuple[list[Place], list[str], list[str]]:
-    if request.layouts[0] is not None:
-        return find_replicas(request.target, request.golden, request.layouts)
-    return find_places(request.target, request.golden)
 
 
 # The files, what was drawn, what could not be, and where nothing was recorded.
@@ -89,11 +85,7 @@ def _write_merged(request: GraphRequest, places: list[Place], notes: list[str]) 
 
 
 def _write_db(
-    request: GraphRequest,
-    places: list[Place],
-    staging: Staging,
-    session: Session | None,
-    advance: Callable[[str, int, int], None],
+    request: GraphRequest, places: list[Place], staging: Staging, session: Session | None, advance: Advance
 ) -> Written:
     path = request.output / f"{request.kind}_{request.timestamp}.vis.db"
     final = staging.file(path)
@@ -128,14 +120,11 @@ def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
 
 
 def _write_vis(
-    request: GraphRequest,
-    places: list[Place],
-    staging: Staging,
-    session: Session | None,
-    advance: Callable[[str, int, int], None],
+    request: GraphRequest, places: list[Place], staging: Staging, session: Session | None, advance: Advance
 ) -> Written:
-    with _workshop(request.output) as folder:
-        jobs = [Job(place, session or folder / "part", request) for place in places]
+    where, name = workshop(request.output), temporary_name("graph")
+    with TemporaryDirectory(dir=where, prefix=".twinprobe.", suffix=name) as folder:
+        jobs = [Job(place, session or Path(folder, "part"), request) for place in places]
         drawn, failures, empty = _spread(jobs, advance)
         texts: dict[tuple[str, int, int, str], str] = {}
         step_of_texts: int | None = None
@@ -157,39 +146,30 @@ def _write_vis(
     return files, drawn, failures, empty
 
 
-@contextmanager
-def _workshop(output: Path) -> Iterator[Path]:
-    with TemporaryDirectory(dir=workshop(output), prefix=".twinprobe.", suffix=temporary_name("graph")) as folder:
-        yield Path(folder)
-
-
 def _links(drawn: list[Drawn]) -> Iterator[tuple[Call, str]]:
     """The calls of one step with their partners on other ranks, one side of the comparison in memory at a time."""
     for source in dict.fromkeys(source for one in drawn for source in one.sources):
-        calls = [call for one in drawn for call in read_calls(one.calls_file) if call.source == source]
+        calls = [call for one in drawn for call in read_calls(calls_file(one.part)) if call.source == source]
         yield from link_ranks(calls)
 
 
-def _spread(jobs: list[Job], advance: Callable[[str, int, int], None]) -> tuple[list[Drawn], list[str], list[str]]:
+def _spread(jobs: list[Job], advance: Advance) -> tuple[list[Drawn], list[str], list[str]]:
     """Draw all places on all cores, in their order; a place that cannot be drawn costs only itself."""
+    if len(jobs) == 1:
+        return [run_job(jobs[0])], [], []
     found: dict[int, Drawn] = {}
     failures: list[str] = []
     empty: list[str] = []
-    if len(jobs) == 1:
-        return [run_job(jobs[0])], [], []
-    nothing = NothingToCompare if jobs[0].request.golden is None else NothingRecorded
-    options = _options(jobs[0].request)
+    request = jobs[0].request
+    nothing = NothingToCompare if request.golden is None else NothingRecorded
+    options = replace(request.engine, workers=request.engine.workers or request.workers)
     streamed = spread(run_job, jobs, options=options, name=lambda job: job.place.label)
-    for done, (at, result) in enumerate(streamed, start=1):
+    for done, (index, result) in enumerate(streamed, start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):
             (empty if isinstance(result, nothing) else failures).append(str(result))
         else:
-            found[at] = result
+            found[index] = result
     if not found:
-        raise BadInput(f"nothing could be drawn: {(failures + empty)[0]}", where=jobs[0].request.target)
-    return [found[at] for at in sorted(found)], sorted(failures), sorted(empty)
-
-
-def _options(request: GraphRequest) -> EngineOptions:
-    return replace(request.engine, workers=request.engine.workers or request.workers)
+        raise BadInput(f"nothing could be drawn: {(failures + empty)[0]}", where=request.target)
+    return [found[index] for index in sorted(found)], sorted(failures), sorted(empty)

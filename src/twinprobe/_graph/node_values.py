@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_SEVERITY = {"pass": 0, "warning": 1, "error": 2}
 VERDICTS = ("pass", "warning", "error")
+_SEVERITY = {verdict: severity for severity, verdict in enumerate(VERDICTS)}
 # Below these sizes the seed's rule looks at the absolute difference, with the same number as its limit.
 _SMALL = {"float32": 1e-6, "float64": 1e-6, "float16": 1e-3, "bfloat16": 1e-3}
 
@@ -64,26 +64,14 @@ def call_values(comparison: Comparison) -> CallValues:
     error = _fold(np.fmax, judged.error[:rows], calls, (role == OUTPUT) & paired, count)
     anywhere = _fold(np.fmax, judged.error[:rows], calls, paired, count)
     error = np.where(np.isnan(error), anywhere, error)
-    return CallValues(severity, _drift(comparison, rows), error, *_words(comparison, rows, count))
-
-
-def _words(comparison: Comparison, rows: int, count: int) -> tuple[list[str], list[str]]:
-    import polars as pl
-
-    calls = comparison.judged.calls.of_row[:rows]
     origin = [""] * count
-    marked = np.flatnonzero((pl.Series(comparison.judged.origin[:rows]) != "").to_numpy())
-    for row in marked.tolist():
-        word = comparison.judged.origin[row]
-        if origin[calls[row]] != "injected":
-            origin[calls[row]] = word
     rules = [""] * count
-    for call, rule in zip(
-        reversed(calls.tolist()), reversed(comparison.evidence.pairs["rule"][:rows].to_list()), strict=True
-    ):
-        if rule:
+    for call, word, rule in zip(calls.tolist(), judged.origin, pairs["rule"][:rows].to_list(), strict=False):
+        if word and origin[call] != "injected":
+            origin[call] = word
+        if rule and not rules[call]:
             rules[call] = rule
-    return origin, rules
+    return CallValues(severity, _drift(comparison, rows), error, origin, rules)
 
 
 def _drift(comparison: Comparison, rows: int) -> Floats:
@@ -104,7 +92,7 @@ def _drift(comparison: Comparison, rows: int) -> Floats:
         drift = np.clip(np.where(np.isnan(before), 1.0, before) - after, 0.0, 1.0)
     else:
         assert evidence.differences is not None
-        worst = _relative_errors(pairs, {name: _cut(whole, rows) for name, whole in evidence.differences.items()})
+        worst = _relative_errors(pairs, evidence.differences)
         drift = _fold(np.fmax, worst, of_row, paired & (role == OUTPUT), count)
     drift = np.where(np.isnan(drift), 0.0, drift)
     drift[calls.exempt] = 0.0
@@ -117,19 +105,16 @@ def _relative_errors(pairs: pl.DataFrame, differences: dict[str, StatDifference]
     limit = np.fromiter((limits[text] for text in pairs["t_dtype"].to_list()), dtype=np.float64, count=pairs.height)
     worst = np.full(pairs.height, np.nan)
     for stat in STATS:
-        difference = differences[stat]
+        found = differences[stat]
+        case, diff, relative = (whole[: pairs.height] for whole in (found.case, found.diff, found.relative))
         with np.errstate(invalid="ignore"):
             small = np.abs(pairs[f"t_{stat}"].to_numpy()) <= limit
-            by_size = np.where(np.abs(difference.diff) <= limit, 0.0, 1.0)
-        share = np.where(small & (limit > 0), by_size, difference.relative)
-        share = np.where(difference.case == NUMBER, np.minimum(share, 1.0), 0.0)
-        share[np.isin(difference.case, (NAN, PLUS_INF, MINUS_INF))] = 1.0
+            by_size = np.where(np.abs(diff) <= limit, 0.0, 1.0)
+        share = np.where(small & (limit > 0), by_size, relative)
+        share = np.where(case == NUMBER, np.minimum(share, 1.0), 0.0)
+        share[np.isin(case, (NAN, PLUS_INF, MINUS_INF))] = 1.0
         worst = np.fmax(worst, share)
     return worst
-
-
-def _cut(whole: StatDifference, rows: int) -> StatDifference:
-    return StatDifference(whole.case[:rows], whole.diff[:rows], whole.relative[:rows])
 
 
 def _fold(combine: Any, values: Floats, calls: NDArray[np.int64], mask: Bools, count: int) -> Floats:
@@ -156,7 +141,8 @@ _VERDICT_WORDS = {
     "warning": "differs, or cannot be compared in full (有差异)",
     "error": "differs beyond what its inputs explain (异常)",
 }
-_TIPS = {
+# What the added fields of a value mean.
+TOOL_TIPS = {
     STATISTICS: {
         "Max diff": "maximum: test minus golden (最大值之差)",
         "Min diff": "minimum: test minus golden (最小值之差)",
@@ -173,11 +159,6 @@ _TIPS = {
         "Five Thousandths Err Ratio": "share of elements within 0.5 %; 1 is best (双千分之五)",
     },
 }
-
-
-def tool_tips(mode: str) -> dict[str, str]:
-    """What the added fields of a value mean."""
-    return _TIPS[mode]
 
 
 def verdict_colours() -> dict[str, dict[str, object]]:
@@ -206,21 +187,11 @@ def drift_colours(mode: str) -> dict[str, dict[str, object]]:
     return colours
 
 
-def verdict_index(severity: int) -> float | int | None:
-    """The number of a ``.vis.db`` node."""
-    return (None, 0, 0.5, 1)[severity + 1]
-
-
 def drift_index(drift: float, mode: str) -> float | int:
     """The number of a ``.vis`` node."""
     if mode == DIGESTS:
         return 0 if drift else 1
     return min(drift, 1.0) if drift else 0
-
-
-def worse(mode: str, indices: list[float | int]) -> float | int:
-    """The index of a collection: that of its worst child."""
-    return min(indices) if mode == DIGESTS else max(indices)
 
 
 # Where NaN, infinity or a jump in size begins: three levels of alarm per call.
@@ -245,10 +216,14 @@ def overflow_levels(run: Run) -> list[str | None]:
     given = np.isin(role, (INPUT, PARAMETER))
     before, after = _any(op, bad & given, count), _any(op, bad & (role == OUTPUT), count)
     norm = _known(table, "norm")
-    small, large = (_largest(op, norm, tensor & mask, count) for mask in (role == INPUT, role == OUTPUT))
+    small, large = np.zeros(count), np.zeros(count)
+    for largest, mask in ((small, tensor & (role == INPUT)), (large, tensor & (role == OUTPUT))):
+        np.fmax.at(largest, op[mask], norm[mask])
     with np.errstate(divide="ignore", invalid="ignore"):
         jump = (large / small > _JUMP) & (small > 0)
-    silent, buffered = _silent(run)
+    called = [parse_op(name) for name in run.ops]
+    silent = np.array([not call.is_module and call.body in UNINITIALISED for call in called], dtype=bool)
+    buffered = np.array([call.body in BUFFERED for call in called], dtype=bool)
     # An infinity that the program itself passes in (a mask's fill value) is no accident.
     plain = (table["kind"] == VALUE).to_numpy() & given & ~np.isfinite(_known(table, "max"))
     silent |= _any(op, plain, count)
@@ -271,18 +246,3 @@ def _any(op: NDArray[np.int32], mask: Bools, count: int) -> Bools:
     found = np.zeros(count, dtype=bool)
     found[op[mask]] = True
     return found
-
-
-def _largest(op: NDArray[np.int32], norm: NDArray[np.float64], mask: Bools, count: int) -> NDArray[np.float64]:
-    most = np.zeros(count)
-    np.fmax.at(most, op[mask], norm[mask])
-    return most
-
-
-def _silent(run: Run) -> tuple[Bools, Bools]:
-    silent, buffered = np.zeros(len(run.ops), dtype=bool), np.zeros(len(run.ops), dtype=bool)
-    for at, name in enumerate(run.ops):
-        op = parse_op(name)
-        silent[at] = not op.is_module and op.body in UNINITIALISED
-        buffered[at] = op.body in BUFFERED
-    return silent, buffered

@@ -6,17 +6,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import isnan
 from typing import TYPE_CHECKING, Any, Protocol
 
-from twinprobe._align.links import Pairs
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._graph.communication import Communication, read_communication
 from twinprobe._graph.layouts.merge import Merged, ShapeFitter
-from twinprobe._graph.links import Matcher, TreeMatcher, reverse_links
+from twinprobe._graph.links import NONE, Matcher, TreeMatcher
 from twinprobe._graph.node_values import CallValues, call_values, overflow_levels
-from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree
+from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree, call_sites
 from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, ValueTexts, quoted
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.console import visible
@@ -29,41 +27,29 @@ TARGET, GOLDEN = "NPU", "Bench"
 _CALLS_AT_A_TIME = 1024
 
 
-class Paths:
-    """The names from the root to a node, as the inside of a JSON array."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._known: dict[int, str] = {}
-
-    def __getitem__(self, node: int) -> str:
-        names, above = self._tree.names, self._tree.parents[node]
-        if above < 0:
-            return quoted(names[node])
-        prefix = self._known.get(above)
-        if prefix is None:
-            prefix = self._known[above] = ",".join(quoted(names[step]) for step in self._tree.path(above))
-        return f"{prefix},{quoted(names[node])}"
-
-
 @dataclass
-class Side:
+class DrawnRun:
     """One run as a tree, with the partner of each node on the other side."""
 
     source: str
     run: Run
     tree: Tree
-    order: list[int]
     sites: CallSites
     communication: Communication
     link: list[int] = field(default_factory=list)
     overflow: list[str | None] = field(default_factory=list)
     merge_info: dict[int, list[str]] = field(default_factory=dict)
+    _paths: dict[int, str] = field(default_factory=dict)
 
-    @cached_property
-    def paths(self) -> Paths:
-        """The way to each node, as text."""
-        return Paths(self.tree)
+    def path_text(self, node: int) -> str:
+        """The names from the root to a node as a JSON array; siblings share the text of their parent's path."""
+        names, above = self.tree.names, self.tree.parents[node]
+        if above < 0:
+            return f"[{quoted(names[node])}]"
+        prefix = self._paths.get(above)
+        if prefix is None:
+            prefix = self._paths[above] = ",".join(quoted(names[step]) for step in self.tree.path(above))
+        return f"[{prefix},{quoted(names[node])}]"
 
     def children_text(self, node: int) -> str:
         """The names of a node's children as a JSON array."""
@@ -81,20 +67,24 @@ class Picture:
 
     step: int
     rank: int
-    target: Side
-    golden: Side | None
-    micro_steps: int
-    comparison: Comparison | None
-    values: CallValues | None
+    target: DrawnRun
+    golden: DrawnRun | None = None
+    comparison: Comparison | None = None
+    values: CallValues | None = None
 
     @property
-    def sides(self) -> list[tuple[Side, Side | None]]:
+    def micro_steps(self) -> int:
+        """How many rounds of forward and backward the step has."""
+        return max(self.target.tree.micro_steps) + 1
+
+    @property
+    def sides(self) -> list[tuple[DrawnRun, DrawnRun | None]]:
         """Each side with the other one."""
         if self.golden is None:
             return [(self.target, None)]
         return [(self.target, self.golden), (self.golden, self.target)]
 
-    def texts(self, side: Side, style: Style) -> Iterator[CallTexts]:
+    def texts(self, side: DrawnRun, style: Style) -> Iterator[CallTexts]:
         """The inputs and outputs of a side's calls, a piece at a time."""
         more = None
         if side is self.target and self.comparison is not None:
@@ -105,104 +95,63 @@ class Picture:
 class Beside(Protocol):
     """Another process that works on the trusted run's half."""
 
-    def side(self, run: Run) -> Side | None:
+    def side(self, run: Run) -> DrawnRun | None:
         """The trusted run as a tree, or None if it has to be made here."""
 
-    def linked(self, target: Side, golden: Side) -> None:
-        """Called when the nodes of both sides are matched."""
-
-
-@dataclass(frozen=True)
-class DrawOptions:
-    """How graphs are drawn."""
-
-    match: Matcher
-    same_ancestors: bool = True
-    overflow_check: bool = False
-    thresholds: Thresholds = field(default_factory=Thresholds)
-    progress: Callable[[int, int], None] = lambda _done, _total: None
-
-
-def draw_one(run: Run | Merged, step: int, rank: int, options: DrawOptions) -> Picture:
-    """The graph of a single run."""
-    side, micro_steps = side_of(TARGET, run, overflow_check=options.overflow_check)
-    return Picture(step, rank, side, None, micro_steps, None, None)
+    def linked(self, target: DrawnRun, golden: DrawnRun) -> None:
+        """Told when the nodes of both sides are matched."""
 
 
 def draw_pair(
-    target: Run | Merged, golden: Run | Merged, step: int, rank: int, options: DrawOptions, beside: Beside | None = None
-) -> Picture:
+    target: Run | Merged, golden: Run | Merged, step: int, rank: int, *, match: Matcher, same_ancestors: bool,
+    overflow_check: bool, thresholds: Thresholds, beside: Beside | None,
+) -> Picture:  # fmt: skip
     """Two runs compared, by the same engine as every other report."""
-    left, micro_steps = side_of(TARGET, target, overflow_check=options.overflow_check)
-    right = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
-    tell = beside.linked if beside is not None and right is not None else None
-    if right is None:
-        right, _ = side_of(GOLDEN, golden, overflow_check=options.overflow_check)
-    match = options.match
+    left = drawn_run(TARGET, target, overflow_check=overflow_check)
+    drawn_beside = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
+    right = drawn_beside or drawn_run(GOLDEN, golden, overflow_check=overflow_check)
+
+    def linked(link: list[int]) -> None:
+        left.link, right.link = link, [NONE] * len(right.tree)
+        for node, partner in enumerate(link):
+            if partner >= 0:
+                right.link[partner] = node
+        if beside is not None and drawn_beside is not None:
+            beside.linked(left, right)
+
     if isinstance(target, Merged) and isinstance(golden, Merged):
         match = ShapeFitter(match, target, golden)
-    matcher = _Linking(left, right, match, tell, same_ancestors=options.same_ancestors)
-    comparison = compare_runs(
-        left.run, right.run, Options(match=matcher, thresholds=options.thresholds, progress=options.progress)
-    )
-    if tell is not None:
+    matcher = TreeMatcher(left.tree, right.tree, match, linked, same_ancestors=same_ancestors)
+    comparison = compare_runs(left.run, right.run, Options(match=matcher, thresholds=thresholds))
+    if drawn_beside is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
         _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
     values = call_values(comparison)
     comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
-    return Picture(step, rank, left, right, micro_steps, comparison, values)
+    return Picture(step, rank, left, right, comparison, values)
 
 
-class _Linking(TreeMatcher):
-    """A matcher that notes the links on both sides, and tells when they are there."""
-
-    def __init__(
-        self,
-        left: Side,
-        right: Side,
-        match: Matcher,
-        tell: Callable[[Side, Side], None] | None,
-        *,
-        same_ancestors: bool,
-    ) -> None:
-        super().__init__(left.tree, right.tree, match, same_ancestors=same_ancestors)
-        self._sides = left, right
-        self._tell = tell
-
-    def __call__(self, target: Run, golden: Run) -> Pairs:
-        pairs = super().__call__(target, golden)
-        left, right = self._sides
-        left.link, right.link = self.link, reverse_links(self.link, len(right.tree))
-        if self._tell is not None:
-            self._tell(left, right)
-        return pairs
-
-
-def side_of(source: str, made: Run | Merged, *, overflow_check: bool) -> tuple[Side, int]:
-    """A run as a tree, and how many micro steps it has."""
+def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> DrawnRun:
+    """A run as a tree, without links."""
     run = made.run if isinstance(made, Merged) else made
     tree = build_tree(run)
-    micro_steps = assign_micro_steps(tree, run.folder / "construct.json")
-    order = tree.post_order()
+    assign_micro_steps(tree, run.folder / "construct.json")
     communication = Communication() if isinstance(made, Merged) else read_communication(run)
-    side = Side(source, run, tree, order, CallSites(run, tree, order), communication)
+    side = DrawnRun(source, run, tree, call_sites(run.stacks, tree), communication)
     _tell_merging(side, made)
     if overflow_check:
         levels = overflow_levels(run)
         side.overflow = [levels[op] if op >= 0 else None for op in tree.ops]
-    return side, micro_steps
+    return side
 
 
-def _tell_merging(side: Side, made: Run | Merged) -> None:
+def _tell_merging(side: DrawnRun, made: Run | Merged) -> None:
     if isinstance(made, Merged):
         side.merge_info = {side.tree.index[op]: told for op, told in made.info.items()}
 
 
-# What our page knows beyond the old viewers: continuous errors, origins, rules, the first divergence.
-#
-# It lives in tables (or, in ``.vis`` files, under a key) that old viewers never look at.
-
+# What our page knows beyond the old viewers lives in tables (in ``.vis`` files: under a key) that these never look at.
 CREATE_EXTRAS = """
 CREATE TABLE tb_twinprobe (
     data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
@@ -218,7 +167,7 @@ def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
     side, values = picture.target, picture.values
     if values is None:
         return
-    place = {node: at for at, node in enumerate(side.order)}
+    place = {node: position for position, node in enumerate(side.tree.order)}
     compared = [node for node, op in enumerate(side.tree.ops) if op >= 0 and values.severity[op] >= 0]
     for node in sorted(compared, key=side.tree.names.__getitem__):
         op = side.tree.ops[node]
@@ -264,15 +213,12 @@ def _number(value: float) -> float | None:
     return None if isnan(value) else float(value)
 
 
-# A line per compared call, for those who watch a comparison go by.
-
-
 def log_calls(picture: Picture) -> None:
     """Write one line per call of the run under test to standard error: its counterpart, its error, its verdict."""
     if picture.values is None or picture.golden is None:
         return
     side, values = picture.target, picture.values
-    for node in side.order:
+    for node in side.tree.order:
         op, partner = side.tree.ops[node], side.link[node]
         if op < 0:
             continue

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from twinprobe._runs.names import CONTAINERS, DIRECTIONS, GRADIENTS, is_number
 from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks, read_micro_steps
-
-# Parents that a recorder could not know, put right before the tree is built.
-#
-# A backward call starts when a gradient arrives, often before (or without) its enclosing module's own backward; an
-# activation that is recomputed runs its module's forward once more in the middle of the backward pass.
 
 Parents = dict[str, str | None]
 
@@ -23,14 +21,19 @@ _RECOMPUTE_FUNCTIONS = frozenset({"backward", "unpack_hook", "recompute_fn", "re
 
 
 def repaired_parents(run: Run) -> Parents:
-    """The enclosing call of each call, gradients of parameters included; None stands for the root."""
+    """The enclosing call of each call, gradients of parameters included; None stands for the root.
+
+    A recorder cannot know them all. A backward call starts when a gradient arrives, often before (or without) its
+    enclosing module's own backward; an activation that is recomputed runs its module's forward once more in the middle
+    of the backward pass.
+    """
     known = run.parents
-    again = _recomputing_stacks(run.stacks)
+    recomputing = {index for index, frames in enumerate(run.stacks.frames) if any(map(_recomputes, frames))}
     repaired: Parents = {}
     for name, parent in known.items():
         if ".backward" in name:
             repaired[name] = _backward_parent(name, parent, known)
-        elif parent is None and again and run.stacks.of_op.get(name) in again and is_module(name):
+        elif parent is None and recomputing and run.stacks.of_op.get(name) in recomputing and is_module(name):
             repaired[name] = turned(known.get(with_call(name, "0")), known)
         else:
             repaired[name] = parent
@@ -75,36 +78,24 @@ def _backward_parent(name: str, parent: str | None, known: Parents) -> str | Non
     better = turned(known.get(twin), known)
     if twin not in known or better == name:
         return parent
-    if parent is None or (is_module(name) and not _encloses(parent, name)):
+    if parent is None:
+        return better
+    if not is_module(parent):
+        return parent
+    path = _path(parent)
+    # Modules that work in place are seen under a parent whose path is not the beginning of theirs.
+    if is_module(name) and not _path(name).startswith(f"{path}.") and path != parent.partition(".")[0]:
         return better
     # MindSpore hangs all that follows an embedding's first gradient on the module around the embedding.
-    return better if better and is_module(parent) and _path(better).startswith(_path(parent) + ".") else parent
-
-
-def _encloses(parent: str, name: str) -> bool:
-    """Whether the parent's path is the beginning of the module's path; in-place modules are seen elsewhere."""
-    if not is_module(parent):
-        return True
-    return _path(name).startswith(_path(parent) + ".") or _path(parent) == parent.partition(".")[0]
+    return better if better and _path(better).startswith(f"{path}.") else parent
 
 
 def _path(name: str) -> str:
     return name.rsplit(".", 3)[0]
 
 
-def _recomputing_stacks(stacks: Stacks) -> set[int]:
-    """The call sites that lie inside the recomputation of a checkpoint."""
-    return {at for at, frames in enumerate(stacks.frames) if any(_recomputes(frame) for frame in frames)}
-
-
 def _recomputes(frame: str) -> bool:
-    if (
-        "backward" not in frame
-        and "recompute" not in frame
-        and "unpack_hook" not in frame
-        and "re_forward" not in frame
-    ):
-        return False
+    """Whether a line of a stack is the recomputation of a checkpoint."""
     found = _FRAME.match(frame)
     return found is not None and found[2] in _RECOMPUTE_FUNCTIONS and _RECOMPUTE_FILE.search(found[1]) is not None
 
@@ -146,20 +137,22 @@ class Tree:
     children: list[list[int]] = field(default_factory=list)
     ops: list[int] = field(default_factory=list)
     micro_steps: list[int] = field(default_factory=list)
-    index: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index = {name: node for node, name in enumerate(self.names)}
 
     def __len__(self) -> int:
         return len(self.names)
 
     def add(self, name: str, kind: int) -> int:
         """Append a node without a parent."""
-        at = self.index[name] = len(self.names)
+        node = self.index[name] = len(self.names)
         self.names.append(name)
         self.kinds.append(kind)
         self.parents.append(-1)
         self.children.append([])
         self.ops.append(-1)
-        return at
+        return node
 
     def attach(self, child: int, parent: int) -> None:
         """Make a node the last child of another."""
@@ -174,24 +167,22 @@ class Tree:
             node = self.parents[node]
         return steps[::-1]
 
-    def post_order(self) -> list[int]:
-        """All nodes, children before their parent, the root last."""
-        order: list[int] = []
-        waiting = [0]
-        while waiting:
-            node = waiting.pop()
-            order.append(node)
-            waiting.extend(self.children[node])
-        return order[::-1]
+    @cached_property
+    def order(self) -> list[int]:
+        """All nodes of a finished tree, children before their parent, the root last."""
+        return self._depth_first(iter)[::-1]
 
     def pre_order(self) -> list[int]:
         """All nodes, each before its children."""
+        return self._depth_first(reversed)
+
+    def _depth_first(self, turned: Callable[[list[int]], Iterable[int]]) -> list[int]:
         order: list[int] = []
         waiting = [0]
         while waiting:
             node = waiting.pop()
             order.append(node)
-            waiting.extend(reversed(self.children[node]))
+            waiting.extend(turned(self.children[node]))
         return order
 
 
@@ -199,8 +190,8 @@ def build_tree(run: Run) -> Tree:
     """The hierarchy of a run, with what the recorder left open put right and loose APIs gathered."""
     tree = _hang(repaired_parents(run), run.ops)
     _gather_apis(tree)
-    for at, name in enumerate(run.ops):
-        tree.ops[tree.index[name]] = at
+    for op, name in enumerate(run.ops):
+        tree.ops[tree.index[name]] = op
     return tree
 
 
@@ -218,34 +209,22 @@ def node_kind(name: str) -> int:
 def _hang(parents: Parents, ops: list[str]) -> Tree:
     tree = Tree()
     tree.add(ROOT, MODULE)
-    links: list[tuple[int, int]] = []
+
+    def numbered(name: str) -> int:
+        node = tree.index.get(name)
+        return tree.add(name, node_kind(name)) if node is None else node
+
     for child, parent in parents.items():
-        if child == ROOT:
-            continue
-        above = 0 if parent is None else _find(tree, parent)
-        links.append((_find(tree, child), above))
-    placed = bytearray(len(tree))
-    for below, above in links:
-        placed[below] = 1
-        tree.attach(below, above)
-    placed[0] = 1
-    for node in range(len(placed)):
-        if not placed[node]:  # named as a parent only
+        if child != ROOT:
+            above = 0 if parent is None else numbered(parent)
+            tree.attach(numbered(child), above)
+    for node in range(1, len(tree)):
+        if tree.parents[node] < 0:  # named as a parent only
             tree.attach(node, 0)
     for name in ops:
         if name not in tree.index:
             tree.attach(tree.add(name, node_kind(name)), 0)
-    _cut_circles(tree)
-    return tree
-
-
-def _find(tree: Tree, name: str) -> int:
-    at = tree.index.get(name)
-    return tree.add(name, node_kind(name)) if at is None else at
-
-
-def _cut_circles(tree: Tree) -> None:
-    """Hang every group of nodes that cannot be reached from the root (a circle of parents) under it."""
+    # What the root does not reach is a circle of parents: it is cut open and hung under the root.
     reached = bytearray(len(tree))
     waiting = [0]
     for start in range(len(tree)):
@@ -257,70 +236,57 @@ def _cut_circles(tree: Tree) -> None:
             tree.children[tree.parents[start]].remove(start)
             tree.attach(start, 0)
             waiting = [start]
+    return tree
 
 
 def _gather_apis(tree: Tree) -> None:
     """Put two or more APIs in a row at the top level into a collection of their own."""
-    groups: list[list[int]] = []
-    for node in tree.children[0]:
-        if tree.kinds[node] != API or not groups or tree.kinds[groups[-1][0]] != API:
-            groups.append([node])
-        else:
-            groups[-1].append(node)
-    tree.children[0] = []
+    top, tree.children[0] = tree.children[0], []
     made = 0
-    for group in groups:
-        if len(group) == 1:
-            tree.attach(group[0], 0)
-            continue
-        while f"{BETWEEN_MODULES}.{made}" in tree.index:
-            made += 1
-        collection = tree.add(f"{BETWEEN_MODULES}.{made}", COLLECTION)
-        tree.attach(collection, 0)
-        for node in group:
-            tree.attach(node, collection)
+    for is_api, group in groupby(top, key=lambda node: tree.kinds[node] == API):
+        nodes, above = list(group), 0
+        if is_api and len(nodes) > 1:
+            while f"{BETWEEN_MODULES}.{made}" in tree.index:
+                made += 1
+            above = tree.add(f"{BETWEEN_MODULES}.{made}", COLLECTION)
+            tree.attach(above, 0)
+        for node in nodes:
+            tree.attach(node, above)
 
 
-# Call stacks of nodes, each distinct one kept once.
-
-
+@dataclass(frozen=True)
 class CallSites:
-    """Distinct stacks, numbered in the order in which nodes first need them."""
+    """Distinct stacks, numbered in the order in which nodes first need them, and the number of each node's."""
 
-    def __init__(self, run: Run, tree: Tree, order: list[int]) -> None:
-        self.frames: list[list[str]] = []
-        self.of_node: list[int] = [0] * len(tree)
-        numbers: dict[tuple[str, ...], int] = {}
-        known: dict[int, int] = {}
-        stacks = run.stacks if order else Stacks()
-        for node in order:
-            place = _place(tree.names[node], stacks.of_op)
-            number = known.get(place)
-            if number is None:
-                frames = [] if place < 0 else stacks.frames[place]
-                number = numbers.setdefault(tuple(frames), len(self.frames))
-                if number == len(self.frames):
-                    self.frames.append(frames)
-                known[place] = number
-            self.of_node[node] = number
+    frames: list[list[str]]
+    of_node: list[int]
 
 
-def _place(name: str, of_op: dict[str, int]) -> int:
-    """Which recorded stack a node has; a backward call without one borrows its forward's."""
-    place = of_op.get(name)
-    if place is None and ".backward" in name:
-        twin = forward_twin(name)
-        place = of_op.get(twin)
-        if place is None and is_module(twin):
-            place = of_op.get(with_call(twin, "0"))
-    return -1 if place is None else place
+def call_sites(stacks: Stacks, tree: Tree) -> CallSites:
+    """The stack of each node; a backward call without one borrows its forward's."""
+    sites = CallSites([], [0] * len(tree))
+    numbers: dict[tuple[str, ...], int] = {}
+    known: dict[int | None, int] = {}
+    for node in tree.order:
+        name = tree.names[node]
+        stack = stacks.of_op.get(name)
+        if stack is None and ".backward" in name:
+            twin = forward_twin(name)
+            stack = stacks.of_op.get(twin)
+            if stack is None and is_module(twin):
+                stack = stacks.of_op.get(with_call(twin, "0"))
+        number = known.get(stack)
+        if number is None:
+            frames = [] if stack is None else stacks.frames[stack]
+            number = known[stack] = numbers.setdefault(tuple(frames), len(sites.frames))
+            if number == len(sites.frames):
+                sites.frames.append(frames)
+        sites.of_node[node] = number
+    return sites
 
 
-# Micro steps: the rounds of forward and backward inside one recorded step.
-
-
-def assign_micro_steps(tree: Tree, construct: Path) -> int:
-    """Give every node its micro step and return how many there are.
+def assign_micro_steps(tree: Tree, construct: Path) -> None:
+    """Give every node its micro step: the round of forward and backward inside the recorded step.
 
     A forward module after any other module begins the next round; APIs belong to the round they stand in. Megatron
     dumps say it themselves.
@@ -340,4 +306,3 @@ def assign_micro_steps(tree: Tree, construct: Path) -> int:
         parent = tree.parents[node]
         if parent > 0:
             tree.micro_steps[node] = said.get(tree.names[node], tree.micro_steps[parent])
-    return max(tree.micro_steps) + 1

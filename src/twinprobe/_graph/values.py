@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-# What many values of a run have in common (type, shape and the like), spelled once for all of them.
-
 _COLUMNS = ["kind", "type", "dtype", "shape", "requires_grad"]
 
 
 class Looks:
-    """The text before and after the numbers of each row; one that is no tensor has its value in between."""
+    """What many values of a run have in common (type, shape and the like), spelled once for all of them.
+
+    It is the text before and after the numbers of each row; one that is no tensor has its value in between.
+    """
 
     def __init__(self, table: pl.DataFrame, *, requires_grad: bool) -> None:
         import polars as pl
 
         first, self._of_row = _distinct(table.select(_COLUMNS))
-        rows = list(table.select(_COLUMNS)[first].iter_rows())
-        self._before = pl.Series([_before(*row) for row in rows], dtype=pl.String)
-        self._after = pl.Series([_after(requires_grad, *row) for row in rows], dtype=pl.String)
+        looks = [_look(requires_grad, *row) for row in table.select(_COLUMNS)[first].iter_rows()]
+        self._before, self._after = (pl.Series([look[part] for look in looks], dtype=pl.String) for part in (0, 1))
 
     def rows(self, start: int, end: int) -> tuple[pl.Series, pl.Series]:
         """The two texts of these rows."""
@@ -58,26 +58,17 @@ def _distinct(table: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.uint32
     return first, of_row.astype(np.uint32)
 
 
-def _before(kind: int, type_: str | None, dtype: str | None, shape: str | None, _grad: bool | None) -> str:
-    told = _clean(type_ or "")
-    if kind == TENSOR:
-        return f'":{{"type":"{told}","dtype":"{_clean(dtype or "")}","shape":"{_clean(shape or "[]")}'
-    return f'":{{"type":"{told}","value":"'
+def _look(
+    requires_grad: bool, kind: int, type_: str | None, dtype: str | None, shape: str | None, grad: bool | None
+) -> tuple[str, str]:
+    texts = (type_ or "", dtype or "", shape or "[]")
+    type_, dtype, shape = (encode_basestring(text.replace("'", ""))[1:-1] for text in texts)
+    described = f'","dtype":"{dtype}","shape":"{shape}'
+    if kind != TENSOR:
+        return f'":{{"type":"{type_}","value":"', described
+    flag = f'","requires_grad":"{"null" if grad is None else grad}' if requires_grad else ""
+    return f'":{{"type":"{type_}{described}', flag
 
-
-def _after(
-    requires_grad: bool, kind: int, _type: str | None, dtype: str | None, shape: str | None, grad: bool | None
-) -> str:
-    if kind == TENSOR:
-        return f'","requires_grad":"{"null" if grad is None else grad}' if requires_grad else ""
-    return f'","dtype":"{_clean(dtype or "")}","shape":"{_clean(shape or "[]")}'
-
-
-def _clean(text: str) -> str:
-    return encode_basestring(text.replace("'", ""))[1:-1]
-
-
-# Numbers and words as graph files spell them: every value of a node is a text inside JSON.
 
 _NEEDS_ESCAPE = r'["\\\x00-\x1f\x7f]'
 _LONG_PERCENT = r"^\d+\.\d{7,}$"
@@ -138,23 +129,15 @@ def percents(shares: pl.Series) -> pl.Series:
     if not len(cut):
         return _percents(pl.Series(numbers))
     whole, rest = np.divmod(millionths[cut].astype(np.int64), 1_000_000)
-    spelled = pl.select(
-        pl.concat_str(pl.Series(whole).cast(pl.String), pl.lit("."), _six_places(rest), pl.lit("%"))
-    ).to_series()
-    if len(cut) == len(numbers):
+    places = pl.Series(rest + 1_000_000).cast(pl.String).str.slice(1)  # six, with zeros before them
+    spelled = pl.select(pl.concat_str(pl.Series(whole).cast(pl.String), pl.lit("."), places, pl.lit("%"))).to_series()
+    if len(cut) == len(numbers):  # the usual case
         return spelled
     others = np.flatnonzero(~long)
-    places = np.empty(len(numbers), dtype=np.uint32)
-    places[cut] = np.arange(len(cut))
-    places[others] = np.arange(len(cut), len(numbers))
-    return pl.concat([spelled, _percents(pl.Series(numbers[others]))]).gather(places)
-
-
-def _six_places(numbers: NDArray[np.int64]) -> pl.Series:
-    """Numbers below a million, with zeros before them."""
-    import polars as pl
-
-    texts: pl.Series = pl.Series(numbers + 1_000_000).cast(pl.String).str.slice(1)
+    rows = np.empty(len(numbers), dtype=np.uint32)
+    rows[cut] = np.arange(len(cut))
+    rows[others] = np.arange(len(cut), len(numbers))
+    texts: pl.Series = pl.concat([spelled, _percents(pl.Series(numbers[others]))]).gather(rows)
     return texts
 
 
@@ -236,12 +219,18 @@ class ValueTexts:
         statistics = _statistics(table, self._style)
         parts: list[Any] = [pl.lit('"'), "name", before]
         if (table["kind"] == VALUE).any():
-            value = pl.coalesce("meaning", statistics[0])
-            told = pl.concat_str(value, pl.lit(f'","data_name":"-1{self._no_grad}'))
-            parts.append(pl.when(pl.col("kind") == VALUE).then(told).otherwise(pl.lit("")))
+            no_grad = '","requires_grad":"null' if self._style.requires_grad else ""
+            value = pl.concat_str(pl.coalesce("meaning", statistics[0]), pl.lit(f'","data_name":"-1{no_grad}'))
+            parts.append(pl.when(pl.col("kind") == VALUE).then(value).otherwise(pl.lit("")))
         for title, texts in zip(_TITLES, statistics, strict=True):
             parts += [pl.lit(f'","{title}":"'), texts]
-        parts += [after, *self._ends()]
+        parts.append(after)
+        if self._digests:
+            digest = pl.coalesce("digest", "value_digest")
+            parts.append(pl.when(digest.is_null()).then(pl.lit("")).otherwise(pl.lit('","md5":"') + digest))
+        file = pl.col("file").fill_null("-1") if self._files else pl.lit("-1")
+        named = pl.concat_str(pl.lit('","data_name":"'), file, pl.lit('"'))
+        parts.append(pl.when(pl.col("kind") == TENSOR).then(named).otherwise(pl.lit('"')))
         if self._more is not None:
             parts.append(self._more(row, end))
         text: pl.Expr = pl.concat_str([*parts, pl.lit("}")])
@@ -252,23 +241,6 @@ class ValueTexts:
             instead = pl.Series([self._instead.get(at) for at in range(row, end)], dtype=pl.String)
             text = pl.coalesce(pl.lit('"') + pl.col("name") + '":' + instead, text)
         return table.select(text).to_series()
-
-    @property
-    def _no_grad(self) -> str:
-        return '","requires_grad":"null' if self._style.requires_grad else ""
-
-    def _ends(self) -> list[pl.Expr]:
-        """What follows the looks of a row: its checksum, and of a tensor its file."""
-        import polars as pl
-
-        parts = []
-        if self._digests:
-            digest = pl.coalesce("digest", "value_digest")
-            parts.append(pl.when(digest.is_null()).then(pl.lit("")).otherwise(pl.lit('","md5":"') + digest))
-        name: pl.Expr = pl.lit('","data_name":"-1"')
-        if self._files:
-            name = pl.concat_str(pl.lit('","data_name":"'), pl.col("file").fill_null("-1"), pl.lit('"'))
-        return [*parts, pl.when(pl.col("kind") == TENSOR).then(name).otherwise(pl.lit('"'))]
 
 
 def _statistics(table: pl.DataFrame, style: Style) -> list[pl.Series]:
@@ -283,8 +255,6 @@ def _statistics(table: pl.DataFrame, style: Style) -> list[pl.Series]:
     texts = texts.fill_null("null")
     return [texts[at : at + table.height] for at in range(0, len(texts), table.height)]
 
-
-# What a comparison adds to each value of the run under test, as text inside its JSON object.
 
 # All that is rendered of a pair table; the rest may go before anything is written.
 NEEDED = (
@@ -327,7 +297,9 @@ class MetricTexts:
             columns += [result, agree] if evidence.mode == DIGESTS else [agree, result]
             columns.append(self._message[start:end])
         elif evidence.mode == DIGESTS:
-            columns.append(_same_digest())
+            target, golden = (pl.coalesce(f"{side}_digest", f"{side}_value_digest") for side in "tg")
+            same = target.eq_missing(golden)
+            columns.append(pl.when(same).then(pl.lit("pass")).otherwise(pl.lit("Different")).alias("Result"))
         parts: list[pl.Expr] = []
         for column in columns:
             title = column.name if isinstance(column, pl.Series) else column.meta.output_name()
@@ -351,29 +323,19 @@ class MetricTexts:
         number = case == NUMBER
         same = (case == SAME) & ((kind == FLOAT) | (kind == INT))
         shown = (number | same) & (golden != 0)
-        texts = self._diff(case, np.where(number, diff, 0.0), kind, number | same)
+        known, diff = number | same, np.where(number, diff, 0.0)
+        texts = self._style.number(pl.Series(diff))
+        whole = np.flatnonzero(known & (kind != FLOAT))
+        if len(whole):
+            spelled = [str(int(value)) if value == value // 1 else repr(value) for value in diff[whole].tolist()]
+            texts = texts.scatter(whole, spelled)
+        texts = texts.scatter(np.flatnonzero(~known), _words(case[~known]))
         shares = percents(pl.Series(np.where(number & shown, relative, 0.0)))
         shares = shares.scatter(np.flatnonzero(~shown), _words(case[~shown]))
         size = end - start
         columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(DIFFERENCES.values())]
         titles = enumerate(RELATIVES.values())
         return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in titles]
-
-    def _diff(
-        self,
-        case: NDArray[np.uint8],
-        diff: NDArray[np.float64],
-        kind: NDArray[np.uint8],
-        known: NDArray[np.bool_],
-    ) -> pl.Series:
-        import polars as pl
-
-        texts = self._style.number(pl.Series(diff))
-        whole = np.flatnonzero(known & (kind != FLOAT))
-        if len(whole):
-            spelled = [str(int(value)) if value == value // 1 else repr(value) for value in diff[whole].tolist()]
-            texts = texts.scatter(whole, spelled)
-        return texts.scatter(np.flatnonzero(~known), _words(case[~known]))
 
     def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
         import polars as pl
@@ -392,11 +354,3 @@ def _words(case: NDArray[np.uint8]) -> pl.Series:
     import polars as pl
 
     return pl.Series(_CASES).gather(pl.Series(case, dtype=pl.UInt32))
-
-
-def _same_digest() -> pl.Expr:
-    import polars as pl
-
-    target, golden = (pl.coalesce(f"{side}_digest", f"{side}_value_digest") for side in "tg")
-    same = target.eq_missing(golden)
-    return pl.when(same).then(pl.lit("pass")).otherwise(pl.lit("Different")).alias("Result")

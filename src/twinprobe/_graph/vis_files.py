@@ -1,29 +1,20 @@
-"""``.vis.db`` files: SQLite, all steps and ranks in one file."""
+"""Graph files: ``.vis.db`` (SQLite, all steps and ranks in one) and ``.vis`` (JSON, one for each step and rank)."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO
 
-from twinprobe._graph.node_values import (
-    TASKS,
-    drift_colours,
-    drift_index,
-    tool_tips,
-    verdict_colours,
-    verdict_index,
-    worse,
-)
+from twinprobe._graph.node_values import TASKS, TOOL_TIPS, drift_colours, drift_index, verdict_colours
 from twinprobe._graph.picture import (
     CREATE_EXTRAS,
-    Paths,
+    DrawnRun,
     Picture,
-    Side,
     node_extras,
     node_facts,
     summary_facts,
@@ -31,7 +22,7 @@ from twinprobe._graph.picture import (
 )
 from twinprobe._graph.read.db import database_uri
 from twinprobe._graph.tree import API, COLLECTION, MODULE, ROOT
-from twinprobe._graph.values import DB, VIS, CallTexts, json_list, quoted
+from twinprobe._graph.values import DB, VIS, CallTexts, Style, json_list, quoted
 from twinprobe._report.console import json_bytes
 from twinprobe._runs.names import GRADIENTS
 from twinprobe._runs.run import DIGESTS, TENSORS, Run
@@ -96,29 +87,66 @@ class GraphDb:
 
     def add(self, picture: Picture) -> None:
         """Write one step and rank: the trusted run first, since in large graphs it is ready first."""
-        if picture.golden is not None:
-            self.add_side(picture.golden, picture.target.paths, picture.step, picture.rank, picture.golden.texts(DB),
-                          folder=tensor_folder(picture.golden.run))  # fmt: skip
-        side, other = picture.target, picture.golden.paths if picture.golden is not None else None
-        texts, indices, folder = picture.texts(side, DB), new_indices(picture), tensor_folder(side.run)
-        self.add_side(side, other, picture.step, picture.rank, texts, indices, folder)
+        for side, other in reversed(picture.sides):
+            indices = node_indices(picture, DB) if side is picture.target else None
+            texts = picture.texts(side, DB)
+            self.add_side(side, other, picture.step, picture.rank, texts, indices, tensor_folder(side.run))
         self.add_extras(node_extras(picture), summary_rows(picture))
 
     def add_side(
-        self,
-        side: Side,
-        other: Paths | None,
-        step: int,
-        rank: int,
-        texts: Iterable[CallTexts],
-        indices: Indices | None = None,
-        folder: str | None = None,
-    ) -> None:
+        self, side: DrawnRun, other: DrawnRun | None, step: int, rank: int, texts: Iterable[CallTexts],
+        indices: Indices | None = None, folder: str | None = None,
+    ) -> None:  # fmt: skip
         """Write the nodes of one side: ``texts`` are its values, ``indices`` the numbers of its nodes."""
-        graph = f"{side.source}_{step}_{rank}"
-        self._insert("tb_stack", 2, ((f"{graph}_{at}", json_list(one)) for at, one in enumerate(side.sites.frames)))
-        columns = _Columns(side, other, step, rank, indices or [None] * len(side.tree), folder)
-        self._insert("tb_nodes", 22, _rows(columns, texts))
+        graph, tree = f"{side.source}_{step}_{rank}", side.tree
+        stacks = ((f"{graph}_{number}", json_list(frames)) for number, frames in enumerate(side.sites.frames))
+        self._insert("tb_stack", 2, stacks)
+        place = [0] * len(tree)
+        for position, node in enumerate(tree.order):
+            place[node] = position
+
+        def links(nodes: list[int]) -> Iterable[str]:
+            if other is None:
+                return repeat("[]")
+            return [other.path_text(partner) if (partner := side.link[node]) >= 0 else "[]" for node in nodes]
+
+        def rows(nodes: list[int], inputs: Iterable[str], outputs: Iterable[str]) -> Iterator[Row]:
+            """Rows of tb_nodes, made column by column."""
+            names = [tree.names[node] for node in nodes]
+            merged = [side.merge_info.get(node) for node in nodes] if side.merge_info else []
+            return zip(
+                [f"{graph}_{name}" for name in names],
+                repeat(graph),
+                [place[node] for node in nodes],
+                names,
+                [_KIND_TEXTS[tree.kinds[node]] for node in nodes],
+                [tree.names[above] if (above := tree.parents[node]) >= 0 else "" for node in nodes],
+                [side.children_text(node) if tree.children[node] else "" for node in nodes],
+                [indices[node] for node in nodes] if indices else repeat(None),
+                [side.overflow[node] for node in nodes] if side.overflow else repeat(None),
+                [tree.micro_steps[node] for node in nodes],
+                links(nodes),
+                [f"{graph}_{side.sites.of_node[node]}" for node in nodes],
+                [json_list(info) if info else "" for info in merged] if merged else repeat(""),
+                repeat("{}"),
+                repeat(0),
+                inputs,
+                outputs,
+                repeat(side.source),
+                repeat(folder),
+                repeat(step),
+                repeat(rank),
+                [int(name.startswith("Distributed")) for name in names],
+                strict=False,
+            )
+
+        # The calls in their order, a piece at a time, then the nodes without values.
+        node_of_op = {op: node for node, op in enumerate(tree.ops)}
+        for piece in texts:
+            nodes = [node_of_op[op] for op in range(piece.first, piece.first + len(piece.inputs))]
+            self._insert("tb_nodes", 22, rows(nodes, piece.inputs, piece.outputs))
+        silent = [node for node, op in enumerate(tree.ops) if op < 0]
+        self._insert("tb_nodes", 22, rows(silent, repeat("{}"), repeat("{}")))
 
     def add_extras(self, extras: Iterable[Row], summary: Iterable[Row]) -> None:
         """Write what only our page knows."""
@@ -141,7 +169,7 @@ class GraphDb:
             "1",
             "build" if mode is None else "compare",
             "" if mode is None else TASKS[mode],
-            None if mode is None else json.dumps(tool_tips(mode), ensure_ascii=False),
+            None if mode is None else json.dumps(TOOL_TIPS[mode], ensure_ascii=False),
             micro_steps,
             int(overflow_check),
             "null" if mode is None else json.dumps(verdict_colours(), ensure_ascii=False),
@@ -159,89 +187,30 @@ class GraphDb:
         self._connection.close()
 
 
-def _rows(columns: _Columns, texts: Iterable[CallTexts]) -> Iterator[Row]:
-    """The rows of one side: the calls in their order, a piece at a time, then the nodes without values."""
-    ops = columns.side.tree.ops
-    node_of_op = [0] * (max(ops) + 1)
-    silent = []
-    for node, op in enumerate(ops):
-        if op >= 0:
-            node_of_op[op] = node
-        else:
-            silent.append(node)
-    for piece in texts:
-        nodes = node_of_op[piece.first : piece.first + len(piece.inputs)]
-        yield from columns.rows(nodes, piece.inputs, piece.outputs)
-    nothing = ["{}"] * len(silent)
-    yield from columns.rows(silent, nothing, nothing)
-
-
-class _Columns:
-    """Everything but the values of a side's nodes, made column by column."""
-
-    def __init__(
-        self, side: Side, other: Paths | None, step: int, rank: int, indices: Indices, folder: str | None
-    ) -> None:
-        self.side = side
-        self._other = other
-        self._step, self._rank = step, rank
-        self._graph = f"{side.source}_{step}_{rank}"
-        self._place = [0] * len(side.tree)
-        for at, node in enumerate(side.order):
-            self._place[node] = at
-        self._index = indices
-        self._folder = folder
-
-    def rows(self, nodes: list[int], inputs: list[str], outputs: list[str]) -> Iterator[Row]:
-        """Rows of tb_nodes for these nodes."""
-        side, tree, graph = self.side, self.side.tree, self._graph
-        names = [tree.names[node] for node in nodes]
-        merged = [side.merge_info.get(node) for node in nodes] if side.merge_info else []
-        return zip(
-            [f"{graph}_{name}" for name in names],
-            repeat(graph),
-            [self._place[node] for node in nodes],
-            names,
-            [_KIND_TEXTS[tree.kinds[node]] for node in nodes],
-            [tree.names[above] if (above := tree.parents[node]) >= 0 else "" for node in nodes],
-            [side.children_text(node) if tree.children[node] else "" for node in nodes],
-            [self._index[node] for node in nodes],
-            [side.overflow[node] for node in nodes] if side.overflow else repeat(None),
-            [tree.micro_steps[node] for node in nodes],
-            self._links(nodes),
-            [f"{graph}_{side.sites.of_node[node]}" for node in nodes],
-            [json_list(info) if info else "" for info in merged] if merged else repeat(""),
-            repeat("{}"),
-            repeat(0),
-            inputs,
-            outputs,
-            repeat(side.source),
-            repeat(self._folder),
-            repeat(self._step),
-            repeat(self._rank),
-            [int(name.startswith("Distributed")) for name in names],
-            strict=False,
-        )
-
-    def _links(self, nodes: list[int]) -> list[str]:
-        other, link = self._other, self.side.link
-        if other is None:
-            return ["[]"] * len(nodes)
-        return [f"[{other[partner]}]" if (partner := link[node]) >= 0 else "[]" for node in nodes]
-
-
-def new_indices(picture: Picture) -> Indices:
-    """The number of each node of the run under test; a collection takes its worst child's."""
-    side = picture.target
-    tree = side.tree
-    if picture.values is None:
-        return [None] * len(tree)
-    severity = picture.values.severity
-    of_node = [int(severity[op]) if op >= 0 and side.link[node] >= 0 else -1 for node, op in enumerate(tree.ops)]
-    for node, kind in enumerate(tree.kinds):
+def node_indices(picture: Picture, style: Style) -> Indices:
+    """The number that colours each node of the run under test; a collection takes its worst child's."""
+    side, values = picture.target, picture.values
+    if values is None:
+        return [None] * len(side.tree)
+    worst: Callable[..., float | int | None] = max
+    if style is DB:
+        levels = [(0, 0.5, 1)[severity] for severity in values.severity.tolist()]
+    else:
+        assert picture.comparison is not None
+        mode = picture.comparison.evidence.mode
+        levels = [drift_index(drift, mode) for drift in values.drift.tolist()]
+        if mode == DIGESTS:
+            worst = min  # 0 is different, 1 is equal
+    compared = values.severity >= 0
+    found: Indices = [
+        levels[op] if op >= 0 and side.link[node] >= 0 and compared[op] else None
+        for node, op in enumerate(side.tree.ops)
+    ]
+    for node, kind in enumerate(side.tree.kinds):
         if kind == COLLECTION and side.link[node] >= 0:
-            of_node[node] = max((of_node[child] for child in tree.children[node]), default=-1)
-    return [verdict_index(level) for level in of_node]
+            inside = [index for child in side.tree.children[node] if (index := found[child]) is not None]
+            found[node] = worst(inside, default=None)
+    return found
 
 
 def tensor_folder(run: Run) -> str | None:
@@ -249,21 +218,13 @@ def tensor_folder(run: Run) -> str | None:
     return str(run.tensor_folder) if run.task == TENSORS else None
 
 
-# ``.vis`` files: one JSON document per step and rank, as the first generation of viewers reads them.
+# Where in a ``.vis`` file the calls that communicate end, by source and node.
+Ends = dict[tuple[str, str], int]
 
 
-@dataclass
-class VisFile:
-    """A file just written, and where in it the calls that communicate end: (source, node) to byte offset."""
-
-    path: Path
-    ends: dict[tuple[str, str], int] = field(default_factory=dict)
-
-
-def write_vis(picture: Picture, path: Path, *, overflow_check: bool, complete_stack: bool) -> VisFile:
-    """Write one picture."""
-    file = VisFile(path)
-    writer = _Writer(picture, file, complete_stack)
+def write_vis(picture: Picture, path: Path, *, overflow_check: bool, complete_stack: bool) -> Ends:
+    """Write one picture as the first generation of viewers reads it."""
+    writer = _VisWriter(picture, complete_stack)
     with path.open("wb") as out:
         if picture.golden is None:
             out.write(b"{")
@@ -276,46 +237,45 @@ def write_vis(picture: Picture, path: Path, *, overflow_check: bool, complete_st
         for key, value in _tail(picture, overflow_check).items():
             out.write(b",\n" + quoted(key).encode() + b":" + json_bytes(value))
         out.write(b"}\n")
-    return file
+    return writer.ends
 
 
 def _tail(picture: Picture, overflow_check: bool) -> dict[str, object]:
     if picture.comparison is None:
         return {"MicroSteps": picture.micro_steps, "OverflowCheck": overflow_check}
     mode = picture.comparison.evidence.mode
-    facts: dict[str, object] = {**summary_facts(picture)}
     return {
-        "ToolTip": json.dumps(tool_tips(mode), ensure_ascii=False),
+        "ToolTip": json.dumps(TOOL_TIPS[mode], ensure_ascii=False),
         "Colors": drift_colours(mode),
         "MicroSteps": picture.micro_steps,
         "task": TASKS[mode],
         "OverflowCheck": overflow_check,
-        "TwinProbe": facts | {"nodes": node_facts(picture)},
+        "TwinProbe": {**summary_facts(picture), "nodes": node_facts(picture)},
     }
 
 
-class _Writer:
-    def __init__(self, picture: Picture, file: VisFile, complete_stack: bool) -> None:
+class _VisWriter:
+    def __init__(self, picture: Picture, complete_stack: bool) -> None:
         self._picture = picture
-        self._file = file
         self._complete_stack = complete_stack
-        self._indices = _indices(picture)
+        self._indices = node_indices(picture, VIS)
+        self.ends: Ends = {}
 
-    def side(self, out: BinaryIO, side: Side, other: Side | None) -> None:
+    def side(self, out: BinaryIO, side: DrawnRun, other: DrawnRun | None) -> None:
         """Write the members of a graph's object."""
-        folder = str(side.run.tensor_folder) if side.run.task == TENSORS else None
-        out.write(f'"root":"{ROOT}","dump_data_dir":{json.dumps(folder)},"node":{{\n'.encode())
+        folder = json.dumps(tensor_folder(side.run))
+        out.write(f'"root":"{ROOT}","dump_data_dir":{folder},"node":{{\n'.encode())
         between = b""
         for node, inputs, outputs in self._texts(side):
             name = side.tree.names[node]
             out.write(between + self._node(side, other, node, inputs, outputs).encode("utf-8", "backslashreplace"))
             if name in side.communication.calls:
-                self._file.ends[side.source, name] = out.tell()
+                self.ends[side.source, name] = out.tell()
             out.write(b"}")
             between = b",\n"
         out.write(b"}")
 
-    def _texts(self, side: Side) -> Iterator[tuple[int, str, str]]:
+    def _texts(self, side: DrawnRun) -> Iterator[tuple[int, str, str]]:
         """Nodes in the order of their calls; those without values stand before the next one named after them."""
         silent = [node for node, op in enumerate(side.tree.ops) if op < 0]
         node_of_op = {op: node for node, op in enumerate(side.tree.ops) if op >= 0}
@@ -331,11 +291,11 @@ class _Writer:
         for node in silent[shown:]:
             yield node, "{}", "{}"
 
-    def _node(self, side: Side, other: Side | None, node: int, inputs: str, outputs: str) -> str:
+    def _node(self, side: DrawnRun, other: DrawnRun | None, node: int, inputs: str, outputs: str) -> str:
         tree = side.tree
         name, above, partner = tree.names[node], tree.parents[node], side.link[node] if other is not None else -1
         children = [tree.names[child] for child in tree.children[node] if not _is_gradient(tree.names[child])]
-        link = f"[{other.paths[partner]}]" if other is not None and partner >= 0 else "[]"
+        link = other.path_text(partner) if other is not None and partner >= 0 else "[]"
         upper = quoted(tree.names[above]) if above >= 0 else '"None"'
         micro_step = f'"micro_step_id":{tree.micro_steps[node]},' if above == 0 else ""
         key = quoted(name)
@@ -345,7 +305,7 @@ class _Writer:
             f'"stack_info":{json_list(self._stack(side, node))},{micro_step}"data":{self._data(side, node)}'
         )
 
-    def _stack(self, side: Side, node: int) -> list[str]:
+    def _stack(self, side: DrawnRun, node: int) -> list[str]:
         """A module's stack is the line that calls it by its name, where there is one."""
         frames = side.sites.frames[side.sites.of_node[node]]
         if self._complete_stack or side.tree.kinds[node] != MODULE:
@@ -353,7 +313,7 @@ class _Writer:
         attribute = side.tree.names[node].rsplit(".", 3)[0].rpartition(".")[2]
         return next(([frame] for frame in frames if f".{attribute}(" in frame), frames)
 
-    def _data(self, side: Side, node: int) -> str:
+    def _data(self, side: DrawnRun, node: int) -> str:
         data: dict[str, object] = {}
         if side is self._picture.target and self._indices[node] is not None:
             data["precision_index"] = self._indices[node]
@@ -365,29 +325,6 @@ class _Writer:
         return json.dumps(data)
 
 
-def old_indices(picture: Picture) -> list[float | int | None]:
-    """The old number of each node of the run under test; a collection takes its worst child's."""
-    return _indices(picture)
-
-
-def _indices(picture: Picture) -> list[float | int | None]:
-    side, values = picture.target, picture.values
-    if values is None or picture.comparison is None:
-        return [None] * len(side.tree)
-    mode = picture.comparison.evidence.mode
-    found: list[float | int | None] = [
-        drift_index(float(values.drift[op]), mode)
-        if op >= 0 and side.link[node] >= 0 and values.severity[op] >= 0
-        else None
-        for node, op in enumerate(side.tree.ops)
-    ]
-    for node, kind in enumerate(side.tree.kinds):
-        if kind == COLLECTION and side.link[node] >= 0:
-            inside = [index for child in side.tree.children[node] if (index := found[child]) is not None]
-            found[node] = worse(mode, inside) if inside else None
-    return found
-
-
 def _is_gradient(name: str) -> bool:
     return GRADIENTS in name and GRADIENTS in name.rsplit(".", 2)[-2:]
 
@@ -395,19 +332,10 @@ def _is_gradient(name: str) -> bool:
 def add_rank_links(source: Path, target: Path, ends: dict[int, str]) -> None:
     """Copy a file and add to the nodes that end at these offsets which calls of other ranks they talk to."""
     with source.open("rb") as old, target.open("wb") as new:
-        at = 0
+        copied = 0
         for end in sorted(ends):
-            _copy(old, new, end - at)
+            while block := old.read(min(end - copied, 1 << 20)):
+                new.write(block)
+                copied += len(block)
             new.write(f',"matched_distributed":{ends[end]}'.encode())
-            at = end
-        _copy(old, new, None)
-
-
-def _copy(old: BinaryIO, new: BinaryIO, count: int | None) -> None:
-    while count is None or count > 0:
-        block = old.read(1 << 20 if count is None else min(count, 1 << 20))
-        if not block:
-            return
-        new.write(block)
-        if count is not None:
-            count -= len(block)
+        shutil.copyfileobj(old, new)

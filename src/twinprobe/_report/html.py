@@ -15,7 +15,6 @@ import msgspec
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.files import replacing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -181,12 +180,6 @@ def _digest(text: str) -> str:
 
 
 _SCRIPTS = ("dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
-
-
-def write_html(table: pl.DataFrame, summary: Summary, path: Path) -> None:
-    """Write the report page, whole or not at all."""
-    with replacing(path) as temporary:
-        fill_html(table, summary, temporary)
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:

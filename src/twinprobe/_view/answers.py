@@ -1,8 +1,8 @@
-"""Questions about the whole run: lists, counts, the strip, the next suspicious node, ranks by steps."""
+"""What the page asks, and the answers: files, trees, single nodes, the whole run, matches made by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from twinprobe._graph.read.db import GOLDEN, SOURCES, TARGET, Graph, file_key, last_link
+from twinprobe._graph.read.db import GOLDEN, SOURCES, TARGET, file_key, last_link
 from twinprobe._graph.read.open import Source, find_graph, find_graphs, open_graph
 from twinprobe._report.console import visible
-from twinprobe._view import nodes as matches
 from twinprobe._view import pairing
-from twinprobe._view.nodes import METRICS, PAGE, Scene, bands, metrics_of, sibling_edges
+from twinprobe._view.nodes import METRICS, PAGE, Scene, bands, change_matches, load_matches, metrics_of, sibling_edges
 from twinprobe._view.overview import (
     Cache,
     Floats,
@@ -29,8 +28,6 @@ from twinprobe._view.overview import (
     strip,
 )
 from twinprobe.errors import BadInput, TwinProbeError
-
-# What every request needs: its arguments read with care, the file it names, and the graph it means.
 
 _LARGEST = 1 << 40
 
@@ -87,7 +84,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Desk:
+class Workspace:
     """The folder that is shown, and what was computed for earlier requests and can be computed again."""
 
     place: Path
@@ -113,7 +110,7 @@ class Desk:
         source = self.source(asked)
         with open_graph(source, asked.optional("step"), asked.optional("rank")) as (config, graph):
             step, rank = asked.number("step", config.steps[0]), asked.number("rank", config.ranks[0])
-            made = matches.load(source.path, f"{step}/{rank}")
+            made = load_matches(source.path, f"{step}/{rank}")
             metric = asked.text("metric") if asked.text("metric") in METRICS else ""
             yield Scene(source, step, rank, config, graph, made, asked.optional("micro"), metric)
 
@@ -145,196 +142,172 @@ class Desk:
 
 def named(scene: Scene, asked: Question) -> dict[str, Any]:
     """The node that a request names by name or by its place in the order."""
-    order, name = asked.optional("order"), asked.text("name")
-    row = _first(scene.graph, asked.side(), order) if order is not None else scene.graph.node(asked.side(), name)
+    order, name, side = asked.optional("order"), asked.text("name"), asked.side()
+    row = scene.graph.node(side, name) if order is None else next(iter(scene.graph.by_order(side, [order])), None)
     if row is None:
         raise BadInput(f"there is no node {name!r} in this graph" if name else "there is no such node in this graph")
     return row
 
 
-def _first(graph: Graph, side: str, order: int) -> dict[str, Any] | None:
-    return next(iter(graph.by_order(side, [order])), None)
-
-
-# Questions about files, trees and single nodes.
-
 Answer = dict[str, Any]
 
 
-def files(desk: Desk, _: Question) -> Answer:
+def files(workspace: Workspace) -> Answer:
     """The files that can be opened, newest first."""
-    found = [{"id": s.id, "size": s.size, "modified": s.modified, "db": s.is_db} for s in find_graphs(desk.place)]
-    return {"files": found, "place": visible(desk.place.resolve().name)}
+    found = [{"id": s.id, "size": s.size, "modified": s.modified, "db": s.is_db} for s in find_graphs(workspace.place)]
+    return {"files": found, "place": visible(workspace.place.resolve().name)}
 
 
-def open_file(desk: Desk, asked: Question) -> Answer:
+def open_file(_workspace: Workspace, scene: Scene, _asked: Question) -> Answer:
     """What a file is, the roots of its graphs and, if the file tells it, where the runs part."""
-    with desk.scene(asked) as plain:
-        config = plain.config
-        metrics = metrics_of(config, plain.graph)
-        scene = replace(plain, metric=plain.metric or "".join(metrics[:1]))
-        roots = {side: root for side in sides(scene) if (root := scene.graph.root(side))}
-        if TARGET not in roots:
-            raise BadInput("holds no node for this step and rank", hint="it may still be being written: reload")
-        return {
-            "file": scene.source.id, "step": scene.step, "rank": scene.rank, "steps": config.steps,
-            "ranks": config.ranks, "compared": config.compared, "task": config.task, "microSteps": config.micro_steps,
-            "overflow": config.overflow, "tooltips": config.tooltips,
-            "bands": [vars(band) for band in bands(config.colors)],
-            "metrics": metrics, "knowsMore": config.knows_more,
-            "roots": {side: scene.brief(side, [root])[0] for side, root in roots.items()},
-            "pages": {side: [scene.children(side, root["node_name"], 0)] for side, root in roots.items()},
-            "first": first_known(scene),
-        }  # fmt: skip
+    config = scene.config
+    metrics = metrics_of(config, scene.graph)
+    scene = replace(scene, metric=scene.metric or "".join(metrics[:1]))
+    roots = {side: root for side in scene.sides if (root := scene.graph.root(side))}
+    if TARGET not in roots:
+        raise BadInput("holds no node for this step and rank", hint="it may still be being written: reload")
+    return {
+        "file": scene.source.id, "step": scene.step, "rank": scene.rank, "steps": config.steps,
+        "ranks": config.ranks, "compared": config.compared, "task": config.task, "microSteps": config.micro_steps,
+        "overflow": config.overflow, "tooltips": config.tooltips,
+        "bands": [vars(band) for band in bands(config.colors)],
+        "metrics": metrics, "knowsMore": config.knows_more,
+        "roots": {side: scene.brief(side, [root])[0] for side, root in roots.items()},
+        "pages": {side: [scene.children(side, root["node_name"], 0)] for side, root in roots.items()},
+        "first": first_known(scene),
+    }  # fmt: skip
 
 
-def first(desk: Desk, asked: Question) -> Answer:
+def first(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Where the runs part, found by looking if the file does not tell it."""
-    with desk.scene(asked) as scene:
-        if not scene.config.compared:
-            return {"first": None}
-        known = first_known(scene) if asked.limit("above") is None else None
-        if known is None:
-            known = first_of(scene, desk.overview(scene, TARGET).order[desk.suspicious(scene, asked)])
-        return {"first": known}
+    if not scene.config.compared:
+        return {"first": None}
+    known = first_known(scene) if asked.limit("above") is None else None
+    if known is None:
+        known = first_of(scene, workspace.overview(scene, TARGET).order[workspace.suspicious(scene, asked)])
+    return {"first": known}
 
 
-def children(desk: Desk, asked: Question) -> Answer:
+def children(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """A page of a node's children."""
-    with desk.scene(asked) as scene:
-        limit = asked.number("limit", PAGE, 1000)
-        return scene.children(asked.side(), asked.text("parent"), asked.number("offset", 0), limit)
+    limit = asked.number("limit", PAGE, 1000)
+    return scene.children(asked.side(), asked.text("parent"), asked.number("offset", 0), limit)
 
 
-def unfold(desk: Desk, asked: Question) -> Answer:
+def unfold(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """The pages of children that lead to a node and to its partner."""
-    with desk.scene(asked) as scene:
-        side, inside = asked.side(), asked.flag("inside")
-        row = named(scene, asked)
-        other = GOLDEN if side == TARGET else TARGET
-        partner = scene.partner(side, row)
-        return {
-            "node": scene.brief(side, [row])[0],
-            side: scene.pages_to(side, row["node_name"], inside=inside),
-            other: scene.pages_to(other, partner, inside=inside) if partner else [],
-        }
+    side, inside = asked.side(), asked.flag("inside")
+    row = named(scene, asked)
+    other = GOLDEN if side == TARGET else TARGET
+    partner = scene.partner(side, row)
+    return {
+        "node": scene.brief(side, [row])[0],
+        side: scene.pages_to(side, row["node_name"], inside=inside),
+        other: scene.pages_to(other, partner, inside=inside) if partner else [],
+    }
 
 
-def restore(desk: Desk, asked: Question) -> Answer:
+def restore(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """The first pages of the nodes that were open when a link was made, given by their places in the order."""
-    with desk.scene(asked) as scene:
-        found: Answer = {}
-        for side in SOURCES:
-            rows = scene.graph.by_order(side, asked.numbers(side)[:500])
-            rows.sort(key=lambda row: -int(row["node_order"]))  # a parent comes after its children in the order
-            found[side] = [scene.children(side, row["node_name"], 0) for row in rows if not row["leaf"]]
-        return found
+    found: Answer = {}
+    for side in SOURCES:
+        rows = scene.graph.by_order(side, asked.numbers(side)[:500])
+        rows.sort(key=lambda row: -int(row["node_order"]))  # a parent comes after its children in the order
+        found[side] = [scene.children(side, row["node_name"], 0) for row in rows if not row["leaf"]]
+    return found
 
 
-def node(desk: Desk, asked: Question) -> Answer:
+def node(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Everything about a node and its partner."""
-    with desk.scene(asked) as scene:
-        detail = scene.detail(asked.side(), named(scene, asked)["node_name"])
-        target = detail.get(TARGET)
-        return {**detail, "facts": facts(target, detail.get(GOLDEN)) if target and scene.config.compared else None}
+    detail = scene.detail(asked.side(), named(scene, asked)["node_name"])
+    target = detail.get(TARGET)
+    return {**detail, "facts": facts(target, detail.get(GOLDEN)) if target and scene.config.compared else None}
 
 
-def edges(desk: Desk, asked: Question) -> Answer:
+def edges(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Data flow between the children of a node."""
-    with desk.scene(asked) as scene:
-        side, parent = asked.side(), asked.text("parent")
-        offset, limit = asked.number("offset", 0), asked.number("limit", PAGE, 1000)
-        tensors = scene.graph.tensors(side, parent, offset, limit, scene.micro_under(side, parent))
-        return {"parent": parent, "edges": sibling_edges(tensors)}
+    side, parent = asked.side(), asked.text("parent")
+    offset, limit = asked.number("offset", 0), asked.number("limit", PAGE, 1000)
+    tensors = scene.graph.tensors(side, parent, offset, limit, scene.micro_under(side, parent))
+    return {"parent": parent, "edges": sibling_edges(tensors)}
 
 
-def search(desk: Desk, asked: Question) -> Answer:
+def search(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Nodes whose names contain a text."""
     text = asked.text("text").strip()[:500]
-    with desk.scene(asked) as scene:
-        found: Answer = {}
-        for side in sides(scene):
-            hits = scene.graph.search(side, text, 300) if text else []
-            found[side] = scene.brief(side, scene.graph.by_order(side, [order for _, order in hits]))
-        return found
-
-
-def sides(scene: Scene) -> tuple[str, ...]:
-    """The graphs that there are."""
-    return (TARGET, GOLDEN) if scene.config.compared else (TARGET,)
+    found: Answer = {}
+    for side in scene.sides:
+        hits = scene.graph.search(side, text, 300) if text else []
+        found[side] = scene.brief(side, scene.graph.by_order(side, [order for _, order in hits]))
+    return found
 
 
 _MOST_STEPS, _MOST_RANKS, _CELLS_AT_ONCE = 200, 1024, 8
 
 
-def nodes(desk: Desk, asked: Question) -> Answer:
+def nodes(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """A page of the nodes that pass some filters, in execution order."""
-    with desk.scene(asked) as scene:
-        side, kind = asked.side(), asked.text("kind", "suspicious")
-        orders = desk.overview(scene, side).chosen(
-            unmatched={"unmatched": True, "matched": False}.get(kind),
-            suspicious=desk.suspicious(scene, asked) if kind == "suspicious" and side == TARGET else None,
-            levels=asked.numbers("levels"),
-            overflow=[name for name in asked.text("overflow").split(",") if name],
-            what=asked.text("what"), micro=scene.micro,
-        ).tolist()  # fmt: skip
-        orders = _with_manual(scene, side, kind, orders)
-        offset = asked.number("offset", 0)
-        page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
-        found = scene.brief(side, scene.graph.by_order(side, page))
-        return {"total": len(orders), "offset": offset, "nodes": found}
+    side, kind = asked.side(), asked.text("kind", "suspicious")
+    orders = workspace.overview(scene, side).chosen(
+        unmatched={"unmatched": True, "matched": False}.get(kind),
+        suspicious=workspace.suspicious(scene, asked) if kind == "suspicious" and side == TARGET else None,
+        levels=asked.numbers("levels"),
+        overflow=[name for name in asked.text("overflow").split(",") if name],
+        what=asked.text("what"), micro=scene.micro,
+    ).tolist()  # fmt: skip
+    orders = _with_manual(scene, side, kind, orders)
+    offset = asked.number("offset", 0)
+    page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
+    found = scene.brief(side, scene.graph.by_order(side, page))
+    return {"total": len(orders), "offset": offset, "nodes": found}
 
 
-def counts(desk: Desk, asked: Question) -> Answer:
+def counts(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """How many nodes there are of each sort, on each side."""
-    with desk.scene(asked) as scene:
-        levels = len(bands(scene.config.colors))
-        found: Answer = {side: desk.overview(scene, side).counts(levels) for side in sides(scene)}
-        found[TARGET]["suspicious"] = int(desk.suspicious(scene, asked).sum())
-        return found
+    levels = len(bands(scene.config.colors))
+    found: Answer = {side: workspace.overview(scene, side).counts(levels) for side in scene.sides}
+    found[TARGET]["suspicious"] = int(workspace.suspicious(scene, asked).sum())
+    return found
 
 
-def error_strip(desk: Desk, asked: Question) -> Answer:
+def error_strip(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """The error over the whole execution, in pieces."""
-    with desk.scene(asked) as scene:
-        return strip(desk.overview(scene, TARGET), desk.metric(scene), asked.number("bins", 800, 4000))
+    return strip(workspace.overview(scene, TARGET), workspace.metric(scene), asked.number("bins", 800, 4000))
 
 
-def step(desk: Desk, asked: Question) -> Answer:
+def step(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """The next or previous suspicious node in execution order, and which of how many it is."""
-    with desk.scene(asked) as scene:
-        places = desk.overview(scene, TARGET).order[desk.suspicious(scene, asked)]
-        if not len(places):
-            return {"node": None, "at": 0, "of": 0}
-        start = asked.optional("from")
-        if start is None:
-            at = 0
-        elif asked.flag("back"):
-            at = int(places.searchsorted(start, "left")) - 1
-        else:
-            at = int(places.searchsorted(start, "right"))
-        at = at % len(places)
-        rows = scene.graph.by_order(TARGET, [int(places[at])])
-        return {"node": scene.brief(TARGET, rows)[0], "at": at + 1, "of": len(places)}
+    places = workspace.overview(scene, TARGET).order[workspace.suspicious(scene, asked)]
+    if not len(places):
+        return {"node": None, "at": 0, "of": 0}
+    start = asked.optional("from")
+    if start is None:
+        at = 0
+    elif asked.flag("back"):
+        at = int(places.searchsorted(start, "left")) - 1
+    else:
+        at = int(places.searchsorted(start, "right"))
+    at = at % len(places)
+    rows = scene.graph.by_order(TARGET, [int(places[at])])
+    return {"node": scene.brief(TARGET, rows)[0], "at": at + 1, "of": len(places)}
 
 
-def heat(desk: Desk, asked: Question) -> Answer:
+def heat(workspace: Workspace, scene: Scene, _asked: Question) -> Answer:
     """The worst level and the count of suspicious nodes for every rank and step; a few more on each call."""
-    with desk.scene(asked) as scene:
-        source, config = scene.source, scene.config
+    source, config = scene.source, scene.config
     wanted = [(s, r) for s in config.steps[:_MOST_STEPS] for r in config.ranks[:_MOST_RANKS]]
     cells, made = [], 0
     for one_step, rank in wanted:
         if not source.is_db and (one_step, rank) not in source.paths:
             cells.append({"step": one_step, "rank": rank, "missing": True})
             continue
-        key = desk.version(source, one_step, rank)
-        if key not in desk.cells:
+        key = workspace.version(source, one_step, rank)
+        if key not in workspace.cells:
             if made == _CELLS_AT_ONCE:
                 continue
             made += 1
-            desk.cells[key] = _cell(source, one_step, rank)
-        cells.append({"step": one_step, "rank": rank, **desk.cells[key]})
+            workspace.cells[key] = _cell(source, one_step, rank)
+        cells.append({"step": one_step, "rank": rank, **workspace.cells[key]})
     return {"cells": cells, "complete": len(cells) == len(wanted)}
 
 
@@ -370,20 +343,23 @@ def _with_manual(scene: Scene, side: str, kind: str, orders: list[int]) -> list[
     )
 
 
-# Questions about matches made by hand, and the one request that writes.
-
-
-def made_by_hand(desk: Desk, asked: Question) -> Answer:
+def made_by_hand(_workspace: Workspace, scene: Scene, _asked: Question) -> Answer:
     """The matches made by hand, by name of the run under test, as JSON and as layer_mapping.yaml."""
-    with desk.scene(asked) as scene:
-        made = scene.matches
-        return {"matches": made.added, "removed": sorted(made.removed), "yaml": pairing.layer_mapping(scene)}
+    made = scene.matches
+    return {"matches": made.added, "removed": sorted(made.removed), "yaml": pairing.layer_mapping(scene)}
 
 
-def change(desk: Desk, values: Mapping[str, Any]) -> Answer:
+QUESTIONS: dict[str, Callable[[Workspace, Scene, Question], Answer]] = {
+    "open": open_file, "first": first, "children": children, "unfold": unfold, "restore": restore,
+    "node": node, "edges": edges, "search": search, "list": nodes, "counts": counts, "strip": error_strip, "step": step,
+    "heat": heat, "matches": made_by_hand,
+}  # fmt: skip
+
+
+def change(workspace: Workspace, values: Mapping[str, Any]) -> Answer:
     """Match, part or import: written to a file beside the graph, never into it."""
     asked = Question({key: str(value) for key, value in values.items() if key != "pairs"})
-    with desk.scene(asked) as scene:
+    with workspace.scene(asked) as scene:
         if not scene.config.compared:
             raise BadInput("there is only one graph in this file")
         action, branch, fitting = asked.text("action"), asked.flag("branch"), 1
@@ -399,5 +375,5 @@ def change(desk: Desk, values: Mapping[str, Any]) -> Answer:
             edit, fitting = pairing.add_all(scene, {str(k): str(v) for k, v in values["pairs"].items()})
         else:
             raise BadInput("action must be add, remove, or import with pairs")
-        now = matches.change(scene.source.path, f"{scene.step}/{scene.rank}", edit)
+        now = change_matches(scene.source.path, f"{scene.step}/{scene.rank}", edit)
         return {"matches": now.added, "removed": sorted(now.removed), "fitting": fitting}

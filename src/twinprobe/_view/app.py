@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,30 +14,10 @@ from werkzeug.wrappers import Request, Response
 
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._runs.whole_files import in_proportion
-from twinprobe._view import answers as ask_lists
-from twinprobe._view import answers as ask_matches
-from twinprobe._view import answers as ask_tree
-from twinprobe._view.answers import Desk, Question
+from twinprobe._view.answers import QUESTIONS, Question, Workspace, change, files
 from twinprobe.errors import TwinProbeError
 
 STATIC = Path(__file__).with_name("static")
-QUESTIONS: dict[str, Callable[[Desk, Question], dict[str, Any]]] = {
-    "files": ask_tree.files,
-    "open": ask_tree.open_file,
-    "first": ask_tree.first,
-    "children": ask_tree.children,
-    "unfold": ask_tree.unfold,
-    "restore": ask_tree.restore,
-    "node": ask_tree.node,
-    "edges": ask_tree.edges,
-    "search": ask_tree.search,
-    "list": ask_lists.nodes,
-    "counts": ask_lists.counts,
-    "strip": ask_lists.error_strip,
-    "step": ask_lists.step,
-    "heat": ask_lists.heat,
-    "matches": ask_matches.made_by_hand,
-}
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -57,7 +37,7 @@ class ViewApp:
     """Serves one folder. ``prefix`` is the part of the path that belongs to the house it lives in."""
 
     def __init__(self, place: Path, *, prefix: str = "") -> None:
-        self._desk = Desk(place)
+        self._workspace = Workspace(place)
         self._prefix = prefix
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
@@ -70,7 +50,7 @@ class ViewApp:
         try:
             if path.startswith("/api/"):
                 return self._answer(request, path.removeprefix("/api/"))
-            return _static(request, _SPECIAL.get(path) or path.removeprefix("/static"))
+            return _static(request, (_SPECIAL.get(path) or path.removeprefix("/static")).removeprefix("/"))
         except HTTPException as error:
             return _plain(error.description or "", error.code or 500)
 
@@ -78,10 +58,13 @@ class ViewApp:
         try:
             if name == "change":
                 return self._change(request)
-            question = QUESTIONS.get(name)
-            if question is None or request.method != "GET":
+            if request.method != "GET" or name not in ("files", *QUESTIONS):
                 return _json({"error": {"what": "there is no such question"}}, 404)
-            return _json(question(self._desk, Question(request.args)))
+            if name == "files":
+                return _json(files(self._workspace))
+            asked = Question(request.args)
+            with self._workspace.scene(asked) as scene:
+                return _json(QUESTIONS[name](self._workspace, scene, asked))
         except IndexingError as error:
             return _json({"indexing": error.done}, 202)
         except TwinProbeError as error:
@@ -95,11 +78,10 @@ class ViewApp:
             values = msgspec.json.decode(in_proportion(request.get_data()), type=dict[str, Any])
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _json({"error": {"what": f"the request is no JSON object: {error}"}}, 400)
-        return _json(ask_matches.change(self._desk, values))
+        return _json(change(self._workspace, values))
 
 
-def _static(request: Request, path: str) -> Response:
-    name = path.removeprefix("/")
+def _static(request: Request, name: str) -> Response:
     known = _static_files()
     if request.method not in ("GET", "HEAD") or name not in known:
         return _plain("not found", 404)

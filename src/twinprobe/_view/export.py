@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,11 @@ import msgspec
 from twinprobe._graph.read.db import GOLDEN, TARGET
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.files import replacing
-from twinprobe._view import answers as ask_tree
-from twinprobe._view.answers import Desk, Question, sides
+from twinprobe._view.answers import Question, Workspace, first, open_file
 from twinprobe._view.app import STATIC
 from twinprobe._view.nodes import Scene, sibling_edges
 from twinprobe._view.overview import facts
 from twinprobe.errors import BadInput
-
-# All modules of the front end as one script, for the page that needs no server.
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const|let) (\w+)", re.MULTILINE)
@@ -35,30 +32,22 @@ def bundle(folder: Path, entry: str) -> str:
 
     This understands the one way in which our modules import and export: by name, from "./file.js", at the line's start.
     """
-    parts = [_wrapped(folder, name) for name in _in_order(folder, entry, [], ())]
-    return '"use strict";\nconst modules = {};\n' + "".join(parts)
+    parts: dict[str, str] = {}
 
+    def add(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ValueError(f"modules import each other in a circle: {' -> '.join((*above, name))}")
+        source = (folder / name).read_text(encoding="utf-8")
+        for match in _IMPORT.finditer(source):
+            if match[2] not in parts:
+                add(match[2], (*above, name))
+        exported = ", ".join(match[2] for match in _EXPORT.finditer(source))
+        body = _IMPORT.sub(lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{m[2]}"];\n', source)
+        body = _EXPORT.sub(r"\1 \2", body).replace("import.meta.url", "document.baseURI")
+        parts[name] = f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n'
 
-def _in_order(folder: Path, name: str, done: list[str], above: tuple[str, ...]) -> list[str]:
-    if name in above:
-        raise ValueError(f"modules import each other in a circle: {' -> '.join((*above, name))}")
-    for match in _IMPORT.finditer(_source(folder, name)):
-        if match[2] not in done:
-            _in_order(folder, match[2], done, (*above, name))
-    done.append(name)
-    return done
-
-
-def _wrapped(folder: Path, name: str) -> str:
-    source = _source(folder, name)
-    exported = [match[2] for match in _EXPORT.finditer(source)]
-    body = _IMPORT.sub(lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{m[2]}"];\n', source)
-    body = _EXPORT.sub(r"\1 \2", body).replace("import.meta.url", "document.baseURI")
-    return f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {", ".join(exported)} }};\n}})();\n'
-
-
-def _source(folder: Path, name: str) -> str:
-    return (folder / name).read_text(encoding="utf-8")
+    add(entry, ())
+    return '"use strict";\nconst modules = {};\n' + "".join(parts.values())
 
 
 _MOST_PER_SIDE, _MOST_IN_ALL = 4_000, 16_000
@@ -85,16 +74,18 @@ class Exported:
 
 def export_page(place: Path, target: Path, *, step: int | None = None, rank: int | None = None) -> Exported:
     """Write the newest graph file of a folder (or the file given) as one page."""
-    desk = Desk(place)
+    workspace = Workspace(place)
     start = {key: str(value) for key, value in (("step", step), ("rank", rank)) if value is not None}
-    opened = _open(desk, start)
+    opened = _open(workspace, start)
     graphs: list[dict[str, Any]] = []
     nodes = left_out = 0
-    for one_step, one_rank in _graphs_of(opened):
+    chosen = (opened["step"], opened["rank"])
+    others = [key for key in product(opened["steps"], opened["ranks"]) if key != chosen]
+    for one_step, one_rank in [chosen, *others]:
         if graphs and nodes >= _MOST_IN_ALL:
             break
         key = {"file": opened["file"], "step": str(one_step), "rank": str(one_rank)}
-        graph, kept, all_nodes = _graph(desk, key)
+        graph, kept, all_nodes = _graph(workspace, key)
         graphs.append(graph)
         nodes, left_out = nodes + kept, left_out + all_nodes - kept
     known = {key: opened[key] for key in opened if key not in ("roots", "pages", "first", "step", "rank")}
@@ -105,45 +96,41 @@ def export_page(place: Path, target: Path, *, step: int | None = None, rank: int
     return Exported(opened["file"], nodes, left_out, len(page))
 
 
-def _open(desk: Desk, start: dict[str, str]) -> dict[str, Any]:
+def _open(workspace: Workspace, start: dict[str, str]) -> dict[str, Any]:
     while True:
+        asked = Question(start)
         try:
-            return ask_tree.open_file(desk, Question(start))
+            with workspace.scene(asked) as scene:
+                return open_file(workspace, scene, asked)
         except IndexingError:
             continue  # opening waits a second each time
 
 
-def _graphs_of(opened: dict[str, Any]) -> list[tuple[int, int]]:
-    first = (opened["step"], opened["rank"])
-    others = [(step, rank) for step in opened["steps"] for rank in opened["ranks"] if (step, rank) != first]
-    return [first, *others]
-
-
-def _graph(desk: Desk, key: dict[str, str]) -> tuple[dict[str, Any], int, int]:
+def _graph(workspace: Workspace, key: dict[str, str]) -> tuple[dict[str, Any], int, int]:
     asked = Question(key)
     try:
-        with desk.scene(asked) as scene:
-            wanted = _wanted(desk, scene, asked)
+        with workspace.scene(asked) as scene:
+            wanted = _wanted(workspace, scene, asked)
             stacks: dict[str, int] = {}
-            found = {side: _side(scene, side, wanted[side], stacks) for side in sides(scene)}
-            total = sum(len(desk.overview(scene, side).order) for side in sides(scene))
-            first = ask_tree.first(desk, asked)["first"]
-            graph = {"step": scene.step, "rank": scene.rank, "first": first, "stacks": list(stacks), **found}
+            found = {side: _side(scene, side, wanted[side], stacks) for side in scene.sides}
+            total = sum(len(workspace.overview(scene, side).order) for side in scene.sides)
+            parting = first(workspace, scene, asked)
+            graph = {"step": scene.step, "rank": scene.rank, **parting, "stacks": list(stacks), **found}
             return graph, sum(len(part["nodes"]) for part in found.values()), total
     except IndexingError:
-        return _graph(desk, key)
+        return _graph(workspace, key)
     except BadInput:  # a rank that has no file
         return {"step": int(key["step"]), "rank": int(key["rank"]), "missing": True}, 0, 0
 
 
-def _wanted(desk: Desk, scene: Scene, asked: Question) -> dict[str, set[int] | None]:
+def _wanted(workspace: Workspace, scene: Scene, asked: Question) -> dict[str, set[int] | None]:
     """Places in the order to keep, None for all: what is near a finding or near the top."""
-    wanted: dict[str, set[int] | None] = {}
-    for side in sides(scene):
-        wanted[side] = None if len(desk.overview(scene, side).order) <= _MOST_PER_SIDE else set()
-    overview = desk.overview(scene, TARGET)
-    marked = overview.order[desk.suspicious(scene, asked)][:_FINDINGS].tolist()
-    known = ask_tree.first(desk, asked)["first"] if scene.config.compared else None
+    overviews = {side: workspace.overview(scene, side) for side in scene.sides}
+    wanted: dict[str, set[int] | None] = {
+        side: None if len(overview.order) <= _MOST_PER_SIDE else set() for side, overview in overviews.items()
+    }
+    marked = overviews[TARGET].order[workspace.suspicious(scene, asked)][:_FINDINGS].tolist()
+    known = first(workspace, scene, asked)["first"]
     names = [known["name"]] if known else []
     names += [row["node_name"] for row in scene.graph.by_order(TARGET, marked)]
     for side, kept in wanted.items():
@@ -163,8 +150,7 @@ def _wanted(desk: Desk, scene: Scene, asked: Question) -> dict[str, set[int] | N
 
 def _around(scene: Scene, side: str, name: str, kept: set[int]) -> None:
     path = scene.path(side, name)
-    for row in path:
-        kept.add(row["node_order"])
+    kept |= {row["node_order"] for row in path}
     for parent, child in pairwise(path):
         place = scene.graph.child_count(side, parent["node_name"], before=child["node_order"])
         beside = scene.graph.children(side, parent["node_name"], max(0, place - _BESIDE // 2), _BESIDE, None)

@@ -1,11 +1,11 @@
-"""Nodes as the page gets them: briefly for the tree, in full for the details."""
+"""Nodes as the page gets them: how bad each is, its match by hand, briefly for the tree, in full for the details."""
 
 from __future__ import annotations
 
 import math
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -19,8 +19,6 @@ from twinprobe._graph.read.db import GOLDEN, TARGET, Config, Graph, cache_folder
 from twinprobe._graph.read.open import Source
 from twinprobe._report.files import replacing
 from twinprobe.errors import BadInput
-
-# How bad a node is: the bands that a graph file itself defines, and one number per metric where more is worse.
 
 WORST = 1e30  # stands for nan and inf, which JSON cannot carry
 _KINDS = {
@@ -57,7 +55,12 @@ def bands(colors: dict[str, dict[str, Any]]) -> list[Band]:
         low, high = span
         if isinstance(low, (int, float)) and isinstance(high, (int, float)):
             found.append(Band(float(low), float(high), color, str(entry.get("accuracy_level") or "")))
-    return sorted(found, key=lambda band: -_lightness(band.color))
+
+    def lightness(band: Band) -> float:
+        red, green, blue = (int(band.color[start : start + 2], 16) for start in (1, 3, 5))
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    return sorted(found, key=lightness, reverse=True)
 
 
 def level_of(precision: Any, known: list[Band]) -> int | None:
@@ -95,13 +98,7 @@ def _pattern(metric: str) -> re.Pattern[str]:
     return re.compile(r'"' + re.escape(metric) + r'": ?"([^"\\]*)"')
 
 
-def _lightness(color: str) -> float:
-    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-# Matches made by hand: kept in a small file beside the graph, never in the graph itself.
-
+# Matches made by hand are kept in a small file beside the graph, never in the graph itself.
 _ENDING = ".matches.json"
 _LARGEST = 64 << 20
 _lock = threading.Lock()
@@ -154,13 +151,13 @@ class Matches:
         self.removed.add(target)
 
 
-def load(path: Path, key: str) -> Matches:
+def load_matches(path: Path, key: str) -> Matches:
     """The matches of one graph of a file."""
     stored = _read(path).graphs.get(key, _Stored())
     return Matches(dict(stored.added), set(stored.removed))
 
 
-def change(path: Path, key: str, edit: Any) -> Matches:
+def change_matches(path: Path, key: str, edit: Callable[[Matches], None]) -> Matches:
     """Read, edit and write under a lock; returns what now holds."""
     with _lock:
         file = _read(path)
@@ -168,24 +165,20 @@ def change(path: Path, key: str, edit: Any) -> Matches:
         matches = Matches(dict(stored.added), set(stored.removed))
         edit(matches)
         file.graphs[key] = _Stored(matches.added, sorted(matches.removed))
-        _write(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
+        content = msgspec.json.format(msgspec.json.encode(file), indent=1)
+        beside, cached = _places(path)
+        try:
+            with replacing(beside) as temporary:
+                temporary.write_bytes(content)
+        except BadInput:  # a read-only folder
+            with replacing(cached) as temporary:
+                temporary.write_bytes(content)
         return matches
 
 
-def pairs_in(content: bytes) -> dict[str, str]:
-    """The pairs of an imported file: a JSON object of names, as this page and older tools export it."""
-    try:
-        return msgspec.json.decode(content, type=dict[str, str])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"is no file of matches: {error}", hint="it must be a JSON object of node names") from error
-
-
-def _places(path: Path) -> Iterable[Path]:
-    yield path.with_name(path.name + _ENDING)
-    yield (
-        cache_folder("matches")
-        / f"{sha256(str(path.resolve()).encode('utf-8', 'surrogateescape')).hexdigest()}{_ENDING}"
-    )
+def _places(path: Path) -> tuple[Path, Path]:
+    digest = sha256(str(path.resolve()).encode("utf-8", "surrogateescape")).hexdigest()
+    return path.with_name(path.name + _ENDING), cache_folder("matches") / f"{digest}{_ENDING}"
 
 
 def _read(path: Path) -> _File:
@@ -199,16 +192,6 @@ def _read(path: Path) -> _File:
             raise BadInput(f"the file of hand-made matches cannot be read: {error}", where=place,
                            hint="repair or delete it") from error  # fmt: skip
     return _File()
-
-
-def _write(path: Path, content: bytes) -> None:
-    beside, cached = _places(path)
-    try:
-        with replacing(beside) as temporary:
-            temporary.write_bytes(content)
-    except BadInput:  # a read-only folder
-        with replacing(cached) as temporary:
-            temporary.write_bytes(content)
 
 
 PAGE = 200
@@ -227,6 +210,11 @@ class Scene:
     matches: Matches
     micro: int | None = None
     metric: str = ""
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The graphs that there are."""
+        return (TARGET, GOLDEN) if self.config.compared else (TARGET,)
 
     def brief(self, side: str, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """What the tree shows of some nodes."""
@@ -277,8 +265,7 @@ class Scene:
         row = self.graph.node(side, name, full=True)
         if row is None:
             raise BadInput(f"there is no node {name!r} in this graph")
-        partner = self.partner(side, row)
-        other = GOLDEN if side == TARGET else TARGET
+        partner, other = self.partner(side, row), GOLDEN if side == TARGET else TARGET
         mate = self.graph.node(other, partner, full=True) if partner else None
         return {side: self._full(side, row), other: self._full(other, mate) if mate else None}
 
@@ -327,7 +314,6 @@ class Scene:
 
 def metrics_of(config: Config, graph: Graph) -> list[str]:
     """The metrics that this file can be coloured by, the most telling one first."""
-    found = [OWN_ERROR] if config.knows_more else []
     if not config.compared:
         return []
     sample = ""
@@ -335,15 +321,14 @@ def metrics_of(config: Config, graph: Graph) -> list[str]:
         sample += text
         if len(sample) > 20_000 or seen > 200:
             break
-    return found + [metric for metric in METRICS if f'"{metric}"' in sample]
+    own = [OWN_ERROR] if config.knows_more else []
+    return own + [metric for metric in METRICS if f'"{metric}"' in sample]
 
 
 def _tensors(text: Any) -> list[dict[str, str]]:
-    found = []
-    for name, values in parsed(text, dict).items():
-        entry = values if isinstance(values, dict) else {}
-        found.append({**{str(k): v if isinstance(v, str) else str(v) for k, v in entry.items()}, "name": str(name)})
-    return found
+    tensors = parsed(text, dict).items()
+    known = ((name, values if isinstance(values, dict) else {}) for name, values in tensors)
+    return [{**{key: str(value) for key, value in values.items()}, "name": name} for name, values in known]
 
 
 def _peers(text: Any) -> list[dict[str, Any]]:
@@ -359,34 +344,31 @@ def _peers(text: Any) -> list[dict[str, Any]]:
     return found
 
 
-# Data flow between siblings: a tensor that one gives and a later one takes, told by what was recorded of it.
-
 _STATISTICS = ("dtype", "shape", "Max", "Min", "Mean", "Norm")
 
 
 def sibling_edges(tensors: Sequence[tuple[int, str, str]]) -> list[list[int]]:
-    """Pairs of places in the order, giver first; of several nodes that gave the same tensor the latest counts."""
+    """Data flow between siblings: pairs of places in the order, giver first.
+
+    A tensor that one gives and a later one takes is known by what was recorded of it; of several nodes that gave the
+    same one the latest counts.
+    """
     givers: dict[tuple[str, ...], int] = {}
     edges: dict[tuple[int, int], None] = {}
     for order, inputs, outputs in tensors:
-        for mark in _marks(inputs):
-            if mark in givers:
-                edges[givers[mark], order] = None
-        for mark in _marks(outputs):
-            givers[mark] = order
+        for tensor in _fingerprints(inputs):
+            if tensor in givers:
+                edges[givers[tensor], order] = None
+        givers.update(dict.fromkeys(_fingerprints(outputs), order))
     return [list(edge) for edge in edges]
 
 
-def _marks(text: str) -> list[tuple[str, ...]]:
-    found = (_mark(entry) for name, entry in parsed(text, dict).items() if ".parameters." not in name)
-    return [mark for mark in found if mark is not None]
-
-
-def _mark(entry: Any) -> tuple[str, ...] | None:
-    """What identifies a tensor; constants and scalars are too common to tell anything."""
-    if not isinstance(entry, dict) or entry.get("shape") in (None, "[]", "()"):
-        return None
-    if entry.get("md5") not in (None, "", "00000000"):
-        return (str(entry["shape"]), str(entry["md5"]))
-    values = tuple(str(entry.get(key)) for key in _STATISTICS)
-    return None if entry.get("Max") in (None, "null", "nan", entry.get("Min")) else values
+def _fingerprints(text: str) -> Iterator[tuple[str, ...]]:
+    """What identifies each tensor; constants and scalars are too common to tell anything."""
+    for name, entry in parsed(text, dict).items():
+        if ".parameters." in name or not isinstance(entry, dict) or entry.get("shape") in (None, "[]", "()"):
+            continue
+        if entry.get("md5") not in (None, "", "00000000"):
+            yield str(entry["shape"]), str(entry["md5"])
+        elif entry.get("Max") not in (None, "null", "nan", entry.get("Min")):
+            yield tuple(str(entry.get(key)) for key in _STATISTICS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import yaml
@@ -23,13 +24,7 @@ def add_pair(scene: Scene, target: str, golden: str, *, branch: bool) -> Callabl
         twins = (_twin(target), _twin(golden))
         if _both_there(scene, *twins):
             pairs += [twins, *_under(scene, *twins)]
-
-    def edit(matches: Matches) -> None:
-        for one, other in pairs:
-            row = scene.graph.node(GOLDEN, other)
-            matches.add(one, other, last_link(row["matched_node_link"]) if row else None)
-
-    return edit
+    return _adding(scene, pairs)
 
 
 def remove_pair(scene: Scene, target: str, *, branch: bool) -> Callable[[Matches], None]:
@@ -53,13 +48,16 @@ def add_all(scene: Scene, pairs: dict[str, str]) -> tuple[Callable[[Matches], No
             fitting[one] = other
         elif other not in fitting and _both_there(scene, other, one):
             fitting[other] = one
+    return _adding(scene, fitting.items()), len(fitting)
 
+
+def _adding(scene: Scene, pairs: Iterable[tuple[str, str]]) -> Callable[[Matches], None]:
     def edit(matches: Matches) -> None:
-        for target, golden in fitting.items():
+        for target, golden in pairs:
             row = scene.graph.node(GOLDEN, golden)
             matches.add(target, golden, last_link(row["matched_node_link"]) if row else None)
 
-    return edit, len(fitting)
+    return edit
 
 
 def layer_mapping(scene: Scene) -> str:
@@ -78,10 +76,10 @@ def _add_rule(scene: Scene, mapping: dict[str, dict[str, str]], target: str, gol
     for row in reversed(above):
         mate = scene.partner(TARGET, row)
         if mate in beside or row is above[0]:
-            base, other = parse_op(row["node_name"]), parse_op(mate or "")
-            left, right = _relative(target, base.body), _relative(golden, other.body)
+            module, partner = parse_op(row["node_name"]), parse_op(mate or "")
+            left, right = _relative(target, module.body), _relative(golden, partner.body)
             if left != right:
-                mapping.setdefault(base.cls or "TopLayer", {})[left] = right
+                mapping.setdefault(module.cls or "TopLayer", {})[left] = right
             return
 
 
@@ -106,13 +104,12 @@ def _under(scene: Scene, target: str, golden: str) -> Iterator[tuple[str, str]]:
 
 def _children(scene: Scene, side: str, parent: str) -> dict[tuple[str, int], str]:
     found: dict[tuple[str, int], str] = {}
+    seen: Counter[str] = Counter()
     for row in scene.graph.children(side, parent, 0, _MOST, None):
         op = parse_op(row["node_name"])
         short = f"{op.prefix}.{_relative(op.text, parse_op(parent).body)}.{op.direction}"
-        count = 0
-        while (short, count) in found:
-            count += 1
-        found[short, count] = row["node_name"]
+        found[short, seen[short]] = row["node_name"]
+        seen[short] += 1
     return found
 
 

@@ -65,41 +65,43 @@ class Guard:
 
     def __call__(self, environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         request = Request(environ)
+        cookie = f"twinprobe_{self.port}"  # cookies are shared by all ports of a host
+        token = request.args.get("token") or request.cookies.get(cookie, "")
         if not self._names_us(request.headers.get("Host", "")):
-            return _refusal("This server does not answer to that name.", 421)(environ, start)
-        if not _same_origin(request):
-            return _refusal("Requests from other pages are not answered.", 403)(environ, start)
-        if self._token and not self._knows_token(request):
-            return _refusal("A token is needed: use the address that twinprobe view printed.", 403)(environ, start)
-        response = self._app.respond(request)
-        if self._token and hmac.compare_digest(request.args.get("token", "").encode(), self._token.encode()):
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="Strict")
+            response = _refusal("This server does not answer to that name.", 421)
+        elif not _same_origin(request):
+            response = _refusal("Requests from other pages are not answered.", 403)
+        elif self._token and not self._is_token(token):
+            response = _refusal("A token is needed: use the address that twinprobe view printed.", 403)
+        else:
+            response = self._app.respond(request)
+            if self._token and self._is_token(request.args.get("token", "")):
+                response.set_cookie(cookie, self._token, httponly=True, samesite="Strict")
         return response(environ, start)
-
-    @property
-    def _cookie(self) -> str:
-        return f"twinprobe_{self.port}"  # cookies are shared by all ports of a host
 
     def _names_us(self, header: str) -> bool:
         """A page of another site that had its name pointed at this machine gives itself away by that name."""
         name = header.rsplit(":", 1)[0] if not header.endswith("]") else header
         if not self._token:
             return name.lower() in _LOOPBACK_NAMES
-        return name.lower() in {*_LOOPBACK_NAMES, self._host.lower(), *_machine_names()} or _is_address(name)
+        machine = {self._host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        return name.lower() in _LOOPBACK_NAMES | machine or _address(name) is not None
 
-    def _knows_token(self, request: Request) -> bool:
-        given = request.args.get("token") or request.cookies.get(self._cookie, "")
+    def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
-    if host.lower() == "localhost":
-        return True
+    address = _address(host)
+    return host.lower() == "localhost" if address is None else address.is_loopback
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(name.strip("[]"))
     except ValueError:
-        return False
+        return None
 
 
 class _Quiet(WSGIRequestHandler):
@@ -136,18 +138,6 @@ def _same_origin(request: Request) -> bool:
         return True
     origin = request.headers.get("Origin")
     return origin is None or origin.split("://", 1)[-1] == request.headers.get("Host")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
-def _machine_names() -> set[str]:
-    return {socket.gethostname().lower(), socket.getfqdn().lower()}
 
 
 def _refusal(text: str, status: int) -> Response:

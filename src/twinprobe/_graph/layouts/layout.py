@@ -96,11 +96,11 @@ def layouts_of_flags(flags: dict[str, list[Any] | None], *, golden: bool) -> Lay
     for name, values in given.items():
         if len(values) != sides:
             raise BadInput(f"--{name} has {len(values)} values", hint=f"expected {sides}: one for each run")
-    return _side(given, 0), _side(given, 1) if golden else None
-
-
-def _side(given: dict[str, list[Any]], at: int) -> Layout:
-    return _layout({name: values[at] for name, values in given.items()}, f"value {at + 1} of the merge flags")
+    target, *others = (
+        _layout({name: values[side] for name, values in given.items()}, f"value {side + 1} of the merge flags")
+        for side in range(sides)
+    )
+    return target, others[0] if others else None
 
 
 def _layout(document: Any, where: str) -> Layout:

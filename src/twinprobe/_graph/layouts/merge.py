@@ -6,6 +6,8 @@ from ast import literal_eval
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,21 +96,20 @@ def _parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layo
     return parts
 
 
-def _chosen(run: Run, chunk: int, layout: Layout) -> dict[str, None]:
-    return _in_chunk(run, chunk) if layout.vpp > 1 else dict.fromkeys([*run.parents, *run.ops])
-
-
-def _in_chunk(run: Run, chunk: int) -> dict[str, None]:
+def _chosen(run: Run, chunk: int, layout: Layout) -> list[str]:
     """The calls of one virtual stage: by their own name, or by the module around them."""
-    chosen: dict[str, None] = {}
-    for name in dict.fromkeys([*run.parents, *run.ops]):
+    names = list(dict.fromkeys([*run.parents, *run.ops]))
+    if layout.vpp == 1:
+        return names
+    chosen = []
+    for name in names:
         around: str | None = name
         found = chunk_of(name)
         while around is not None and found is None:
             around = run.parents.get(around)
             found = chunk_of(around) if around is not None else None
         if (found or 0) == chunk:
-            chosen[name] = None
+            chosen.append(name)
     return chosen
 
 
@@ -217,13 +218,11 @@ def _info(rows: pl.DataFrame) -> dict[str, list[str]]:
     return dict(info)
 
 
-# A merged run written as a dump again, to be drawn or compared like any other.
-
 _TITLES = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
 
 
 def write_merged(run: Run, folder: Path) -> list[Path]:
-    """Write construct.json, dump.json (marked ``is_merged``) and stack.json of a merged run."""
+    """Write a merged run as a dump again (its dump.json marked ``is_merged``), to be drawn or compared like any."""
     prepare_folder(folder)
     header = {"task": run.task, "level": run.level, "framework": run.framework, "dump_data_dir": None}
     stacks = {str(at): [[], frames] for at, frames in enumerate(run.stacks.frames)}
@@ -241,40 +240,24 @@ def write_merged(run: Run, folder: Path) -> list[Path]:
 
 
 def _entries(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    current, entry = -1, dict[str, Any]()
-    for row in run.table.iter_rows(named=True):
-        if row["op"] != current:
-            if current >= 0:
-                yield run.ops[current], _lists(entry)
-            current, entry = row["op"], _empty(run.ops[row["op"]])
-        path = row["name"].removeprefix(run.ops[current]).strip(".").split(".")
-        _put(entry, _section(row["role"], path, backward="input" in entry), _leaf(row))
-    if current >= 0:
-        yield run.ops[current], _lists(entry)
-
-
-def _empty(op: str) -> dict[str, Any]:
-    direction = parse_op(op).direction
-    if direction == GRADIENTS:
-        return {}
-    return (
-        {"input": {}, "output": {}} if direction == BACKWARD else {"input_args": {}, "input_kwargs": {}, "output": {}}
-    )
-
-
-def _section(role: int, path: list[str], *, backward: bool) -> list[str]:
-    """Where a value lies in its entry."""
-    if role == GRADIENT:
-        return [*path, "0"]
-    if role in (OUTPUT, PARAMETER) or backward:
-        return path
-    return ["input_args" if path[1].isdecimal() else "input_kwargs", *path[1:]]
-
-
-def _put(entry: dict[str, Any], path: list[str], leaf: Any) -> None:
-    for part in path[:-1]:
-        entry = entry.setdefault(part, {})
-    entry[path[-1]] = leaf
+    for number, rows in groupby(run.table.iter_rows(named=True), key=itemgetter("op")):
+        op = run.ops[number]
+        direction = parse_op(op).direction
+        sections = {BACKWARD: ("input", "output"), GRADIENTS: ()}.get(
+            direction, ("input_args", "input_kwargs", "output")
+        )
+        entry: dict[str, Any] = {section: {} for section in sections}
+        for row in rows:
+            path = row["name"].removeprefix(op).strip(".").split(".")
+            if row["role"] == GRADIENT:
+                path.append("0")
+            elif row["role"] not in (OUTPUT, PARAMETER) and direction != BACKWARD:
+                path[:1] = ["input_args" if path[1].isdecimal() else "input_kwargs"]
+            inside = entry
+            for part in path[:-1]:
+                inside = inside.setdefault(part, {})
+            inside[path[-1]] = _leaf(row)
+        yield op, _lists(entry)
 
 
 def _lists(value: Any) -> Any:
@@ -291,8 +274,7 @@ def _leaf(row: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if row["kind"] != TENSOR:
         return {"type": row["type"], "value": row["meaning"] if row["meaning"] is not None else _statistic(row, "max")}
-    leaf = {"type": row["type"], "dtype": row["dtype"]}
-    leaf["shape"] = literal_eval(row["shape"] or "[]")
+    leaf = {"type": row["type"], "dtype": row["dtype"], "shape": literal_eval(row["shape"] or "[]")}
     leaf |= {_TITLES[stat]: _statistic(row, stat) for stat in STATS}
     return leaf | ({"requires_grad": row["requires_grad"]} if row["requires_grad"] is not None else {})
 
@@ -305,8 +287,6 @@ def _statistic(row: dict[str, Any], stat: str) -> Any:
     text = row[f"{stat}_text"]
     return {"None": None, "True": True, "False": False}.get(text, text)
 
-
-# Two layouts meet: what the shapes of one side say about the shards of the other.
 
 Match = Callable[[Run, Run], Pairs]
 
@@ -361,29 +341,25 @@ def _fit(
 ) -> None:
     as_is = [side[0] for side in shapes]
     whole = [[str(shape) for shape in whole_shapes(side)] if len(side) > 1 else [] for side in shapes]
-    for one, other in ((0, 1), (1, 0)):
-        if as_is[other] in whole[one] and relations[other] != SHARDS:
-            changes[one].shape[places[one]] = as_is[other]
-            if relations[one] == REPLICAS:
-                changes[one].combine.add(places[one])
+    for side, other in ((0, 1), (1, 0)):
+        if as_is[other] in whole[side] and relations[other] != SHARDS:
+            changes[side].shape[places[side]] = as_is[other]
+            if relations[side] == REPLICAS:
+                changes[side].combine.add(places[side])
             return
-    common = [shape for shape in whole[0] if shape in whole[1]]
-    if common and SHARDS in relations:
-        for at in (0, 1):
-            changes[at].shape[places[at]] = common[0]
-        return
-    for at in (0, 1):
-        if as_is[0] == as_is[1] and relations[at] == SHARDS:
-            changes[at].forget.add(places[at])  # as large as the whole on the other side: a partial sum
+    common = [shape for shape in whole[0] if shape in whole[1]] if SHARDS in relations else []
+    for change, place, relation in zip(changes, places, relations, strict=True):
+        if common:
+            change.shape[place] = common[0]
         elif as_is[0] != as_is[1]:
-            changes[at].shape[places[at]] = None
+            change.shape[place] = None
+        elif relation == SHARDS:
+            change.forget.add(place)  # as large as the whole on the other side: a partial sum
 
 
 def _apply(merged: Merged, run: Run, change: _Changes) -> None:
     import polars as pl
 
-    if not (change.shape or change.combine or change.forget):
-        return
     rows = pl.Series(range(run.table.height))
     table = run.table
     if change.shape:

@@ -36,7 +36,8 @@ def merged_rows(rows: pl.DataFrame, ranks: int) -> pl.DataFrame:
 
     rows = _without_copies(rows)
     tensor = (pl.col("kind") == TENSOR) & pl.col("max_kind").is_in([FLOAT, INT])
-    counts = {text: _count(text) for text in rows["shape"].unique().to_list()}
+    sizes = {text: _sizes(text) for text in rows["shape"].unique().to_list()}
+    counts = {text: 0.0 if size is None else float(prod(size)) for text, size in sizes.items()}
     count = pl.col("shape").replace_strict(counts, default=0, return_dtype=pl.Float64)
     rows = rows.with_columns(count=count, tensor=tensor)
     signs = pl.concat_str([pl.col(stat).cast(pl.String).fill_null("") for stat in STATS], separator=",").str.join(";")
@@ -134,12 +135,10 @@ def shown(rows: pl.DataFrame) -> pl.DataFrame:
 
 def whole_shapes(shapes: list[str]) -> list[list[int]]:
     """Every shape that a tensor with these shards may have: one dimension is the sum of theirs."""
-    sizes = [_sizes(text) for text in shapes]
-    first = sizes[0]
-    if first is None or any(size is None or len(size) != len(first) for size in sizes):
+    known = [size for text in shapes if (size := _sizes(text)) is not None]
+    if len(known) < len(shapes) or len({len(size) for size in known}) > 1:
         return []
-    known = [size for size in sizes if size is not None]
-    found = []
+    first, found = known[0], []
     for at in range(len(first)):
         others = {tuple(size[:at] + size[at + 1 :]) for size in known}
         if len(others) == 1:
@@ -153,8 +152,3 @@ def _sizes(text: str | None) -> list[int] | None:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return list(value) if isinstance(value, list | tuple) and all(isinstance(size, int) for size in value) else None
-
-
-def _count(text: str | None) -> float:
-    sizes = _sizes(text)
-    return float(prod(sizes)) if sizes is not None else 0.0

@@ -1,4 +1,4 @@
-"""Names in one logical model: layers of later pipeline stages, chunks and experts counted on."""
+"""The stages of one logical model: its layers, chunks and experts counted on, and the order of all their calls."""
 
 from __future__ import annotations
 
@@ -35,16 +35,13 @@ class StageNames:
         """New names for the calls of the next stage (or of its next chunk)."""
         names = list(names)
         self._offsets = self._layer_offsets(names)
-        return self._renamed(names, {})
+        return self.experts(names, {})
 
     def experts(self, names: Iterable[str], before: dict[str, int]) -> dict[str, str]:
         """New names for calls in experts of the same stage on another rank.
 
         ``before`` counts, per list of experts, those that lie on earlier ranks.
         """
-        return self._renamed(list(names), before)
-
-    def _renamed(self, names: list[str], before: dict[str, int]) -> dict[str, str]:
         first_call = dict(self._next_call)
         renamed = {}
         for name in names:
@@ -62,12 +59,11 @@ class StageNames:
         return renamed
 
     def _module(self, name: str, before: dict[str, int]) -> str:
-        offsets = self._offsets
         name = self._folded(name)
         layer = _NUMBER.search(name, self._start(name))
-        if layer and name[: layer.start()] in offsets:
-            shifted = int(layer[1]) + offsets[name[: layer.start()]]
-            name = f"{name[: layer.start()]}.{shifted}{name[layer.end() :]}"
+        path = name[: layer.start()] if layer else ""
+        if layer and path in self._offsets:
+            name = f"{path}.{int(layer[1]) + self._offsets[path]}{name[layer.end() :]}"
         if before:
             name = _EXPERTS.sub(lambda found: f"{found[1]}.{int(found[2]) + before.get(found[1], 0)}", name)
         return name
@@ -116,9 +112,6 @@ def experts_in(names: Iterable[str]) -> dict[str, set[int]]:
     return found
 
 
-# In which order the calls of several stages would have run on one rank.
-
-
 @dataclass(frozen=True)
 class Part:
     """Ranks that share calls of one pipeline stage (of one chunk), and those calls' names in the whole model.
@@ -152,7 +145,8 @@ def in_order(parts: list[Part], names: list[list[str]]) -> list[str]:
             shared += not inside
             if name not in part.names:
                 continue
-            micro = _micro_step(name, parents, micro)
+            module = name if parse_op(name).is_module else parents.get(name)
+            micro = max(parse_op(module).call, 0) if module is not None else micro
             phase = _phase(name, parents)
             # Experts of other ranks come where those of the first do: between the same two calls that all ranks have.
             block = (shared, 1, (-part.expert if phase else part.expert)) if part.expert is not None and inside else ()
@@ -168,8 +162,3 @@ def _phase(name: str, parents: dict[str, str | None]) -> int:
     if GRADIENTS in name:
         return 2
     return int(".backward" in name or ".backward" in (parents.get(name) or ""))
-
-
-def _micro_step(name: str, parents: dict[str, str | None], current: int) -> int:
-    around = name if parse_op(name).is_module else parents.get(name)
-    return max(parse_op(around).call, 0) if around is not None else current

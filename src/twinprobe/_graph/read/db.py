@@ -1,4 +1,7 @@
-"""Reading a `.vis.db`: what the file says about itself, and the rows of one graph of it, a page at a time."""
+"""Reading a `.vis.db`: what the file says about itself, and the rows of one graph of it, a page at a time.
+
+Somebody else may have written the file: it is opened to read only, changing nothing beside it, trusting nothing in it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,6 @@ from twinprobe._runs.places import private_folder
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput
 
-# Opening a database that somebody else wrote: to read only, changing nothing beside it, trusting nothing in it.
-
 # SQLite quotes what it stumbles over, and Python cannot always decode that.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
 _MAGIC = b"SQLite format 3\0"
@@ -34,7 +35,15 @@ _SECONDS_PER_QUERY = 60.0
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database read-only; no -wal or -shm file is made beside it, and what it holds cannot run for ever."""
-    _check_header(path)
+    try:
+        with open_file(path) as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
+    if not head:
+        raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
+    if head != _MAGIC:
+        raise BadInput("is not a graph database (no SQLite file)", where=path, hint="make the file again")
     address = _address(path)
     try:
         connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
@@ -83,33 +92,18 @@ def file_key(path: Path, *also: Path) -> str:
     return sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
-def _check_header(path: Path) -> None:
-    try:
-        with open_file(path) as file:
-            head = file.read(len(_MAGIC))
-    except OSError as error:
-        raise BadInput(f"cannot be opened: {error.strerror}", where=path) from error
-    if not head:
-        raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
-    if head != _MAGIC:
-        raise BadInput("is not a graph database (no SQLite file)", where=path, hint="make the file again")
-
-
 def _address(path: Path) -> str:
     log, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
-    if not _has_bytes(log):
+    try:
+        unfinished = log.stat().st_size > 0
+    except OSError:
+        unfinished = False
+    if not unfinished:
         # Plain read-only mode would make -wal and -shm files for a database in WAL mode, or fail in a read-only folder.
         return database_uri(path, "mode=ro&immutable=1")
     if shared.exists():
         return database_uri(path, "mode=ro")  # a writer is, or was, at work: take part in its locking
     return database_uri(_copy_with_log(path, log), "mode=ro&immutable=1")
-
-
-def _has_bytes(path: Path) -> bool:
-    try:
-        return path.stat().st_size > 0
-    except OSError:
-        return False
 
 
 def database_uri(path: Path, options: str = "") -> str:
@@ -183,7 +177,12 @@ class GraphFile:
             self._columns = {name: self._table(name) for name in ("tb_nodes", "tb_config", "tb_stack")}
             self._extra = self._table("tb_twinprobe")
             self._summary = self._table("tb_twinprobe_summary")
-        self._check()
+        for table, needed in _NEEDED.items():
+            missing = needed - self._columns[table]
+            if missing:
+                what = f"column {min(missing)} of table {table}" if self._columns[table] else f"table {table}"
+                raise BadInput(f"is not a finished graph file: {what} is missing", where=self.path,
+                               hint="wait until it is written, or make it again")  # fmt: skip
         self._brief = self._present(_BRIEF)
         self._full = self._present(_FULL)
 
@@ -198,44 +197,32 @@ class GraphFile:
         rows = self._rows("SELECT * FROM tb_config LIMIT 1")
         if not rows:
             raise BadInput("has no configuration row", where=self.path, hint="it may still be being written: reload")
-        row = rows[0]
+        row, micro_steps = rows[0], rows[0].get("micro_steps")
+        summary: dict[tuple[int, int], dict[str, str]] = {}
+        if {"step", "rank", "key", "value"} <= self._summary:
+            for fact in self._rows("SELECT step, rank, key, value FROM tb_twinprobe_summary LIMIT 1000000"):
+                summary.setdefault((fact["step"], fact["rank"]), {})[str(fact["key"])] = str(fact["value"] or "")
         return Config(
             compared=row["graph_type"] == "compare",
             task=str(row.get("task") or ""),
             tooltips={str(k): str(v) for k, v in parsed(row.get("tool_tip"), dict).items()},
-            micro_steps=_whole(row.get("micro_steps"), 1),
+            micro_steps=micro_steps if isinstance(micro_steps, int) else 1,
             overflow=bool(row.get("overflow_check")),
             colors={str(k): v for k, v in parsed(row["node_colors"], dict).items() if isinstance(v, dict)},
             ranks=_numbers(row["rank_list"]),
             steps=_numbers(row["step_list"]),
             knows_more=bool(self._extra),
-            summary=self._summaries(),
+            summary=summary,
         )
 
     def graph(self, step: int, rank: int) -> Graph:
         """The graph of one rank at one step."""
         return Graph(self, step, rank)
 
-    def _summaries(self) -> dict[tuple[int, int], dict[str, str]]:
-        if not {"step", "rank", "key", "value"} <= self._summary:
-            return {}
-        found: dict[tuple[int, int], dict[str, str]] = {}
-        for row in self._rows("SELECT step, rank, key, value FROM tb_twinprobe_summary LIMIT 1000000"):
-            found.setdefault((row["step"], row["rank"]), {})[str(row["key"])] = str(row["value"] or "")
-        return found
-
     def _table(self, name: str) -> set[str]:
         # A view under this name could hold any query: only tables count.
         found = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)).fetchone()
         return {row[1] for row in self._db.execute(f"PRAGMA table_info({name})")} if found else set()
-
-    def _check(self) -> None:
-        for table, needed in _NEEDED.items():
-            missing = needed - self._columns[table]
-            if missing:
-                what = f"column {min(missing)} of table {table}" if self._columns[table] else f"table {table}"
-                raise BadInput(f"is not a finished graph file: {what} is missing", where=self.path,
-                               hint="wait until it is written, or make it again")  # fmt: skip
 
     def _present(self, names: Iterable[str]) -> str:
         have = self._columns["tb_nodes"]
@@ -268,7 +255,7 @@ class Graph:
     def root(self, side: str) -> dict[str, Any] | None:
         """The node without a parent."""
         query = f"{self._select()} AND (up_node IS NULL OR up_node IN ('', 'None')) ORDER BY node_order DESC LIMIT 1"
-        return _only(self._file._rows(query, self._on(side)))
+        return next(iter(self._file._rows(query, self._on(side))), None)
 
     def children(self, side: str, parent: str, offset: int, limit: int, micro: int | None) -> list[dict[str, Any]]:
         """A page of a node's children in execution order."""
@@ -283,16 +270,13 @@ class Graph:
 
     def node(self, side: str, name: str, *, full: bool = False) -> dict[str, Any] | None:
         """One node by its name, with its tensors if ``full``."""
-        return _only(self._file._rows(f"{self._select(full)} AND node_name = ? LIMIT 1", (*self._on(side), name)))
+        rows = self._file._rows(f"{self._select(full)} AND node_name = ? LIMIT 1", (*self._on(side), name))
+        return rows[0] if rows else None
 
     def by_order(self, side: str, orders: Sequence[int]) -> list[dict[str, Any]]:
         """Nodes by their places in the order."""
-        found: list[dict[str, Any]] = []
-        for start in range(0, len(orders), 500):
-            part = [int(order) for order in orders[start : start + 500]]
-            query = f"{self._select()} AND node_order IN ({_marks(part)})"
-            found += self._file._rows(query, (*self._on(side), *part))
         places = {order: place for place, order in enumerate(orders)}
+        found = map(dict, self._among(side, f"{self._select()} AND node_order", orders))
         return sorted(found, key=lambda row: places.get(row["node_order"], 0))
 
     def search(self, side: str, text: str, limit: int) -> list[tuple[str, int]]:
@@ -301,12 +285,8 @@ class Graph:
         # Asking for the name alone lets an index answer without touching the rows.
         query = f"SELECT node_name {_NODES} AND node_name LIKE ? ESCAPE '\\' LIMIT {_MOST_HITS}"
         names = [row[0] for row in self._file._stream(query, (*self._on(side), pattern))]
-        found: list[tuple[str, int]] = []
-        for start in range(0, len(names), 500):
-            part = names[start : start + 500]
-            query = f"SELECT node_name, node_order {_NODES} AND node_name IN ({_marks(part)})"
-            found += [(str(row[0]), int(row[1])) for row in self._file._stream(query, (*self._on(side), *part))]
-        return sorted(found, key=lambda hit: hit[1])[:limit]
+        rows = self._among(side, f"SELECT node_name, node_order {_NODES} AND node_name", names)
+        return sorted(((str(row[0]), int(row[1])) for row in rows), key=lambda hit: hit[1])[:limit]
 
     def outline(self, side: str) -> Iterator[Sequence[Any]]:
         """(order, precision, overflow, unmatched, micro step, type, leaf) of every node in execution order."""
@@ -324,12 +304,8 @@ class Graph:
 
     def outputs_of(self, side: str, orders: Sequence[int]) -> dict[int, str]:
         """Text of the outputs by place in the order, for some nodes."""
-        found: dict[int, str] = {}
-        for start in range(0, len(orders), 500):
-            part = [int(order) for order in orders[start : start + 500]]
-            query = f"SELECT node_order, output_data {_NODES} AND node_order IN ({_marks(part)})"
-            found |= {row[0]: str(row[1] or "") for row in self._file._stream(query, (*self._on(side), *part))}
-        return found
+        rows = self._among(side, f"SELECT node_order, output_data {_NODES} AND node_order", orders)
+        return {row[0]: str(row[1] or "") for row in rows}
 
     def tensors(self, side: str, parent: str, offset: int, limit: int, micro: int | None) -> list[tuple[int, str, str]]:
         """(order, inputs, outputs) of a page of children."""
@@ -348,17 +324,10 @@ class Graph:
     def knowledge(self, side: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """What TwinProbe's own files know besides: error, verdict, origin and matching rule, by node name."""
         columns = [name for name in ("error", "verdict", "origin", "matched_by") if name in self._file._extra]
-        if not columns or not names:
+        if not columns:
             return {}
-        found = {}
-        for start in range(0, len(names), 500):
-            part = names[start : start + 500]
-            query = (
-                f"SELECT node_name, {', '.join(columns)} FROM tb_twinprobe n {_WHERE} AND node_name IN ({_marks(part)})"
-            )
-            for row in self._file._rows(query, (*self._on(side), *part)):
-                found[str(row.pop("node_name"))] = row
-        return found
+        query = f"SELECT node_name, {', '.join(columns)} FROM tb_twinprobe n {_WHERE} AND node_name"
+        return {str(row[0]): dict(zip(columns, row[1:], strict=True)) for row in self._among(side, query, names)}
 
     def errors(self, side: str) -> Iterator[Sequence[Any]]:
         """(order, error) of every node that TwinProbe measured."""
@@ -375,6 +344,12 @@ class Graph:
 
     def _select(self, full: bool = False) -> str:
         return f"SELECT {self._file._full if full else self._file._brief} {_NODES}"
+
+    def _among(self, side: str, query: str, values: Sequence[object]) -> Iterator[Any]:
+        """Rows whose last column of the query is one of these values, of which SQLite takes only so many at a time."""
+        for start in range(0, len(values), 500):
+            part = values[start : start + 500]
+            yield from self._file._stream(f"{query} IN ({','.join('?' * len(part))})", (*self._on(side), *part))
 
     def _on(self, side: str) -> tuple[int, int, str]:
         return (*self._key, SOURCES[side])
@@ -400,20 +375,8 @@ def last_link(text: Any) -> str | None:
     return str(path[-1]) if path else None
 
 
-def _marks(values: Sequence[object]) -> str:
-    return ",".join("?" * len(values))
-
-
 def _micro(micro: int | None) -> str:
     return "" if micro is None else f"AND micro_step_id = {int(micro)}"
-
-
-def _only(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    return rows[0] if rows else None
-
-
-def _whole(value: Any, default: int) -> int:
-    return value if isinstance(value, int) else default
 
 
 def _numbers(text: Any) -> list[int]:

@@ -25,7 +25,7 @@ _LARGEST_LENIENT = 512 << 20
 _LARGEST_READ = 1 << 30
 _BLOCK = 8 << 20
 _BATCH = 500
-_KEPT_SECONDS = 30 * 24 * 3600
+_KEPT_SECONDS = 30 * 24 * 3600  # an index that nobody opened for so long can be made again
 _NODE_COLUMNS = ("id", "graph_id", "node_order", "node_name", "node_type", "up_node", "sub_nodes", "precision_index",
                  "overflow_level", "micro_step_id", "matched_node_link", "stack_id", "parallel_merge_info",
                  "matched_distributed", "modified", "input_data", "output_data", "data_source", "dump_data_dir", "step",
@@ -64,7 +64,10 @@ def write_index(path: Path, progress: Progress = lambda _: None) -> Path:
     index = index_of(path)
     if index.exists():
         return index
-    _delete_unused(index.parent)
+    for unused in index.parent.glob("*.db"):
+        with suppress(OSError):
+            if unused.stat().st_mtime < time.time() - _KEPT_SECONDS:
+                unused.unlink()
     temporary = index.with_name(f".{index.name}.{secrets.token_hex(4)}.part")
     try:
         document = _document(path, progress)
@@ -78,18 +81,15 @@ def write_index(path: Path, progress: Progress = lambda _: None) -> Path:
     return index
 
 
-def _delete_unused(folder: Path) -> None:
-    """Make room: indexes that nobody opened for a month can be made again."""
-    for path in folder.glob("*.db"):
-        with suppress(OSError):
-            if path.stat().st_mtime < time.time() - _KEPT_SECONDS:
-                path.unlink()
-
-
 def _document(path: Path, progress: Progress) -> dict[str, Any]:
     """The top level of the file; the parts of a strict file stay undecoded views of its bytes."""
     try:
-        content = _content(path, progress)
+        with open_file(path) as file:
+            size = file.seek(0, 2)
+            if not size:
+                raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
+            file.seek(0)
+            content = _mapped_copy(path, file, size, progress) if size > _LARGEST_READ else file.read()
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror}", where=path) from error
     try:
@@ -98,16 +98,10 @@ def _document(path: Path, progress: Progress) -> dict[str, Any]:
         # Python's json writes NaN and Infinity, which are no JSON; its reader takes them, at the cost of memory.
         if len(content) > _LARGEST_LENIENT or max(content.find(b"NaN"), content.find(b"Infinity")) < 0:
             raise
-        return _reencoded(json.loads(content[:]))
-
-
-def _content(path: Path, progress: Progress) -> bytes | mmap.mmap:
-    with open_file(path) as file:
-        size = file.seek(0, 2)
-        if not size:
-            raise BadInput("is empty", where=path, hint="it may still be being written: wait and reload")
-        file.seek(0)
-        return _mapped_copy(path, file, size, progress) if size > _LARGEST_READ else file.read()
+        document = json.loads(content[:])
+    if not isinstance(document, dict):
+        raise ValueError("the top level is no object")
+    return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in document.items()}
 
 
 def _mapped_copy(path: Path, file: BinaryIO, size: int, progress: Progress) -> mmap.mmap:
@@ -124,12 +118,6 @@ def _mapped_copy(path: Path, file: BinaryIO, size: int, progress: Progress) -> m
         return mmap.mmap(copy.fileno(), size, access=mmap.ACCESS_READ)
 
 
-def _reencoded(document: Any) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise ValueError("the top level is no object")
-    return {key: msgspec.Raw(msgspec.json.encode(value)) for key, value in document.items()}
-
-
 def _write(target: Path, document: dict[str, Any], progress: Progress) -> None:
     database = sqlite3.connect(target, isolation_level=None)
     try:
@@ -138,10 +126,10 @@ def _write(target: Path, document: dict[str, Any], progress: Progress) -> None:
         compared = "NPU" in document
         if not compared and "node" not in document:
             raise ValueError("neither a graph nor a pair of graphs is in it")
-        sides = [("NPU", "NPU"), ("Bench", "Bench")] if compared else [("NPU", None)]
-        for number, (source, key) in enumerate(sides):
-            part = document if key is None else _plain(document, key, dict[str, msgspec.Raw], {})
-            _write_side(database, source, part, _share(progress, 0.95 * number / len(sides), 0.95 / len(sides)))
+        sources = ("NPU", "Bench") if compared else ("NPU",)
+        for number, source in enumerate(sources):
+            part = _plain(document, source, dict[str, msgspec.Raw], {}) if compared else document
+            _write_side(database, source, part, _share(progress, 0.95 * number / len(sources), 0.95 / len(sources)))
         _write_config(database, document, compared)
         database.execute("COMMIT")
         database.executescript(_INDEXES)
@@ -163,17 +151,18 @@ def _write_side(database: sqlite3.Connection, source: str, part: dict[str, Any],
     folder = _plain(part, "dump_data_dir", Any, None)
     links = {name: msgspec.json.decode(raw, type=_Links) for name, raw in nodes.items()}
     root = str(_plain(part, "root", Any, ""))
+    micro_steps = _micro_steps(root, links)
     stacks: dict[str, int] = {}
     rows = []
     for order, name in enumerate(_post_order(root, links)):
         node = msgspec.json.decode(nodes[name])
+        node["micro_step_id"] = micro_steps.get(name, node.get("micro_step_id"))
         rows.append(_row(source, order, name, node, folder, stacks, database))
         if len(rows) == _BATCH:
             _insert(database, "tb_nodes", rows)
             rows = []
             progress(order / len(nodes))
     _insert(database, "tb_nodes", rows)
-    _inherit_micro_steps(database, source, root, links)
 
 
 def _row(source: str, order: int, name: str, node: dict[str, Any], folder: Any, stacks: dict[str, int],
@@ -212,21 +201,18 @@ def _post_order(root: str, links: dict[str, _Links]) -> Iterator[str]:
                 waiting.append((child, iter(links[child].subnodes)))
 
 
-def _inherit_micro_steps(database: sqlite3.Connection, source: str, root: str, links: dict[str, _Links]) -> None:
+def _micro_steps(root: str, links: dict[str, _Links]) -> dict[str, int]:
     """Only the root's children say their micro step: what is under them belongs to the same one."""
-    database.execute("CREATE TEMP TABLE IF NOT EXISTS micro (name TEXT PRIMARY KEY, step INTEGER)")
-    database.execute("DELETE FROM micro")
+    found: dict[str, int] = {}
     for top in links[root].subnodes if root in links else []:
         step = links[top].micro_step_id if top in links else None
-        waiting, seen = ([top], {root}) if step else ([], set())
-        while waiting:
+        waiting = [top]
+        while step and waiting:
             name = waiting.pop()
-            if name in links and name not in seen:
-                seen.add(name)
-                database.execute("INSERT OR IGNORE INTO micro VALUES (?, ?)", (name, step))
+            if name in links and name not in found and name != root:
+                found[name] = step
                 waiting += links[name].subnodes
-    database.execute("UPDATE tb_nodes SET micro_step_id = (SELECT step FROM micro WHERE name = node_name) "
-                     "WHERE data_source = ? AND node_name IN (SELECT name FROM micro)", (source,))  # fmt: skip
+    return found
 
 
 def _write_config(database: sqlite3.Connection, document: dict[str, Any], compared: bool) -> None:

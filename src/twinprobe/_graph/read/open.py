@@ -7,8 +7,7 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,9 +15,9 @@ from twinprobe._graph.read.db import Config, Graph, GraphFile
 from twinprobe._graph.read.json import index_of, write_index
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import fetch
-from twinprobe._runs.remote.path import RemotePath
 from twinprobe.errors import BadInput, TwinProbeError
 
+_GRAPHS = (".vis", ".vis.db")
 _DEEPEST, _MOST_ENTRIES = 6, 50_000
 _BYTE = re.compile(r"\\u(dc[89a-f][0-9a-f])")
 _PART = re.compile(r"^(build|compare)(?:_step(\d{1,9}))?(?:_rank(\d{1,9}))?_(\d+)\.vis$")
@@ -75,8 +74,8 @@ def find_graph(place: Path, wanted: str) -> Source | None:
     folder = place.joinpath(*above)
     if not folder.is_dir() or folder.resolve() != root.joinpath(*above):
         return None
-    here = (place / Path(entry.path).relative_to(root) for entry in _graphs_in(folder.resolve(), root))
-    return next((source for source in _grouped(place, here) if source.id == wanted), None)
+    here = _grouped(place, _walk(place, folder.resolve(), deepest=0))
+    return next((source for source in here if source.id == wanted), None)
 
 
 def has_graphs(place: Path) -> bool:
@@ -100,12 +99,7 @@ def open_graph(source: Source, step: int | None = None, rank: int | None = None)
     with GraphFile(_indexed(path), shown=path) as file:
         config = file.config()
         summary = {key: config.summary[0, 0]} if (0, 0) in config.summary else {}
-        yield _with(config, steps, ranks, summary), file.graph(0, 0)
-
-
-def _with(config: Config, steps: list[int], ranks: list[int], summary: dict[tuple[int, int], dict[str, str]]) -> Config:
-    values = {**vars(config), "steps": steps, "ranks": ranks, "summary": summary}
-    return Config(**values)
+        yield replace(config, steps=steps, ranks=ranks, summary=summary), file.graph(0, 0)
 
 
 def _chosen(number: int | None, known: list[int], what: str) -> int:
@@ -133,18 +127,10 @@ def _spelled(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _graphs_in(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in islice(entries, _MOST_ENTRIES):
-            with suppress(OSError):
-                if _is_graph(entry, root):
-                    yield entry
-
-
-def _walk(place: Path) -> Iterator[Path]:
+def _walk(place: Path, start: Path | None = None, *, deepest: int = _DEEPEST) -> Iterator[Path]:
     """Graph files in breadth-first order, bounded: a folder of logs may be huge, and links may lead anywhere."""
     root = place.resolve()
-    folders, seen = [(root, 0)], 0
+    folders, seen = [(start or root, 0)], 0
     while folders:
         folder, depth = folders.pop(0)
         try:
@@ -157,7 +143,7 @@ def _walk(place: Path) -> Iterator[Path]:
                 return
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    if depth < _DEEPEST and not entry.name.startswith("."):
+                    if depth < deepest and not entry.name.startswith("."):
                         folders.append((Path(entry.path), depth + 1))
                 elif _is_graph(entry, root):
                     yield place / Path(entry.path).relative_to(root)
@@ -166,7 +152,7 @@ def _walk(place: Path) -> Iterator[Path]:
 
 
 def _is_graph(entry: os.DirEntry[str], root: Path) -> bool:
-    if not entry.name.endswith((".vis", ".vis.db")) or entry.name.startswith(".") or not entry.is_file():
+    if not entry.name.endswith(_GRAPHS) or entry.name.startswith(".") or not entry.is_file():
         return False
     return not entry.is_symlink() or Path(entry.path).resolve().is_relative_to(root)
 
@@ -232,29 +218,25 @@ def _indexed(path: Path) -> Path:
     return index
 
 
-# Graph files that lie elsewhere, brought here to be looked at: SQLite reads none but local files.
-
-_GRAPHS = (".vis", ".vis.db")
-
-
 @contextmanager
 def graphs_here(place: Path) -> Iterator[Path]:
-    """The place itself where it is local; else a copy of its graph files, and nothing else, while it is needed."""
+    """The place itself where it is local; else a copy of its graph files, and nothing else, while it is needed.
+
+    SQLite reads none but local files.
+    """
     elsewhere = remote(place)
     if elsewhere is None or not elsewhere.exists():
         yield place
         return
     with TemporaryDirectory(prefix="twinprobe-view-") as folder:
         if elsewhere.is_file():
-            yield _brought(elsewhere, Path(folder, elsewhere.name))
+            copy = Path(folder, elsewhere.name)
+            fetch(elsewhere, copy)
+            yield copy
             return
         for path in elsewhere.rglob("*"):
             if path.name.endswith(_GRAPHS) and path.is_file():
-                _brought(path, Path(folder, *path.relative_to(elsewhere).parts))
+                copy = Path(folder, *path.relative_to(elsewhere).parts)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                fetch(path, copy)
         yield Path(folder)
-
-
-def _brought(path: RemotePath, copy: Path) -> Path:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    fetch(path, copy)
-    return copy

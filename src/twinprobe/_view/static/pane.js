@@ -248,9 +248,8 @@ export class Pane {
     const current = item === this.cursor;
     const mate = this.mate === node.name;
     const { value, manual, match } = node;
-    const state = [look.look, look.fill, item.open, current, mate, this.full, this.style, value, manual, match].join(
-      "|",
-    );
+    const content = [look.look, look.fill, this.full, this.style, value, manual, match].join("|");
+    const state = [content, item.open, current, mate].join("|");
     if (box.dataset.state === state) return;
     box.dataset.state = state;
     this.owners.set(box, item);
@@ -268,6 +267,9 @@ export class Pane {
     if (node.kids) set("aria-expanded", item.open);
     const head = /** @type {HTMLElement} */ (box.firstElementChild);
     head.title = seen(tooltip(node));
+    // A new content under the mouse would swallow the second half of a double click.
+    if (head.dataset.content === content) return;
+    head.dataset.content = content;
     const width = this.full - 2 * inset * place.depth;
     head.replaceChildren(...boxContent(node, item.parent?.node.name, look, width, this.metric));
   }
