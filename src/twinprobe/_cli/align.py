@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", type=path, metavar="A", help="run under test: dump.json or its folder")
     add("golden", type=path, metavar="B", help="run to trust: dump.json or its folder")
-    add("-o", "--output_path", type=path, default=path("./output"), metavar="DIR",
+    add("-o", "--output_path", type=path, default="./output", metavar="DIR",
         help="folder for alignment.json, layer_mapping.yaml and alignment.html (default: ./output)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

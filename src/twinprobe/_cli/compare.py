@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
     add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="run to trust: dump.json or a folder")
-    add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
+    add("-o", "--output_path", type=path, nargs="?", const="./output", default="./output", metavar="DIR",
         help="folder for the results (default: ./output)")  # fmt: skip
     add("--format", type=formats_or_dataset, metavar="LIST",
         help=f"result files, any of {','.join(FORMATS)},dataset (default: xlsx; above 16 ranks dataset)")  # fmt: skip

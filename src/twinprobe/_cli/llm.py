@@ -48,7 +48,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("-mp", "--my-path", type=path, required=True, metavar="PATH", help="dump under test, likewise")
     add("-cl", "--cmp-level", choices=LEVELS, metavar="LEVEL",
         help="only these: layer, module, api (everything) or logits; default: everything")  # fmt: skip
-    add("-o", "--output", type=path, default=path("./"), metavar="DIR", help="folder for the report (default: here)")
+    add("-o", "--output", type=path, default="./", metavar="DIR", help="folder for the report (default: here)")
     add("-mf", "--op-mapping-file", type=path, metavar="PATH",
         help="op_mapping_file.json, or the folder that holds it: which operators are which modules")  # fmt: skip
     add("-alg", "--custom-algorithms", nargs="+", default=[], metavar="FILE.py:FUNCTION",
@@ -162,7 +162,7 @@ def _dump_arguments(parser: argparse.ArgumentParser) -> None:
     add("-tiling", "--save-tiling", action="store_true", help="tiling data too")
     add("-stp", "--save-tensor-part", type=int, choices=range(3), default=2,
         help="0 inputs, 1 outputs, 2 both (default: 2)")  # fmt: skip
-    add("-o", "--output", type=local_path, default=path("./"), metavar="DIR",
+    add("-o", "--output", type=local_path, default="./", metavar="DIR",
         help="where ait_dump is made (default: here)")  # fmt: skip
     add("-device", "--device-id", type=int, metavar="N", help="only this device")
     add("-seed", nargs="?", type=int, const=2024, metavar="N", help="deterministic run (without N: 2024)")

@@ -15,22 +15,17 @@ from twinprobe._compare.kernel import refuse_mapping, refuse_option
 from twinprobe._compare.one import Comparison, Measurer, Options, compare_paths, silent
 from twinprobe._compare.ranks import (
     Gathered,
-    arranged,
     conclude,
     dataset_exchanges,
     doubts_of,
     finish,
     flat,
-    is_large,
-    job_mark,
-    job_name,
     no_difference,
     rank_facts,
     run_all,
-    unchanged,
     words,
 )
-from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, once
+from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import RankFacts, find_culprits
@@ -40,13 +35,13 @@ from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
-from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, find_run
+from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request; ``advance(what, done, total)`` is told of progress."""
-    if is_kernel_folder(request.target) and is_kernel_folder(request.golden):
+    if request.target.is_dir() and is_kernel_folder(request.target) and is_kernel_folder(request.golden):
         from twinprobe._compare.kernel import run_kernel_request
 
         refuse_mapping(request.mapping)
@@ -55,7 +50,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     prepare_folder(request.output)
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
-        if not is_large(request, jobs):
+        if jobs[0].session is None:  # one pair, done at once in this process
             return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
 
         def interrupted(gathered: Gathered) -> None:
@@ -108,10 +103,10 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     """Compare one pair as the request asks; TooLarge where it is to be cut into slices first."""
     wanted = replace(job.request.mapping, output=job.output, label=job.label, timestamp=job.request.timestamp)
     match = build_matcher(wanted)
-    if job.formats or wanted.layer is not None:
-        prepare_folder(job.output)
+    if job.output != job.request.output and (job.formats or wanted.layer is not None):
+        prepare_folder(job.output)  # the folder of one step; that of the whole request is prepared already
     options = Options(match, job.request.thresholds, progress, _measurer(job))
-    with unchanged(find_run(job.target), find_run(job.golden)):
+    with unchanged(job.target, job.golden):
         return compare_paths(job.target, job.golden, options)
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from twinprobe import __version__
 from twinprobe._align.folders import match_kernels
 from twinprobe._align.matcher import MappingOptions
-from twinprobe._compare.ranks import finish, is_large, opened_session, run_all
-from twinprobe._compare.request import Outcome, Request, once
+from twinprobe._compare.ranks import finish, run_all
+from twinprobe._compare.request import Outcome, Request, is_large, once, session_of
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
 from twinprobe._measure.statistics import statistics
@@ -219,10 +219,10 @@ def run_kernel_request(request: Request, advance: Callable[[str, int, int], None
     """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` is told of progress."""
     pairs, lost = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
     prepare_folder(request.output)
-    with opened_session(request, "kernel", keeps=is_large(request, pairs)) as (stamp, session, notes):
+    with session_of(request.command("kernel"), keeps=is_large(request, pairs)) as (stamp, session, notes):
         stamped = replace(request, timestamp=stamp, formats=request.formats or ("xlsx",))
         jobs = [KernelJob(pair, stamped, session) for pair in pairs]
-        if not is_large(request, jobs):
+        if session is None:
             summary = _carry_out(jobs[0], lambda done, total: advance("tensors", done, total))
             return Outcome([summary], lost, notes)
         gathered = run_all(run_kernel_job, jobs, request, advance)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from twinprobe import __version__
-from twinprobe._align.matcher import MappingOptions
-from twinprobe._compare.request import Command, Job, Outcome, RankOutcome, Request, session_of
+from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._compare.slices import Cut, measure_slice
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
-from twinprobe._report.dataset import MEETINGS, Place, dataset_folder
+from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._runs.run import run_fingerprint, state_of
 from twinprobe._scale.engine import EngineOptions, Stream, open_stream
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
@@ -295,77 +290,7 @@ def _first(ops: list[str], mask: np.ndarray[Any, Any]) -> tuple[int, str] | None
     return (int(found[0]), ops[int(found[0])]) if len(found) else None
 
 
-# Before the work: names that are ours alone, where results go, and what an interrupted command has finished.
-
-DATASET = "dataset"
-# So many ranks get a workbook each, unless the user says otherwise; more become a dataset.
-FEW_RANKS = 16
-
-
-@contextmanager
-def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[list[Job], list[str]]]:
-    """The jobs with their timestamp, formats, dataset and notes of what is done; and what to tell the user."""
-    with opened_session(request, kind, keeps=is_large(request, jobs)) as (stamp, session, notes):
-        ranks = len({job.name.rpartition("/")[2] for job in jobs})
-        many = ranks > FEW_RANKS or DATASET in request.formats
-        formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
-        dataset = dataset_folder(request.output, stamp) if many else None
-        size = request.options.slice_of(len(jobs))
-        made = [
-            replace(job.stamped(stamp), formats=formats, dataset=dataset, session=session, slice_bytes=size)
-            for job in jobs
-        ]
-        yield made, notes
-
-
-def is_large(request: Request, jobs: Sequence[object]) -> bool:
-    """Whether the work goes to the engine, rather than being done at once in this process."""
-    return len(jobs) > 1 or request.options.wanted or request.resume
-
-
-@contextmanager
-def opened_session(request: Request, kind: str, *, keeps: bool) -> Iterator[tuple[str, Session | None, list[str]]]:
-    """The command's timestamp, its notes (new, or those of the command that is resumed), and what to tell the user."""
-    command = Command(kind, request.identity(), request.output, request.timestamp, request.resume)
-    with session_of(command, keeps=keeps) as opened:
-        yield opened
-
-
 def finish(session: Session | None, gathered: Gathered, *, keep: bool) -> None:
     """After the work: notes are needed only where something is left to do, or where doing it again would be long."""
     if session is not None and gathered.finished and not gathered.failures:
         session.end(keep=keep)
-
-
-def job_mark(job: Job) -> str:
-    """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
-    digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
-    digest.update(mapping_mark(job.request.mapping))
-    for run in (job.target, job.golden):
-        digest.update(run_fingerprint(run).encode())
-    return digest.hexdigest()
-
-
-def mapping_mark(mapping: MappingOptions) -> bytes:
-    """The content of the mapping files."""
-    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
-    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
-    return b"".join(hashlib.sha256(part).digest() for part in files)
-
-
-def job_name(job: Job) -> str:
-    """The name of a job's record."""
-    return f"{job.name or 'pair'} {job.target.name}"
-
-
-@contextmanager
-def unchanged(*paths: Path) -> Iterator[None]:
-    """Raise BadInput if one of these files changes meanwhile: its recorder is still at work."""
-    before = [state_of(path) for path in paths]
-    yield
-    for path, state in zip(paths, before, strict=True):
-        if state_of(path) != state:
-            raise BadInput(
-                "changed while it was read: it is still being written",
-                where=path, hint="compare this rank when its recorder has ended; --resume does only what is missing",
-            )  # fmt: skip

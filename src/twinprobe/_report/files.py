@@ -16,6 +16,7 @@ from types import TracebackType
 
 from twinprobe._report.console import visible
 from twinprobe._runs.places import remote
+from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.whole_files import OWNER, machine, open_file, owner, temporary_name
 from twinprobe.errors import BadInput
 
@@ -130,17 +131,18 @@ class Staging:
     """Files under temporary names beside their final ones: all are renamed at the end, or none is and all vanish."""
 
     def __init__(self) -> None:
-        self._files: list[tuple[Path, Path]] = []
+        self._files: list[tuple[Path, Path, RemotePath | None]] = []
 
     def file(self, path: Path) -> Path:
         """Open a place for ``path`` and return the temporary name to write to.
 
         What belongs to a URL is written on this machine and sent there when it is finished.
         """
-        temporary = path.with_name(temporary_name(path.name))
-        if remote(path) is not None:
-            temporary = Path(gettempdir(), temporary.name)
-        self._files.append((path, temporary))  # first, so that an interruption on the next line leaves nothing behind
+        elsewhere = remote(path)
+        folder = path.parent if elsewhere is None else Path(gettempdir())
+        temporary = folder / temporary_name(path.name)
+        # First, so that an interruption on the next line leaves nothing behind.
+        self._files.append((path, temporary, elsewhere))
         try:
             # Created here, so that a folder that cannot be written to is noticed before the work and not after it.
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -177,32 +179,32 @@ class Staging:
         return None
 
     def _clear(self) -> None:
-        for _path, temporary in self._files:
+        for _path, temporary, _elsewhere in self._files:
             with suppress(OSError):
                 temporary.unlink()
 
     def _publish(self) -> None:
-        for path, temporary in self._files:
+        for path, temporary, _elsewhere in self._files:
             with _naming(path):
                 _sync(temporary)
                 if path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        for path, temporary in self._files:
+        for at, (path, temporary, elsewhere) in enumerate(self._files):
             with _naming(path):
-                self._put(temporary, path)
-        for folder in {path.parent for path, _temporary in self._files if remote(path) is None}:
+                if elsewhere is None:
+                    temporary.replace(path)
+                else:
+                    self._send(at, temporary, elsewhere)
+        for folder in {path.parent for path, _temporary, elsewhere in self._files if elsewhere is None}:
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
 
-    def _put(self, temporary: Path, path: Path) -> None:
-        elsewhere = remote(path)
-        if elsewhere is None:
-            temporary.replace(path)
-            return
+    def _send(self, at: int, temporary: Path, elsewhere: RemotePath) -> None:
+        """Upload a file; where that fails, those that were sent before it are taken back."""
         try:
             elsewhere.upload(temporary)
         except BaseException:
-            for sent, _temporary in self._files[: [one for one, _ in self._files].index(path)]:
+            for sent, _temporary, _elsewhere in self._files[:at]:
                 with suppress(OSError):
                     sent.unlink()
             raise

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from twinprobe._report.columns import FORMULA_START, HARMLESS, RELATIVE_ERROR, STATISTICS, as_texts
 from twinprobe._report.console import json_bytes, visible_cells
-from twinprobe._report.files import Staging, part_name, prepare_folder, replacing
+from twinprobe._report.files import Staging, part_name, replacing
 from twinprobe._scale.engine import cores
 from twinprobe.errors import BadInput
 
@@ -173,12 +173,11 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, formats: Sequence[str]) -> list[Path]:
-    """Write a result table in every format asked for and return the files, in the order of ``formats``.
+    """Write a result table into a prepared folder in every format asked for; the files in the order of ``formats``.
 
     A failure of one (a full disk, say) leaves none under its final name.
     """
     wanted = check_formats(formats)
-    prepare_folder(out)
     files: list[Path] = []
     with Staging() as staging:
         for name in wanted:

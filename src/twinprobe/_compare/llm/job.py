@@ -18,7 +18,7 @@ from twinprobe._compare.llm.table import SHARED_NAMES
 from twinprobe._compare.llm.token import DevicePair, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
 from twinprobe._judge.origin import Divergence, Side, Summary, unread_rows
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._report.files import own_timestamp
+from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
     METADATA,
@@ -264,6 +264,7 @@ def write_llm_reports(
     """Write the report in every format asked for; the summary then names the files."""
     wanted = check_formats(formats)
     plain = [one for one in wanted if one != "html"]
+    prepare_folder(out)
     with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
         name = f"{stem}_{stamp}"
         files = write_reports(result.table, result.summary, out, name, plain) if plain else []

@@ -20,7 +20,7 @@ from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import judge_rows, token_table
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import Judged, Thresholds
+from twinprobe._judge.verdicts import Judged, Thresholds, size_of
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._report.files import prepare_folder, replacing
@@ -138,7 +138,6 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], jud
         return None
     row, one = rows[at], measured[at]
     error = float(judged.error[at])
-    size = "" if isnan(error) else f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
     call = job.plan.calls[row.call]
     return Divergence(
         op=f"token {job.token}: {call.name} ({call.op_type})",
@@ -148,7 +147,7 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], jud
         target_values=_values(one, 0),
         golden_values=_values(one, 1),
         relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size}{judged.unread_before}",
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
         origin=judged.origin[at],
         order=at,
     )

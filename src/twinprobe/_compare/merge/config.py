@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, at, read_yaml, text_of
 from twinprobe._report import columns as titles
 from twinprobe._report.dataset import PART, Place, find_dataset, places
 from twinprobe._report.overview import lost_of
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 STATISTICS_METRICS = (*titles.DIFFERENCES.values(), *titles.RELATIVES.values())
 TENSOR_METRICS = tuple(titles.METRICS)
@@ -46,18 +45,13 @@ class MergeConfig:
         have.append(GRAD_METRIC)
         for metric in self.metrics:
             if metric not in have:
-                raise self._unknown(metric, have)
+                elsewhere = [kind for kind, metrics in METRICS.items() if metric in metrics]
+                what = f"only results of {elsewhere[0]} have it" if elsewhere else "no result has it"
+                raise BadInput(
+                    f'"compare_index" names {metric!r}, but {what}',
+                    where=self.path, hint=f"{did_you_mean(metric, have)}there are: {', '.join(have)}",
+                )  # fmt: skip
         return list(self.metrics) or have
-
-    def _unknown(self, metric: str, have: list[str]) -> BadInput:
-        near = get_close_matches(metric, have, 1, 0.6)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        elsewhere = [kind for kind, metrics in METRICS.items() if metric in metrics]
-        what = f"only results of {elsewhere[0]} have it" if elsewhere else "no result has it"
-        return BadInput(
-            f'"compare_index" names {metric!r}, but {what}',
-            where=self.path, hint=f"{guess}there are: {', '.join(have)}",
-        )  # fmt: skip
 
 
 def read_merge_config(path: Path) -> MergeConfig:
