@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, Page
 from report_page import shown_names, shown_rows
 from report_tables import completed, long_table, small_table, summary_of, with_texts
 
-from twinprobe._judge.origin import Side, Summary
-from twinprobe._report.html import write_html
+from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._report.html import fill_html
 
 Open = Callable[..., Page]
 EVIL = [
@@ -35,7 +35,7 @@ def hostile() -> tuple[pl.DataFrame, Summary]:
     summary = summary_of(table, first=0)
     assert summary.first
     evil = " ".join(EVIL)
-    side = Side(evil, evil, evil, evil, 1, 1)
+    side = RunInfo(evil, evil, evil, evil, 1, 1)
     values = {evil: evil}
     first = replace(
         summary.first, op=evil, sentence=evil, stack_line=evil, origin=evil, target_values=values, golden_values=values
@@ -58,7 +58,7 @@ def test_hostile_names_are_text(open_page: Open) -> None:
 
 
 def test_the_policy_stops_script_that_gets_into_the_page(browser: Browser, tmp_path: Path) -> None:
-    write_html(small_table(), summary_of(small_table()), tmp_path / "r.html")
+    fill_html(small_table(), summary_of(small_table()), tmp_path / "r.html")
     page = browser.new_page()
     page.goto((tmp_path / "r.html").as_uri())
     page.evaluate("""() => {
@@ -82,7 +82,7 @@ def test_control_and_direction_characters_are_spelled_out(open_page: Open) -> No
 
 def test_a_page_holds_each_stack_line_once(tmp_path: Path) -> None:
     table = long_table(3_000)
-    write_html(table, summary_of(table), tmp_path / "r.html")
+    fill_html(table, summary_of(table), tmp_path / "r.html")
     assert (tmp_path / "r.html").read_text().count("line 37, in \\u003cmodule>") == 1
     assert (tmp_path / "r.html").stat().st_size < 100 * table.height + 100_000
 

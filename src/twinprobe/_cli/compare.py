@@ -12,7 +12,6 @@ from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from twinprobe._compare.request import Request
-    from twinprobe._judge.origin import Summary
 
 _ELSEWHERE = {
     "consistent_check": "the comparison of training with inference",
@@ -61,33 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, report, and say how it went."""
-    _refuse_foreign(args)
-    from twinprobe._cli.show import Progress, show
-    from twinprobe._compare.job import run_request
+    if args.mode != "auto":
+        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
+    for option, what in _ELSEWHERE.items():
+        if getattr(args, option):
+            raise BadInput(f"--{option}: {what} is not part of TwinProbe")
+    from twinprobe._cli.show import Progress, show, show_analysis
+    from twinprobe._compare.job import analyze, run_request
 
     request = _request(args)
-    if args.diff_analyze:
-        return _analyze(request, args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
-        outcome = run_request(request, progress.advance)
+        found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
     if not args.quiet:
-        show(outcome, as_json=args.json)
-    return _end(args, outcome.summaries, outcome.failures)
-
-
-def _analyze(request: Request, args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import Progress, show_analysis
-    from twinprobe._compare.job import analyze
-
-    with Progress(enabled=not (args.quiet or args.json)) as progress:
-        analysis = analyze(request, progress.advance)
-    if not args.quiet:
-        show_analysis(analysis, as_json=args.json)
-    return _end(args, analysis.summaries, analysis.failures)
-
-
-def _end(args: argparse.Namespace, summaries: list[Summary], failures: list[str]) -> int:
-    code = exit_code(args, summaries, failures)
+        (show_analysis if args.diff_analyze else show)(found, as_json=args.json)
+    code = exit_code(args, found.summaries, found.failures)
     if code != BAD_INPUT and not (args.quiet or args.json):
         sys.stdout.write(f"{args.prog} compare ends successfully.\n")
     return code
@@ -123,11 +109,3 @@ def _request(args: argparse.Namespace) -> Request:
             alignment=args.alignment,
         ),
     )
-
-
-def _refuse_foreign(args: argparse.Namespace) -> None:
-    if args.mode != "auto":
-        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
-    for option, what in _ELSEWHERE.items():
-        if getattr(args, option):
-            raise BadInput(f"--{option}: {what} is not part of TwinProbe")

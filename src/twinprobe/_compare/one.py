@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.origin import Side, Summary
+from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe._judge.verdicts import Evidence, Judged
-    from twinprobe._measure.pair import PairMetrics
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
@@ -178,8 +176,8 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
     )
 
 
-def _side(run: Run) -> Side:
-    return Side(str(run.path), run.framework, run.task, run.level, len(run.ops), run.table.height)
+def _side(run: Run) -> RunInfo:
+    return RunInfo(str(run.path), run.framework, run.task, run.level, len(run.ops), run.table.height)
 
 
 # Measuring the tensors that both runs kept.
@@ -219,7 +217,11 @@ def file_metrics(
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)
         else:
-            _store(result, at, numbers, absent)
+            for name in _NUMBERS:
+                value = getattr(result, name)
+                if value is not None:
+                    numbers[name][at] = value
+                    absent[name][at] = False
             status[at], identical[at] = result.status, result.identical
             nonfinite[at] = bool(result.nan_only_target or result.nan_only_golden or result.inf_differs)
         if done % 16 == 0:
@@ -231,16 +233,6 @@ def file_metrics(
     columns["identical"] = pl.Series(identical)
     columns["nonfinite"] = pl.Series(nonfinite)
     return pl.DataFrame(columns)
-
-
-def _store(
-    result: PairMetrics, at: int, numbers: dict[str, NDArray[np.float64]], absent: dict[str, NDArray[np.bool_]]
-) -> None:
-    for name in _NUMBERS:
-        value = getattr(result, name)
-        if value is not None:
-            numbers[name][at] = value
-            absent[name][at] = False
 
 
 def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:

@@ -17,7 +17,7 @@ from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_
 from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._scale.engine import EngineOptions, Stream, open_stream
+from twinprobe._scale.engine import Stream, open_stream
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
 
@@ -44,7 +44,7 @@ class Gathered:
         """The results in the order of their jobs."""
         return [self.results[at] for at in sorted(self.results)]
 
-    def told(self) -> list[str]:
+    def reasons(self) -> list[str]:
         """The failures in the order of their jobs."""
         return [self.failures[at] for at in sorted(self.failures)]
 
@@ -61,7 +61,9 @@ def run_all(
     """Run every job on the engine; BadInput if not one of them could be done."""
     gathered = Gathered()
     try:
-        with open_stream(request.options, _pieces(jobs, request.options), size) as stream:
+        # One rank alone may become many slices: as many workers as there are can be busy.
+        pieces = len(jobs) if len(jobs) > 1 or not request.options.wanted else 1 << 30
+        with open_stream(request.options, pieces, size) as stream:
             work = _Work(function, jobs, stream, advance)
             for ticket, result in stream:
                 work.take(ticket, result, gathered)
@@ -73,13 +75,8 @@ def run_all(
             when_interrupted(gathered)
         raise
     if not gathered.results:
-        raise BadInput(f"nothing could be compared: {(gathered.told() + gathered.empty)[0]}", where=request.target)
+        raise BadInput(f"nothing could be compared: {(gathered.reasons() + gathered.empty)[0]}", where=request.target)
     return gathered
-
-
-def _pieces(jobs: Sequence[Any], options: EngineOptions) -> int:
-    """How many workers can be busy: one rank alone may become many slices."""
-    return len(jobs) if len(jobs) > 1 or not options.wanted else 1 << 30
 
 
 class _Work:
@@ -93,7 +90,7 @@ class _Work:
         self._jobs = list(jobs)
         self._stream = stream
         self._advance = advance
-        self._tickets = {stream.add(function, job, _name(job)): at for at, job in enumerate(jobs)}
+        self._tickets = {stream.add(function, job, job.name): at for at, job in enumerate(jobs)}
         self._slices: dict[int, tuple[int, int]] = {}
         self._left: dict[int, int] = {}
         self._done = 0
@@ -122,7 +119,7 @@ class _Work:
         self._left[at] = len(cut.slices)
         self._slices_in_all += len(cut.slices)
         for piece in cut.slices:
-            name = f"{_name(self._jobs[at])} slice {piece.number}".strip()
+            name = f"{self._jobs[at].name} slice {piece.number}".strip()
             self._slices[self._stream.add(measure_slice, piece, name)] = (at, piece.number)
 
     def _take_slice(self, at: int, number: int, result: Any) -> None:
@@ -132,7 +129,7 @@ class _Work:
         self._left[at] -= 1
         self._slices_done += 1
         if not self._left[at]:
-            self._tickets[self._stream.add(self._function, job, _name(job))] = at
+            self._tickets[self._stream.add(self._function, job, job.name)] = at
         self._tell()
 
     def _tell(self) -> None:
@@ -140,10 +137,6 @@ class _Work:
             self._advance("slices", self._slices_done, self._slices_in_all)
         else:
             self._advance("ranks", self._done, len(self._jobs))
-
-
-def _name(job: Any) -> str:
-    return str(getattr(job, "name", ""))
 
 
 # What can only be said of all ranks together: where the difference began, and the map of verdicts.
@@ -207,17 +200,22 @@ def conclude(
     """
     results: list[RankOutcome] = gathered.in_order()
     outcome = Outcome(
-        [result.summary for result in results], [*lost, *gathered.told()], [*notes, *sorted(gathered.empty)]
+        [result.summary for result in results], [*lost, *gathered.reasons()], [*notes, *sorted(gathered.empty)]
     )
     dataset = jobs[0].dataset
     if dataset is None:
         return outcome
     doubts = doubts_of(outcome.summaries, outcome.failures)
     outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
+    found = {at: (result.summary, "") for at, result in gathered.results.items()}
+    found |= {at: (None, failure) for at, failure in gathered.failures.items()}
+    cells = sorted(
+        (Cell(jobs[at].place, jobs[at].name, *found[at]) for at in sorted(found)), key=lambda cell: cell.place
+    )
     outcome.overview = write_overview(
         Overview(
             target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
-            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=outcome.notes,
+            dataset=dataset.name, cells=cells, findings=outcome.findings, notes=outcome.notes,
             lost=lost, finished=gathered.finished,
         ),
         request.output,
@@ -273,16 +271,6 @@ def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[st
         what = "is the first to differ, though every rank gave equal data to it" if exchanged else "differs by itself"
         told.append(f"{op} {what} on {len(same)} ranks: {ranks}")
     return told
-
-
-def _cells(jobs: Sequence[Job], gathered: Gathered) -> list[Cell]:
-    cells = []
-    for at, job in enumerate(jobs):
-        if at in gathered.results:
-            cells.append(Cell(job.place, job.name, gathered.results[at].summary))
-        elif at in gathered.failures:
-            cells.append(Cell(job.place, job.name, None, gathered.failures[at]))
-    return sorted(cells, key=lambda cell: cell.place)
 
 
 def _first(ops: list[str], mask: np.ndarray[Any, Any]) -> tuple[int, str] | None:

@@ -89,17 +89,24 @@ class Job:
 
 @dataclass
 class RankOutcome:
-    """One rank, compared; ``facts`` are kept where ranks are looked at together."""
+    """One rank, compared; ``facts`` are kept where ranks are looked at together.
+
+    The search for the first difference adds ``reports`` of the suspected calls, by their order, and the ``file`` that
+    lists all calls (many ranks have a dataset instead).
+    """
 
     summary: Summary
     facts: RankFacts | None = None
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    file: Path | None = None
 
 
 @dataclass
 class Outcome:
     """What was compared; in ``failures``, what was asked for and is not in the result.
 
-    ``findings`` and ``overview`` tell of many ranks together.
+    ``findings`` and ``overview`` tell of many ranks together; ``calls`` and ``reports`` are the files of the search for
+    the first difference.
     """
 
     summaries: list[Summary]
@@ -107,6 +114,8 @@ class Outcome:
     notes: list[str]
     findings: list[str] = field(default_factory=list)
     overview: list[Path] = field(default_factory=list)
+    calls: list[Path] = field(default_factory=list)
+    reports: list[Path] = field(default_factory=list)
 
 
 # One long command's notes, whichever command it is: what is done is recalled, what is new is kept.
@@ -154,15 +163,25 @@ def once(
     kind: type[Result],
     work: Callable[[], tuple[Result, list[Path]]],
 ) -> Result:
-    """Do a piece of work, or take what an interrupted command has kept of it."""
+    """Do a piece of work, whose result is a dataclass of plain values, or take what an interrupted command has kept."""
     if session is None:
         return work()[0]
     fingerprint = mark()
     kept = session.recall(name, fingerprint)
     if kept is not None:
-        return _revived(kind, kept)
+        import msgspec
+
+        def revived(wanted: Any, value: Any) -> Any:
+            return place(value) if wanted is Path else wanted(value)
+
+        return msgspec.convert(kept, type=kind, strict=False, dec_hook=revived)
     result, files = work()
-    keep(session, name, fingerprint, result, files)
+
+    def plain(value: Any) -> Any:
+        return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+    document: Any = result
+    session.keep(name, fingerprint, json.loads(json.dumps(asdict(document), default=plain)), files)
     return result
 
 
@@ -170,31 +189,7 @@ def once_in_folder(
     session: Session, name: str, fingerprint: str, kind: type[Result], work: Callable[[Path], tuple[Result, list[Path]]]
 ) -> Result:
     """The same for work whose files are of use only to the command itself: they lie in the folder it is given."""
-    kept = session.recall(name, fingerprint)
-    if kept is not None:
-        return _revived(kind, kept)
-    result, files = work(session.work_folder(name, fingerprint))
-    keep(session, name, fingerprint, result, files)
-    return result
-
-
-def keep(session: Session, name: str, fingerprint: str, result: Any, files: list[Path]) -> None:
-    """Note a finished piece: a dataclass of plain values."""
-    session.keep(name, fingerprint, json.loads(json.dumps(asdict(result), default=_plain)), files)
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
-
-
-def _revived(kind: type[Result], kept: Any) -> Result:
-    import msgspec
-
-    return msgspec.convert(kept, type=kind, strict=False, dec_hook=_revived_value)
-
-
-def _revived_value(wanted: Any, value: Any) -> Any:
-    return place(value) if wanted is Path else wanted(value)
+    return once(session, name, lambda: fingerprint, kind, lambda: work(session.work_folder(name, fingerprint)))
 
 
 # Before the work: names that are ours alone, where results go, and what an interrupted command has finished.

@@ -206,7 +206,9 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
 
     verdict, messages, reason = findings.verdicts()
     if evidence.metrics is not None:
-        _name_faults(reason, evidence.metrics)
+        faults, words = evidence.metrics["fault"], RULES["unreadable"].words
+        for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
+            reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
     differs = deviation.state == DIFFERS
     injected = calls.spread(calls.injected) & differs & ~silent
     origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
@@ -311,12 +313,6 @@ def _per_call(combine: Any, values: Floats, mask: Bools, calls: Calls, start: fl
     chosen = mask & (calls.of_row >= 0)
     combine.at(folded, calls.of_row[chosen], values[chosen])
     return np.where(calls.of_row >= 0, folded[calls.of_row], start)
-
-
-def _name_faults(reason: list[str], metrics: pl.DataFrame) -> None:
-    faults, words = metrics["fault"], RULES["unreadable"].words
-    for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
-        reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
 
 
 def _first_row(calls: Calls, injected: Bools) -> int | None:

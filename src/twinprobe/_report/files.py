@@ -39,7 +39,10 @@ def sweep(folder: Path) -> None:
     Whether a process of another machine still lives cannot be seen from here: its files are named and kept.
     """
     removed, foreign = [], []
-    for name in _names(folder):
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(path.name for path in folder.iterdir())
+    for name in names:
         found = _TEMPORARY.fullmatch(name)
         if _CLAIM.fullmatch(name):
             found = re.fullmatch(OWNER, _content(folder / name))
@@ -49,22 +52,16 @@ def sweep(folder: Path) -> None:
             foreign.append(name)
         elif not _alive(int(found["pid"])) and _remove(folder / name):
             removed.append(name)
+    shown = visible(str(folder))
     if removed:
-        logger.warning("%s: removed what a killed command left half written: %s", _shown(folder), _listed(removed))
+        logger.warning("%s: removed what a killed command left half written: %s", shown, _listed(removed))
     if foreign:
         logger.warning(
             "%s: a command on another machine, or before a restart, has not finished: %s "
             "(kept; delete it if no such command runs any more)",
-            _shown(folder),
+            shown,
             _listed(foreign),
         )
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
 
 
 def _content(path: Path) -> str:
@@ -92,17 +89,13 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True
+        pass  # somebody else's, or no number of a process here
     return True
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
-
-
-def _shown(path: Path) -> str:
-    return visible(str(path))
 
 
 _HINTS = {
@@ -363,11 +356,6 @@ def result_stem(timestamp: str, rank_folder: str = "", *, debug: bool = False) -
         raise ValueError(f"a rank folder is one name, not a path: {rank_folder!r}")
     prefix = "debug_compare_result" if debug else "compare_result"
     return "_".join(part for part in (prefix, rank_folder, timestamp) if part)
-
-
-def result_name(timestamp: str, rank_folder: str = "", debug: bool = False, suffix: str = "xlsx") -> str:
-    """The file name of a result, e.g. ``debug_compare_result_20260102030405.csv``."""
-    return f"{result_stem(timestamp, rank_folder, debug=debug)}.{suffix.removeprefix('.')}"
 
 
 def part_name(name: str, part: int) -> str:

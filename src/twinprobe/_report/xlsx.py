@@ -21,7 +21,6 @@ from twinprobe._report.columns import (
     number_columns,
     numbers_only,
 )
-from twinprobe._report.files import replacing
 
 if TYPE_CHECKING:
     import polars as pl
@@ -331,14 +330,8 @@ def fill_workbook(path: Path, sheets: Sequence[Sheet], texts: SharedTexts | None
                 member.write(piece.encode())
 
 
-def write_xlsx(table: pl.DataFrame, path: Path, *, rows_per_sheet: int = ROWS_PER_SHEET) -> None:
-    """Write a result table as a workbook: frozen and filtered header, coloured rows. Whole or not at all."""
-    with replacing(path) as temporary:
-        fill_xlsx(table, temporary, rows_per_sheet=rows_per_sheet)
-
-
 def fill_xlsx(table: pl.DataFrame, path: Path, *, rows_per_sheet: int = ROWS_PER_SHEET) -> None:
-    """Write the workbook to exactly this path."""
+    """Write a result table as a workbook with coloured rows, to exactly this path."""
     frames = [table.slice(start, rows_per_sheet) for start in range(0, max(table.height, 1), rows_per_sheet)]
     names = ["Sheet1"] if len(frames) == 1 else [f"part_{i}" for i in range(len(frames))]
     texts = SharedTexts(table)
