@@ -18,8 +18,8 @@ import polars as pl
 import psutil
 
 from twinprobe._compare.merge.job import merge_results
-from twinprobe._report.tables import write_csv, write_parquet
-from twinprobe._report.xlsx import write_xlsx
+from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.xlsx import fill_xlsx
 
 STACK = "['File /home/user/train.py, line 10, in step, \\n loss = model(batch)']" * 4
 OPS = ("all_reduce", "all_gather_into_tensor", "broadcast", "reduce_scatter_tensor")
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--api", default="Distributed")
     parser.add_argument("--workers", type=int)
     asked = parser.parse_args(argv)
-    write = {"csv": write_csv, "xlsx": write_xlsx, "parquet": write_parquet}[asked.form]
+    write = {"csv": fill_csv, "xlsx": fill_xlsx, "parquet": fill_parquet}[asked.form]
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root, "results")
         folder.mkdir()

@@ -286,10 +286,12 @@ def compare_kernels(
     step: int | Iterable[int] | None = None,
 ) -> Iterator[tuple[int, int, pl.DataFrame, dict[str, int]]]:
     """Compare kernel dumps of static graphs: (rank, step, result table, counts of verdicts), one after the other."""
-    from twinprobe._compare.kernel import compare_kernels as kernels
+    from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels
 
-    ranks, steps = (None if chosen is None else set(chosen) for chosen in (_numbers_of(rank), _numbers_of(step)))
-    return kernels(_path(target), _path(golden), ranks=ranks, steps=steps)
+    pairs, _ = pair_kernels(_path(target), _path(golden), ranks=_numbers_of(rank), steps=_numbers_of(step))
+    for pair in pairs:
+        table, summary = compare_kernel_pair(pair)
+        yield pair.rank, pair.step, table, summary.verdicts
 
 
 def _path(path: PathLike) -> Path:

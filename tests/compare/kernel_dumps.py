@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from twinprobe._compare.kernel import compare_kernels
+from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 BASE = [
@@ -52,3 +53,16 @@ def save_statistics(root: Path, lines: list[str], *, header: str = HEADER) -> Pa
 
 def line(name: str, values: str, *, io: str = "output", slot: int = 0, time: int = 1, shape: str = "(2,3)") -> str:
     return f'MatMul,{name},0,0,{time},{io},{slot},24,Float32,"{shape}",{values}'
+
+
+def compare_kernels(
+    target: Path, golden: Path, *, ranks: set[int] | None, steps: set[int] | None, notes: list[str] | None = None
+) -> Iterator[tuple[int, int, pl.DataFrame, dict[str, int]]]:
+    """Every common rank and step: (rank, step, result table, verdict counts); ``notes`` gets what is told."""
+    pairs, told = pair_kernels(target, golden, ranks=ranks, steps=steps)
+    notes = notes if notes is not None else []
+    notes += told
+    for pair in pairs:
+        table, summary = compare_kernel_pair(pair)
+        notes += summary.notes
+        yield pair.rank, pair.step, table, summary.verdicts

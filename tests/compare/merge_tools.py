@@ -9,12 +9,12 @@ import polars as pl
 
 from twinprobe._compare.merge.config import METRICS, STATISTICS
 from twinprobe._compare.merge.job import MergeOutcome, merge_results
-from twinprobe._report.tables import write_csv, write_parquet
-from twinprobe._report.xlsx import write_xlsx
+from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.xlsx import fill_xlsx
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "rank_results"
 RED = "FFFFC7CE"
-WRITERS = {"csv": write_csv, "parquet": write_parquet, "xlsx": write_xlsx}
+WRITERS = {"csv": fill_csv, "parquet": fill_parquet, "xlsx": fill_xlsx}
 Rows = list[dict[str, str]]
 Sheet = dict[str, dict[str, object]]
 

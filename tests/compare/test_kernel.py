@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_dumps import BASE, DATA, NPY, OURS, only, save
+from kernel_dumps import BASE, DATA, NPY, OURS, compare_kernels, only, save
 
-from twinprobe._compare.kernel import compare_kernel_pair, compare_kernels, pair_kernels
+from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels
 from twinprobe._runs.kernel_dump import is_kernel_folder, parse_kernel_name
 from twinprobe.errors import BadInput
 
@@ -36,7 +36,7 @@ def test_the_real_pair_has_the_known_columns_and_true_numbers() -> None:
 def test_the_real_pair_parts_at_the_first_product_because_its_weight_differs() -> None:
     pairs, notes = pair_kernels(DATA / "kernel_dump_A", DATA / "kernel_dump_B")
     assert notes == []
-    first = compare_kernel_pair(pairs[0]).summary.first
+    first = compare_kernel_pair(pairs[0])[1].first
     assert first is not None
     assert first.op == "MatMul.Default_inner-Inner_fc-Dense_MatMul-op0"
     assert "output.0: the output differs because an input from outside differs" in first.sentence

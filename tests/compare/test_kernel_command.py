@@ -10,9 +10,8 @@ import pytest
 from kernel_dumps import DATA, line, only, save, save_statistics
 
 from twinprobe._cli import main
-from twinprobe._compare.kernel import compare_kernel_pair, kernel_stem, pair_kernels, run_kernel_request
+from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels, run_kernel_request
 from twinprobe._compare.request import Request
-from twinprobe._report.tables import write_reports
 from twinprobe.errors import BadInput, NothingToCompare
 
 
@@ -75,12 +74,15 @@ def test_a_rank_that_one_side_lacks_is_exit_code_2(tmp_path: Path, capsys: pytes
 
 
 def test_results_can_be_written_in_every_format(tmp_path: Path) -> None:
-    pairs, _ = pair_kernels(DATA / "kernel_dump_A", DATA / "kernel_dump_B")
-    result = compare_kernel_pair(pairs[0])
-    stem = kernel_stem(result.rank, result.step, "20260102030405")
-    files = write_reports(result.table, result.summary, tmp_path, stem, ["xlsx", "csv", "parquet", "json", "html"])
-    assert [file.name.rpartition(".")[0] for file in files] == ["compare_result_0_0_20260102030405"] * 5
-    assert pl.read_csv(files[1], infer_schema=False)["NPU Name"].to_list() == result.table["NPU Name"].to_list()
+    roots = DATA / "kernel_dump_A", DATA / "kernel_dump_B"
+    formats = ("xlsx", "csv", "parquet", "json", "html")
+    outcome = run_kernel_request(
+        Request(*roots, tmp_path, formats, "20260102030405"), lambda _what, _done, _total: None
+    )
+    files = [Path(file) for file in outcome.summaries[0].files]
+    assert [file.name for file in files] == [f"compare_result_0_0_20260102030405.{suffix}" for suffix in formats]
+    table, _ = compare_kernel_pair(pair_kernels(*roots)[0][0])
+    assert pl.read_csv(files[1], infer_schema=False)["NPU Name"].to_list() == table["NPU Name"].to_list()
 
 
 def test_a_request_over_several_ranks_writes_a_result_for_each(tmp_path: Path) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_dumps import BASE, HEADER, OURS, STATISTICS, line, only, save_statistics
-
-from twinprobe._compare.kernel import compare_kernels
+from kernel_dumps import BASE, HEADER, OURS, STATISTICS, compare_kernels, line, only, save_statistics
 
 
 def test_statistics_have_the_known_columns_and_unsigned_accuracy(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from twinprobe._compare.job import run_request
 from twinprobe._compare.merge.config import METRICS, TENSORS
 from twinprobe._compare.merge.read import natural_order
 from twinprobe._compare.request import Request
-from twinprobe._report.tables import write_csv
+from twinprobe._report.tables import csv_parts, fill_csv
 
 
 def test_real_results_merge_as_before_but_groups_show_their_ranks(tmp_path: Path, reference: Path) -> None:
@@ -162,7 +162,9 @@ def test_the_newest_of_several_results_is_taken_and_said(tmp_path: Path) -> None
 def test_parts_of_a_long_result_are_read_together(tmp_path: Path) -> None:
     rows = [row(f"Distributed.all_reduce.{n}.forward.input.0") for n in range(5)]
     for rank in range(2):
-        write_csv(pl.DataFrame(rows), tmp_path / f"compare_result_rank{rank}_20260101000000.csv", rows_per_file=2)
+        whole = tmp_path / f"compare_result_rank{rank}_20260101000000.csv"
+        for part, some in csv_parts(pl.DataFrame(rows), whole, rows_per_file=2):
+            fill_csv(some, part)
     assert merge(tmp_path, "api: [Distributed]").rows == 5
 
 
@@ -208,7 +210,7 @@ def test_memory_does_not_grow_with_the_rows_that_nobody_asked_for(tmp_path: Path
     others = pl.DataFrame([row("Functional.linear.0.forward.input.0", NPU_Stack_Info="File train.py, line 1, " * 20)])
     big = pl.concat([pl.concat([others] * 20_000), table], how="diagonal").fill_null("")
     first = tmp_path / "compare_result_rank0_20260101000000.csv"
-    write_csv(big, first)
+    fill_csv(big, first)
     for rank in range(1, 16):
         first.with_name(f"compare_result_rank{rank}_20260101000000.csv").hardlink_to(first)
     few, many = peak_mebibytes(tmp_path, 2), peak_mebibytes(tmp_path, 16)

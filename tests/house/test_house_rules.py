@@ -26,7 +26,7 @@ CIRCLES = {
     "_record.rows", "_record.tools", "_record.torch.autograd", "_record.torch.collectives", "_record.torch.compiled",
     "_record.torch.function_mode", "_record.torch.hooks", "_record.torch.recorder", "_record.torch.tensors",
     "_record.torch.values", "_report.columns", "_report.console", "_report.files", "_report.html", "_report.tables",
-    "_report.xlsx", "_scale.engine", "_scale.process", "_scale.ray", "twinprobe",
+    "_report.xlsx", "_scale.engine", "_scale.process", "_scale.ray",
 }  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def test_a_package_imports_only_from_those_below_it() -> None:
 def test_no_modules_import_one_another_in_a_circle() -> None:
     """Imports inside functions and for types only count as well: such modules cannot be read one after the other."""
     graph = grimp.build_graph("twinprobe", include_external_packages=False, exclude_type_checking_imports=False)
+    graph.remove_module("twinprobe")  # the public face, which knows all rooms; they ask it for the version alone
     circles = {
         module: sorted(graph.find_upstream_modules(module) & graph.find_downstream_modules(module))
         for module in graph.modules

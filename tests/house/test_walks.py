@@ -11,7 +11,7 @@ import pytest
 
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
-    "compare": {"files": 32, "functions": 256, "changes": 90},
+    "compare": {"files": 30, "functions": 234, "changes": 39},
     "record": {"files": 24, "functions": 230, "changes": 30},
     "auto_diff": {"files": 67, "functions": 598, "changes": 467},
 }

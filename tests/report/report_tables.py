@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from twinprobe._judge.origin import Divergence, Side, Summary
+from twinprobe._judge.origin import Divergence, RunInfo, Summary
 from twinprobe._report.tables import read_csv
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "report"
@@ -55,7 +55,7 @@ def with_texts(table: pl.DataFrame, column: str, texts: list[str]) -> pl.DataFra
 
 def summary_of(table: pl.DataFrame, mode: str = "statistics", *, first: int | None = 2) -> Summary:
     """A summary that fits the table."""
-    side = Side("runs/a/dump.json", "pytorch", mode, "L1", table.height // 3, table.height)
+    side = RunInfo("runs/a/dump.json", "pytorch", mode, "L1", table.height // 3, table.height)
     counts = {verdict: int((table["Result"] == verdict).sum()) for verdict in VERDICTS}
     divergence = None if first is None else divergence_at(table, first)
     return Summary(mode, side, side, table.height, table.height - 3, 2, 1, counts, divergence, ["a note"])

@@ -14,7 +14,7 @@ from report_tables import small_table, summary_of
 from rich.console import Console
 
 from twinprobe._judge.origin import Summary
-from twinprobe._report.console import print_summary, to_json, visible
+from twinprobe._report.console import json_bytes, print_summary, visible
 
 OWN_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -109,7 +109,7 @@ def test_ordinary_text_is_shown_as_it_is(text: str) -> None:
 
 
 def test_json_is_one_object_on_one_line(summary: Summary) -> None:
-    line = to_json(summary)
+    line = json_bytes(summary.to_dict()).decode()
     assert "\n" not in line
     assert json.loads(line) == summary.to_dict()
     assert list(json.loads(line)) == [

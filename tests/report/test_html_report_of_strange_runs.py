@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 from report_page import shown_names, shown_rows
 from report_tables import completed, long_table, small_table, summary_of, with_texts
 
-from twinprobe._judge.origin import Side, Summary
+from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._report.html import fill_html
 
 Open = Callable[..., Page]
@@ -35,7 +35,7 @@ def hostile() -> tuple[pl.DataFrame, Summary]:
     summary = summary_of(table, first=0)
     assert summary.first
     evil = " ".join(EVIL)
-    side = Side(evil, evil, evil, evil, 1, 1)
+    side = RunInfo(evil, evil, evil, evil, 1, 1)
     values = {evil: evil}
     first = replace(
         summary.first, op=evil, sentence=evil, stack_line=evil, origin=evil, target_values=values, golden_values=values

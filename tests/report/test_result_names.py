@@ -6,22 +6,22 @@ import re
 
 import pytest
 
-from twinprobe._report.files import part_name, result_name, result_stem, timestamp_now
+from twinprobe._report.files import part_name, result_stem, timestamp_now
 
 
 @pytest.mark.parametrize(
-    ("rank", "debug", "suffix", "name"),
+    ("rank", "debug", "stem"),
     [
-        ("", False, "xlsx", "compare_result_20260102030405.xlsx"),
-        ("rank0", False, "csv", "compare_result_rank0_20260102030405.csv"),
-        ("rank", False, ".csv", "compare_result_rank_20260102030405.csv"),
-        ("proc12345", False, "html", "compare_result_proc12345_20260102030405.html"),
-        ("", True, "csv", "debug_compare_result_20260102030405.csv"),
-        ("rank1", True, "xlsx", "debug_compare_result_rank1_20260102030405.xlsx"),
+        ("", False, "compare_result_20260102030405"),
+        ("rank0", False, "compare_result_rank0_20260102030405"),
+        ("rank", False, "compare_result_rank_20260102030405"),
+        ("proc12345", False, "compare_result_proc12345_20260102030405"),
+        ("", True, "debug_compare_result_20260102030405"),
+        ("rank1", True, "debug_compare_result_rank1_20260102030405"),
     ],
 )
-def test_a_result_is_named_after_rank_and_time(rank: str, debug: bool, suffix: str, name: str) -> None:
-    assert result_name("20260102030405", rank, debug, suffix) == name
+def test_a_result_is_named_after_rank_and_time(rank: str, debug: bool, stem: str) -> None:
+    assert result_stem("20260102030405", rank, debug=debug) == stem
 
 
 def test_the_timestamp_has_fourteen_digits() -> None:

@@ -18,12 +18,11 @@ from twinprobe._report.console import visible_cells
 from twinprobe._report.tables import (
     csv_parts,
     fill_csv,
+    fill_json,
+    fill_parquet,
     guarded,
     read_csv,
     unguarded,
-    write_csv,
-    write_json,
-    write_parquet,
 )
 
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "'=quoted", "a;=b", "1.0;-2.0", "－1", "x\n=y"]
@@ -34,7 +33,7 @@ texts_of_any_kind = st.text(st.characters(exclude_categories=["Cs"]), max_size=2
 @pytest.mark.parametrize("mode", MODES)
 def test_csv_comes_back_as_it_was(tmp_path: Path, mode: str) -> None:
     table = small_table(mode)
-    assert write_csv(table, tmp_path / "r.csv") == [tmp_path / "r.csv"]
+    fill_csv(table, tmp_path / "r.csv")
     back = read_csv(tmp_path / "r.csv")
     assert back.equals(table.with_columns(as_texts(table["Relative Error"]).fill_null("")))
 
@@ -55,7 +54,7 @@ def test_every_known_result_is_written_byte_for_byte(tmp_path: Path, reference: 
 
 def test_infinities_have_a_blank_in_statistics_only(tmp_path: Path) -> None:
     table = with_texts(with_texts(small_table(), "NPU max", ["inf", "-inf"]), "Max diff", ["inf", "-inf"])
-    write_csv(table, tmp_path / "r.csv")
+    fill_csv(table, tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["NPU max"] for row in rows[:2]] == [" inf", " -inf"]
@@ -63,7 +62,7 @@ def test_infinities_have_a_blank_in_statistics_only(tmp_path: Path) -> None:
 
 
 def test_no_cell_of_a_csv_begins_like_a_formula(tmp_path: Path) -> None:
-    write_csv(with_texts(small_table(), "NPU Name", FORMULAS), tmp_path / "r.csv")
+    fill_csv(with_texts(small_table(), "NPU Name", FORMULAS), tmp_path / "r.csv")
     with (tmp_path / "r.csv").open(newline="") as file:
         names = [row["NPU Name"] for row in csv.DictReader(file)][: len(FORMULAS)]
     assert names == [
@@ -88,16 +87,14 @@ def test_guarding_can_be_undone_for_any_text(texts: list[str]) -> None:
 def test_csv_holds_any_text(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("csv") / "r.csv"
     table = with_texts(small_table(), "NPU Name", texts)
-    write_csv(table, path)
+    fill_csv(table, path)
     assert read_csv(path)["NPU Name"].to_list() == visible_cells(table["NPU Name"]).to_list()
 
 
 def test_a_long_csv_is_written_in_parts(tmp_path: Path) -> None:
-    table = long_table(25)
-    parts = write_csv(table, tmp_path / "r.csv", rows_per_file=10)
-    assert [part.name for part in parts] == ["r_part_1.csv", "r_part_2.csv", "r_part_3.csv"]
-    assert [read_csv(part).height for part in parts] == [10, 10, 5]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [part.name for part in parts]
+    parts = csv_parts(long_table(25), tmp_path / "r.csv", rows_per_file=10)
+    assert [path.name for path, _ in parts] == ["r_part_1.csv", "r_part_2.csv", "r_part_3.csv"]
+    assert [rows.height for _, rows in parts] == [10, 10, 5]
 
 
 def test_the_limit_of_a_csv_is_a_million_rows() -> None:
@@ -108,7 +105,7 @@ def test_the_limit_of_a_csv_is_a_million_rows() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_parquet_comes_back_as_it_was(tmp_path: Path, mode: str) -> None:
-    write_parquet(small_table(mode), tmp_path / "r.parquet")
+    fill_parquet(small_table(mode), tmp_path / "r.parquet")
     assert pl.read_parquet(tmp_path / "r.parquet").equals(small_table(mode))
 
 
@@ -116,7 +113,7 @@ def test_parquet_comes_back_as_it_was(tmp_path: Path, mode: str) -> None:
 def test_json_holds_summary_columns_and_rows(tmp_path: Path, mode: str) -> None:
     table = small_table(mode)
     summary = summary_of(table, mode)
-    write_json(table, summary, tmp_path / "r.json")
+    fill_json(table, summary, tmp_path / "r.json")
     document = json.loads((tmp_path / "r.json").read_text())
     assert list(document) == ["summary", "columns", "rows"]
     assert document["summary"] == summary.to_dict()
@@ -127,14 +124,14 @@ def test_json_holds_summary_columns_and_rows(tmp_path: Path, mode: str) -> None:
 
 def test_json_rows_go_on_over_the_pieces_they_are_written_in(tmp_path: Path) -> None:
     table = long_table(40_000)
-    write_json(table, summary_of(table), tmp_path / "r.json")
+    fill_json(table, summary_of(table), tmp_path / "r.json")
     rows = json.loads((tmp_path / "r.json").read_text())["rows"]
     assert [row["NPU Name"] for row in rows] == table["NPU Name"].to_list()
 
 
 def test_json_of_an_empty_table_is_json(tmp_path: Path) -> None:
     table = small_table()
-    write_json(table.head(0), summary_of(table), tmp_path / "r.json")
+    fill_json(table.head(0), summary_of(table), tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["rows"] == []
 
 
@@ -146,7 +143,7 @@ def test_json_is_strict_about_infinities_and_broken_characters(tmp_path: Path) -
     summary = summary_of(table)
     assert summary.first
     odd = replace(summary, notes=["\udc80 from a file name"], first=replace(summary.first, relative_error=float("nan")))
-    write_json(table, odd, tmp_path / "r.json")
+    fill_json(table, odd, tmp_path / "r.json")
     document = json.loads((tmp_path / "r.json").read_text(), parse_constant=refuse)
     assert document["rows"][0]["Relative Error"] == "inf"
     assert document["summary"]["first"]["relative_error"] == "nan"

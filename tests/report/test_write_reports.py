@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from report_tables import names_in, small_table, summary_of
 
+from twinprobe._report.files import prepare_folder
 from twinprobe._report.tables import FORMATS, check_formats, write_reports
 from twinprobe.errors import BadInput
 
 
 def test_every_format_is_written_in_the_order_asked_for(tmp_path: Path) -> None:
     table = small_table()
-    files = write_reports(table, summary_of(table), tmp_path / "new" / "out", "r", list(reversed(FORMATS)))
+    out = prepare_folder(tmp_path / "new" / "out")
+    files = write_reports(table, summary_of(table), out, "r", list(reversed(FORMATS)))
     assert [file.name for file in files] == ["r.html", "r.json", "r.parquet", "r.csv", "r.xlsx"]
     assert all(file.stat().st_size > 0 for file in files)
     assert names_in(tmp_path / "new" / "out") == sorted(file.name for file in files)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._report.xlsx import write_xlsx
+from twinprobe._report.xlsx import fill_xlsx
 from twinprobe._report.xlsx_read import read_rows, read_titles
 from twinprobe.errors import BadInput
 
@@ -68,7 +68,7 @@ def test_places_may_stand_anywhere_or_nowhere_in_a_cell(tmp_path: Path) -> None:
 def test_rows_over_the_borders_of_chunks_are_whole(tmp_path: Path) -> None:
     table = pl.DataFrame({"name": [f"{'ab'[n % 2]}.{n}" for n in range(60_000)], "Result": ["pass"] * 60_000})
     table = table.with_columns((pl.col("name") + "x" * 30).alias("value"))
-    write_xlsx(table, tmp_path / "a.xlsx")
+    fill_xlsx(table, tmp_path / "a.xlsx")
     found = rows_of(tmp_path / "a.xlsx", ["name", "value"])
     assert found == [
         list(row) for row in table.filter(pl.col("name").str.starts_with("a.")).select("name", "value").rows()
@@ -77,7 +77,7 @@ def test_rows_over_the_borders_of_chunks_are_whole(tmp_path: Path) -> None:
 
 def test_all_sheets_of_a_long_result_are_read(tmp_path: Path) -> None:
     table = pl.DataFrame({"name": [f"a.{n}" for n in range(10)], "Result": ["pass"] * 10})
-    write_xlsx(table, tmp_path / "a.xlsx", rows_per_sheet=4)
+    fill_xlsx(table, tmp_path / "a.xlsx", rows_per_sheet=4)
     assert [row[0] for row in rows_of(tmp_path / "a.xlsx", ["name"])] == table["name"].to_list()
 
 

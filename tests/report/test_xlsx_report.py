@@ -15,14 +15,14 @@ from openpyxl.worksheet.worksheet import Worksheet
 from report_tables import MODES, long_table, small_table, with_texts
 
 from twinprobe._report.columns import METRICS, STATISTICS, number_columns
-from twinprobe._report.xlsx import cut_text, write_xlsx
+from twinprobe._report.xlsx import cut_text, fill_xlsx
 
 FILLS = {"pass": None, "warning": "FFFFEB9C", "error": "FFFFC7CE"}
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "=1", "-x", "－1", "-", "="]
 
 
 def sheet_of(table: pl.DataFrame, folder: Path) -> Worksheet:
-    write_xlsx(table, folder / "r.xlsx")
+    fill_xlsx(table, folder / "r.xlsx")
     return openpyxl.load_workbook(folder / "r.xlsx").active
 
 
@@ -139,7 +139,7 @@ def test_markup_and_control_characters_do_not_break_the_file(tmp_path: Path) -> 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=3, max_size=6))
 def test_any_text_gives_a_well_formed_workbook(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("xlsx") / "r.xlsx"
-    write_xlsx(with_texts(with_texts(small_table(), "NPU Name", texts), "NPU max", texts), path)
+    fill_xlsx(with_texts(with_texts(small_table(), "NPU Name", texts), "NPU max", texts), path)
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             ElementTree.fromstring(archive.read(name))
@@ -152,7 +152,7 @@ def test_short_texts_are_never_cut(text: str) -> None:
 
 def test_a_table_too_long_for_one_sheet_goes_on_in_the_next(tmp_path: Path) -> None:
     table = long_table(25)
-    write_xlsx(table, tmp_path / "r.xlsx", rows_per_sheet=10)
+    fill_xlsx(table, tmp_path / "r.xlsx", rows_per_sheet=10)
     book = openpyxl.load_workbook(tmp_path / "r.xlsx")
     assert book.sheetnames == ["part_0", "part_1", "part_2"]
     assert [book[name].max_row - 1 for name in book.sheetnames] == [10, 10, 5]
@@ -163,7 +163,7 @@ def test_a_table_too_long_for_one_sheet_goes_on_in_the_next(tmp_path: Path) -> N
 
 def test_rows_keep_their_place_across_the_pieces_they_are_written_in(tmp_path: Path) -> None:
     table = long_table(17_000)
-    write_xlsx(table, tmp_path / "r.xlsx")
+    fill_xlsx(table, tmp_path / "r.xlsx")
     sheet = openpyxl.load_workbook(tmp_path / "r.xlsx", read_only=True).active
     rows = list(sheet.iter_rows(min_row=2, values_only=True))
     assert [row[0] for row in rows] == table["NPU Name"].to_list()
@@ -177,5 +177,5 @@ def test_an_empty_table_gives_a_sheet_with_a_header(tmp_path: Path) -> None:
 
 def test_the_same_table_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.xlsx", "b.xlsx"):
-        write_xlsx(small_table(), tmp_path / name)
+        fill_xlsx(small_table(), tmp_path / name)
     assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()

@@ -85,8 +85,7 @@ def merge_case(folder: Path) -> Case:
 def llm_case(folder: Path) -> Case:
     import llm_dumps
 
-    from twinprobe._compare.llm.job import LlmRequest, compare_dumps, utc_timestamp, write_llm_reports
-    from twinprobe._compare.llm.token import Notes
+    from twinprobe._compare.llm.job import LlmRequest, Notes, compare_dumps, utc_timestamp, write_llm_reports
 
     sizes = llm_dumps.Sizes(layers=1)
     values = {token: llm_dumps.decoder_values(sizes, token) for token in range(PIECES)}

@@ -13,7 +13,7 @@ import pytest
 from many_ranks import compare, ranks_at
 
 from twinprobe._cli import main
-from twinprobe._compare.ranks import unchanged
+from twinprobe._runs.run import unchanged
 from twinprobe.errors import BadInput
 
 _WRITER = """

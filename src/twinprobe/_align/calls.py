@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -165,6 +166,16 @@ def canonical(dtype: str | None) -> str | None:
 def epsilon(dtype: str | None) -> float:
     """The machine epsilon of a dtype, 0 for those that hold their values exactly."""
     return EPSILON.get(canonical(dtype) or "", 0.0)
+
+
+def canonicals(dtypes: Iterable[str | None]) -> dict[str | None, str | None]:
+    """The framework-free names of all these dtypes."""
+    return {dtype: canonical(dtype) for dtype in dtypes}
+
+
+def epsilons(dtypes: Iterable[str | None]) -> dict[str | None, float]:
+    """The machine epsilons of all these dtypes."""
+    return {dtype: epsilon(dtype) for dtype in dtypes}
 
 
 # Shapes as the tables spell them.

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", type=path, metavar="A", help="run under test: dump.json or its folder")
     add("golden", type=path, metavar="B", help="reference run: dump.json or its folder")
-    add("-o", "--output_path", type=path, default=path("./output"), metavar="DIR",
+    add("-o", "--output_path", type=path, default="./output", metavar="DIR",
         help="folder for alignment.json, layer_mapping.yaml and alignment.html (default: ./output)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
@@ -30,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Align, write the files, and say how the two fit."""
     from twinprobe._align.auto.aligner import align_runs
-    from twinprobe._cli.show import warn
+    from twinprobe._align.auto.alignment import to_document
+    from twinprobe._cli.show import print_json, warn
     from twinprobe._report.alignment import alignment_lines, write_alignment
     from twinprobe._report.console import visible
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     warn([*target.notes, *golden.notes, *alignment.notes])
     if args.json:
-        _print_json(alignment, files)
+        print_json({**to_document(alignment), "files": [str(file) for file in files]})
         return 0
     for line in alignment_lines(alignment):
         sys.stdout.write(line + "\n")
@@ -75,12 +76,3 @@ def _refuse_nothing(alignment: Alignment, target: Run, golden: Run) -> None:
         f"{what} could be aligned with {golden.path}; {score}", where=target.path,
         hint="are these two runs of the same model?",
     )  # fmt: skip
-
-
-def _print_json(alignment: Alignment, files: list[Path]) -> None:
-    from twinprobe._align.auto.alignment import to_document
-    from twinprobe._report.console import json_bytes
-
-    document = to_document(alignment)
-    document["files"] = [str(file) for file in files]
-    sys.stdout.write(json_bytes(document).decode() + "\n")

@@ -12,7 +12,6 @@ from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from twinprobe._compare.request import Request
-    from twinprobe._judge.origin import Summary
 
 _ELSEWHERE = {
     "consistent_check": "the comparison of training with inference",
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
     add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="reference run: dump.json or a folder")
-    add("-o", "--output_path", type=path, nargs="?", const=path("./output"), default=path("./output"), metavar="DIR",
+    add("-o", "--output_path", type=path, nargs="?", const="./output", default="./output", metavar="DIR",
         help="folder for the results (default: ./output)")  # fmt: skip
     add("--format", type=formats_or_dataset, metavar="LIST",
         help=f"result formats: any of {','.join(FORMATS)},dataset (default: xlsx; dataset above 16 ranks)")  # fmt: skip
@@ -61,33 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, report, and say how it went."""
-    _refuse_foreign(args)
-    from twinprobe._cli.show import Progress, show
-    from twinprobe._compare.job import run_request
+    if args.mode != "auto":
+        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
+    for option, what in _ELSEWHERE.items():
+        if getattr(args, option):
+            raise BadInput(f"--{option}: {what} is not part of TwinProbe")
+    from twinprobe._cli.show import Progress, show, show_analysis
+    from twinprobe._compare.job import analyze, run_request
 
     request = _request(args)
-    if args.diff_analyze:
-        return _analyze(request, args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
-        outcome = run_request(request, progress.advance)
+        found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
     if not args.quiet:
-        show(outcome, as_json=args.json)
-    return _end(args, outcome.summaries, outcome.failures)
-
-
-def _analyze(request: Request, args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import Progress, show_analysis
-    from twinprobe._compare.job import analyze
-
-    with Progress(enabled=not (args.quiet or args.json)) as progress:
-        analysis = analyze(request, progress.advance)
-    if not args.quiet:
-        show_analysis(analysis, as_json=args.json)
-    return _end(args, analysis.summaries, analysis.failures)
-
-
-def _end(args: argparse.Namespace, summaries: list[Summary], failures: list[str]) -> int:
-    code = exit_code(args, summaries, failures)
+        (show_analysis if args.diff_analyze else show)(found, as_json=args.json)
+    code = exit_code(args, found.summaries, found.failures)
     if code != BAD_INPUT and not (args.quiet or args.json):
         sys.stdout.write(f"{args.prog} compare ends successfully.\n")
     return code
@@ -123,11 +109,3 @@ def _request(args: argparse.Namespace) -> Request:
             alignment=args.alignment,
         ),
     )
-
-
-def _refuse_foreign(args: argparse.Namespace) -> None:
-    if args.mode != "auto":
-        raise BadInput(f"--mode {args.mode} is not part of TwinProbe", hint="leave --mode out")
-    for option, what in _ELSEWHERE.items():
-        if getattr(args, option):
-            raise BadInput(f"--{option}: {what} is not part of TwinProbe")

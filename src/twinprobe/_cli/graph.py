@@ -74,7 +74,10 @@ def build_request(
     layouts: tuple[object, object],
 ) -> GraphRequest:
     """The request that a command's arguments make."""
-    _be_frugal()
+    # Libraries read these when they are first loaded; what the user has set stays. Polars' allocator keeps a store of
+    # free memory per thread; one is enough and saves a good tenth of all memory. No linear algebra is done here.
+    os.environ.setdefault("_RJEM_MALLOC_CONF", "narenas:1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._judge.verdicts import Thresholds
@@ -109,7 +112,7 @@ def build_request(
 
 def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> int:
     """Carry out a request and say how it went."""
-    from twinprobe._cli.show import Progress
+    from twinprobe._cli.show import Progress, print_json
     from twinprobe._graph.job import run_request
 
     gc.disable()  # nothing here makes circles of objects, and looking for them costs a twentieth of the time
@@ -120,7 +123,12 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
         gc.enable()
     outcome.notes[:0] = notes
     if args.json:
-        _print_json(outcome)
+        print_json({
+            "files": [str(file) for file in outcome.files],
+            "ranks": [summary.to_dict() for summary in outcome.summaries],
+            "notes": outcome.notes,
+            "failures": outcome.failures,
+        })  # fmt: skip
     elif not args.quiet:
         _print_lines(outcome)
     code = exit_code(args, outcome.summaries, outcome.failures)
@@ -129,42 +137,21 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
     return code
 
 
-def _be_frugal() -> None:
-    """Settings that libraries read when they are first loaded; what the user has set stays."""
-    # Polars' allocator keeps a store of free memory per thread; one is enough and saves a good tenth of all memory.
-    os.environ.setdefault("_RJEM_MALLOC_CONF", "narenas:1")
-    # No linear algebra is done here, so its threads need not wait for any.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
 def _print_lines(outcome: Outcome) -> None:
+    from twinprobe._cli.show import warn
     from twinprobe._judge.origin import unread_rows
     from twinprobe._report.console import visible
 
-    for line in outcome.notes + outcome.failures:
-        sys.stderr.write(f"warning: {visible(line)}\n")
+    warn(outcome.notes + outcome.failures)
     for summary in outcome.summaries:
         counts = ", ".join(f"{count} {verdict}" for verdict, count in summary.verdicts.items())
         first = "no divergence"
         if summary.unread:
             first = f"no divergence seen, but {unread_rows(summary.unread)}"
         if summary.first is not None:
-            first = (
-                f"first divergence: {summary.first.op}: {summary.first.sentence.removeprefix(summary.first.op + ': ')}"
-            )
+            op, sentence = summary.first.op, summary.first.sentence
+            first = f"first divergence: {op}: {sentence.removeprefix(op + ': ')}"
         where = f"{summary.rank}: " if summary.rank else ""
         sys.stdout.write(visible(f"{where}{counts}; {first}") + "\n")
     for file in outcome.files:
         sys.stdout.write(f"graph saved: {visible(str(file))}\n")
-
-
-def _print_json(outcome: Outcome) -> None:
-    from twinprobe._report.console import json_bytes
-
-    document = {
-        "files": [str(file) for file in outcome.files],
-        "ranks": [summary.to_dict() for summary in outcome.summaries],
-        "notes": outcome.notes,
-        "failures": outcome.failures,
-    }
-    sys.stdout.write(json_bytes(document).decode() + "\n")

@@ -12,7 +12,6 @@ from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options
 
 if TYPE_CHECKING:
     from twinprobe._compare.llm.job import LlmRequest
-    from twinprobe._judge.origin import Summary
 
 LEVELS = ("layer", "module", "api", "logits", "token")
 LOG_LEVELS = ("debug", "info", "warning", "error", "fatal", "critical")
@@ -48,7 +47,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("-mp", "--my-path", type=path, required=True, metavar="PATH", help="dump under test, in any of the same forms")
     add("-cl", "--cmp-level", choices=LEVELS, metavar="LEVEL",
         help="what to compare: layer, module, api (everything) or logits (default: everything)")  # fmt: skip
-    add("-o", "--output", type=path, default=path("./"), metavar="DIR", help="folder for the report (default: here)")
+    add("-o", "--output", type=path, default="./", metavar="DIR", help="folder for the report (default: here)")
     add("-mf", "--op-mapping-file", type=path, metavar="PATH",
         help="op_mapping_file.json, or its folder: maps operators to modules")  # fmt: skip
     add("-alg", "--custom-algorithms", nargs="+", default=[], metavar="FILE.py:FUNCTION",
@@ -71,8 +70,10 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from twinprobe._cli.show import Progress, print_json
     from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
     from twinprobe._compare.llm.modes import compare_files, compare_statistics, compare_weights, is_pair_of_files
+    from twinprobe._report.console import visible
     from twinprobe._runs.llm.dump import find_manual
     from twinprobe.errors import BadInput
 
@@ -81,10 +82,13 @@ def _compare(args: argparse.Namespace) -> int:
     request = _request(args)
     by_hand = find_manual(request.golden)
     if by_hand is None and is_pair_of_files(request):
-        return _show_pair(compare_files(request), as_json=args.json)
-    from twinprobe._cli.show import Progress
-    from twinprobe._compare.llm.job import compare_dumps
-    from twinprobe._compare.llm.token import Notes
+        values = compare_files(request)
+        if args.json:
+            print_json(values)
+        else:
+            sys.stdout.writelines(f"{name}: {visible(str(value))}\n" for name, value in values.items())
+        return 0
+    from twinprobe._compare.llm.job import Notes, compare_dumps
 
     notes = Notes(request, args.output, utc_timestamp(), resume=args.resume)
     with notes, Progress(enabled=not (args.quiet or args.json)) as progress:
@@ -99,8 +103,14 @@ def _compare(args: argparse.Namespace) -> int:
         stem = STATISTICS if args.stats and not args.weight else REPORT
         summary = write_llm_reports(result, args.output, args.format, stem=stem, timestamp=notes.timestamp)
         notes.end()
-    if not args.quiet:
-        _show(summary, as_json=args.json)
+    if args.json and not args.quiet:
+        print_json(summary.to_dict())
+    elif not args.quiet:
+        from rich.console import Console
+
+        from twinprobe._report.console import print_summary
+
+        print_summary(summary, Console(highlight=False))
     return exit_code(args, [summary], result.lost)
 
 
@@ -118,30 +128,6 @@ def _request(args: argparse.Namespace) -> LlmRequest:
         engine=engine_options(args),
         timeout=args.timeout,
     )
-
-
-def _show(summary: Summary, *, as_json: bool) -> None:
-    if as_json:
-        from twinprobe._report.console import to_json
-
-        sys.stdout.write(to_json(summary) + "\n")
-        return
-    from rich.console import Console
-
-    from twinprobe._report.console import print_summary
-
-    print_summary(summary, Console(highlight=False))
-
-
-def _show_pair(values: dict[str, object], *, as_json: bool) -> int:
-    from twinprobe._report.console import json_bytes, visible
-
-    if as_json:
-        sys.stdout.write(json_bytes(values).decode() + "\n")
-        return 0
-    for name, value in values.items():
-        sys.stdout.write(f"{name}: {visible(str(value))}\n")
-    return 0
 
 
 def _dump_arguments(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +148,7 @@ def _dump_arguments(parser: argparse.ArgumentParser) -> None:
     add("-tiling", "--save-tiling", action="store_true", help="also save tiling data")
     add("-stp", "--save-tensor-part", type=int, choices=range(3), default=2,
         help="0 inputs, 1 outputs, 2 both (default: 2)")  # fmt: skip
-    add("-o", "--output", type=local_path, default=path("./"), metavar="DIR",
+    add("-o", "--output", type=local_path, default="./", metavar="DIR",
         help="folder in which ait_dump is created (default: here)")  # fmt: skip
     add("-device", "--device-id", type=int, metavar="N", help="only this device")
     add("-seed", nargs="?", type=int, const=2024, metavar="N", help="deterministic run (without N: 2024)")
@@ -184,7 +170,5 @@ def _flag(text: str) -> bool:
 def _dump(args: argparse.Namespace) -> int:
     from twinprobe._record.llm.atb import DumpOptions, dump
 
-    done = dump(DumpOptions.of(args))
-    for line in done.lines:
-        sys.stdout.write(line + "\n")
+    sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)).lines)
     return 0

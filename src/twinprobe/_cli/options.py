@@ -6,24 +6,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twinprobe._runs.places import place, remote
+from twinprobe.errors import BadInput
+
 if TYPE_CHECKING:
     from twinprobe._scale.engine import EngineOptions
 
+path = place  # a path or URL as the user typed it
 FORMATS = ("xlsx", "csv", "parquet", "json", "html")
-
-
-def path(text: str) -> Path:
-    """A path or URL as the user typed it, with ~ expanded."""
-    from twinprobe._runs.places import place
-
-    return place(text)
 
 
 def local_path(text: str) -> Path:
     """A path that must be on this machine."""
-    from twinprobe._runs.places import remote
-    from twinprobe.errors import BadInput
-
     found = path(text)
     if remote(found) is not None:
         raise BadInput("is a URL, but this must be a path on this machine", where=text)

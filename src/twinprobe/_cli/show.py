@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinprobe._compare.job import Analysis
     from twinprobe._compare.request import Outcome
 
 _PATIENCE = 1.0  # seconds before progress is worth showing
@@ -101,7 +100,17 @@ def _progress_bar() -> Any:
 def show(outcome: Outcome, *, as_json: bool) -> None:
     """Print what was found."""
     if as_json:
-        _print_json(outcome)
+        document: dict[str, Any] = {
+            "ranks": [summary.to_dict() for summary in outcome.summaries],
+            "notes": outcome.notes,
+            "failures": outcome.failures,
+        }
+        if not outcome.summaries[0].rank:  # two files, not a folder of ranks
+            document = outcome.summaries[0].to_dict()
+            document["notes"] = document["notes"] + outcome.notes + outcome.failures
+        elif outcome.overview:
+            document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
+        print_json(document)
         return
     from rich.console import Console
 
@@ -119,23 +128,20 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     warn(outcome.notes + outcome.failures)
 
 
-def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
+def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
     """Print where the difference began and which files tell more."""
-    from twinprobe._report.console import visible
-
     if as_json:
-        from twinprobe._report.console import json_bytes
-
-        document = {
+        print_json({
             "findings": analysis.findings,
-            "files": [str(path) for path in analysis.files + analysis.reports],
+            "files": [str(path) for path in analysis.calls + analysis.reports],
             "ranks": [summary.to_dict() for summary in analysis.summaries],
             "notes": analysis.notes,
             "failures": analysis.failures,
-        }
-        sys.stdout.write(json_bytes(document).decode() + "\n")
+        })  # fmt: skip
         return
-    for path in analysis.files:
+    from twinprobe._report.console import visible
+
+    for path in analysis.calls:
         sys.stdout.write(f"Saving json file to disk: {visible(str(path))}\n")
     for finding in analysis.findings:
         sys.stdout.write(visible(finding) + "\n")
@@ -145,20 +151,10 @@ def show_analysis(analysis: Analysis, *, as_json: bool) -> None:
     warn(analysis.notes + analysis.failures)
 
 
-def _print_json(outcome: Outcome) -> None:
+def print_json(document: object) -> None:
+    """Print one JSON object on one line."""
     from twinprobe._report.console import json_bytes
 
-    if not outcome.summaries[0].rank:  # two files, not a folder of ranks
-        document = outcome.summaries[0].to_dict()
-        document["notes"] = document["notes"] + outcome.notes + outcome.failures
-    else:
-        document = {
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-        }
-        if outcome.overview:
-            document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
     sys.stdout.write(json_bytes(document).decode() + "\n")
 
 

@@ -13,7 +13,7 @@ from twinprobe.errors import BadInput
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("place", type=path, nargs="?", default=path("."), metavar="OUT",
+    add("place", type=path, nargs="?", default=".", metavar="OUT",
         help="folder with .vis or .vis.db files, or one such file (default: the current folder)")  # fmt: skip
     add("--port", type=_port, metavar="N", help="port to listen on (default: the first free one from 6060 on)")
     add("--host", default="127.0.0.1", metavar="NAME",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +15,33 @@ from twinprobe._compare.kernel import refuse_mapping, refuse_option
 from twinprobe._compare.one import Comparison, Measurer, Options, compare_paths, silent
 from twinprobe._compare.ranks import (
     Gathered,
-    arranged,
     conclude,
     dataset_exchanges,
     doubts_of,
     finish,
     flat,
-    is_large,
-    job_mark,
-    job_name,
     no_difference,
     rank_facts,
     run_all,
-    unchanged,
     words,
 )
-from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, once
+from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
 from twinprobe._judge.origin import Summary
-from twinprobe._judge.ranks import RankFacts, find_culprits
+from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
-from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, find_run
+from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Carry out a compare request; ``advance(what, done, total)`` reports progress."""
-    if is_kernel_folder(request.target) and is_kernel_folder(request.golden):
+    if request.target.is_dir() and is_kernel_folder(request.target) and is_kernel_folder(request.golden):
         from twinprobe._compare.kernel import run_kernel_request
 
         refuse_mapping(request.mapping)
@@ -55,7 +50,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     prepare_folder(request.output)
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
-        if not is_large(request, jobs):
+        if jobs[0].session is None:  # one pair, done at once in this process
             return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
 
         def interrupted(gathered: Gathered) -> None:
@@ -91,9 +86,8 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
     if not request.target.is_dir() or (_holds_run(request.target) and _holds_run(request.golden)):
         return _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), [], []
-    pairs, notes, lost = pair_folders(
-        request.target, request.golden, ranks=_set(request.ranks), steps=_set(request.steps)
-    )
+    ranks, steps = (None if asked is None else set(asked) for asked in (request.ranks, request.steps))
+    pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps)
     jobs: list[Job] = []
     for pair in pairs:
         found, left = _rank_jobs(request, pair)
@@ -108,21 +102,17 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     """Compare one pair as the request asks; TooLarge where it is to be cut into slices first."""
     wanted = replace(job.request.mapping, output=job.output, label=job.label, timestamp=job.request.timestamp)
     match = build_matcher(wanted)
-    if job.formats or wanted.layer is not None:
-        prepare_folder(job.output)
-    options = Options(match, job.request.thresholds, progress, _measurer(job))
-    with unchanged(find_run(job.target), find_run(job.golden)):
-        return compare_paths(job.target, job.golden, options)
-
-
-def _measurer(job: Job) -> Measurer | None:
-    """How the tensors of a job are measured: at once where nothing is spread over workers."""
-    if job.cut is not None:
-        return gathering(job.cut, dict(job.lost))
+    if job.output != job.request.output and (job.formats or wanted.layer is not None):
+        prepare_folder(job.output)  # the folder of one step; that of the whole request is prepared already
+    measure: Measurer | None = None  # at once, where nothing is spread over workers
     session = job.session
-    if session is None:
-        return None
-    return cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
+    if job.cut is not None:
+        measure = gathering(job.cut, dict(job.lost))
+    elif session is not None:
+        measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
+    options = Options(match, job.request.thresholds, progress, measure)
+    with unchanged(job.target, job.golden):
+        return compare_paths(job.target, job.golden, options)
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:
@@ -132,13 +122,17 @@ def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:
 
 def run_rank(job: Job) -> RankOutcome | Cut:
     """Compare one of many ranks and write its results (in a worker process), or say how it is to be cut."""
+    return _noted(job, _carry_out)
+
+
+def _noted(job: Job, work: Callable[[Job], tuple[RankOutcome, list[Path]]]) -> RankOutcome | Cut:
     try:
-        return once(job.session, job_name(job), lambda: job_mark(job), RankOutcome, lambda: _carry_out(job, silent))
+        return once(job.session, job_name(job), lambda: job_mark(job), RankOutcome, lambda: work(job))
     except TooLarge as large:
         return large.cut
 
 
-def _carry_out(job: Job, progress: Callable[[int, int], None]) -> tuple[RankOutcome, list[Path]]:
+def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple[RankOutcome, list[Path]]:
     comparison = compare_job(job, progress)
     is_debug = comparison.target.single_points
     summary = replace(comparison.summary, rank=job.name)
@@ -181,36 +175,10 @@ def _file_jobs(request: Request, files: Sequence[tuple[Path, Path]], label: str,
     return [Job(target, golden, output, label, key, request) for target, golden in files]
 
 
-def _set(numbers: frozenset[int] | None) -> set[int] | None:
-    return set(numbers) if numbers is not None else None
-
-
 # The search for the first difference, over one rank or many.
 
 
-@dataclass
-class RankResult:
-    """What one rank's comparison gives to the search. ``file`` lists its calls; many ranks have a dataset instead."""
-
-    facts: RankFacts
-    reports: dict[int, dict[str, Any]]
-    summary: Summary
-    file: Path | None
-
-
-@dataclass
-class Analysis:
-    """Where the difference began, per step, in words and as files."""
-
-    summaries: list[Summary]
-    files: list[Path]
-    findings: list[str]
-    reports: list[Path]
-    failures: list[str]
-    notes: list[str]
-
-
-def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Analysis:
+def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
     """Compare every rank, then find the calls where the differences began."""
     if is_kernel_folder(request.target):
         refuse_option("-da (--diff_analyze)")
@@ -222,27 +190,26 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Analy
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)
 
-        gathered = run_all(analyze_job, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
-        analysis = Analysis([], [], [], [], lost + gathered.told(), notes + gathered.empty)
-        doubts = doubts_of([result.summary for result in gathered.in_order()], analysis.failures)
+        gathered = run_all(analyze_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
+        outcome = conclude(request, jobs, gathered, notes, lost)
+        outcome.findings = []  # each step has its own here
+        outcome.calls = [result.file for result in gathered.in_order() if result.file is not None]
+        doubts = doubts_of(outcome.summaries, outcome.failures)
         for output in dict.fromkeys(job.output for job in jobs):
-            _conclude(output, [at for at in sorted(gathered.results) if jobs[at].output == output],
-                      jobs, gathered.results, analysis, agree=not doubts)  # fmt: skip
-        analysis.findings += doubts
-        analysis.reports += conclude(request, jobs, gathered, notes, lost).overview
+            found = [(jobs[at], gathered.results[at]) for at in sorted(gathered.results) if jobs[at].output == output]
+            _find_first(output, found, outcome, agree=not doubts)
+        outcome.findings += doubts
+        outcome.reports += outcome.overview
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
-    return analysis
+    return outcome
 
 
-def analyze_job(job: Job) -> RankResult | Cut:
+def analyze_rank(job: Job) -> RankOutcome | Cut:
     """Compare one rank, write its calls, and keep what the search over ranks needs (in a worker process)."""
-    try:
-        return once(job.session, job_name(job), lambda: job_mark(job), RankResult, lambda: _analyze_rank(job))
-    except TooLarge as large:
-        return large.cut
+    return _noted(job, _analyze)
 
 
-def _analyze_rank(job: Job) -> tuple[RankResult, list[Path]]:
+def _analyze(job: Job) -> tuple[RankOutcome, list[Path]]:
     comparison = compare_job(job)
     table = comparison.table()
     pairs, run = comparison.evidence.pairs, comparison.target
@@ -255,46 +222,31 @@ def _analyze_rank(job: Job) -> tuple[RankResult, list[Path]]:
         prepare_folder(job.output)
         stem = result_stem(job.request.timestamp, job.label, debug=run.single_points)
         files = [path := job.output / f"{stem}.json"]
-        write_calls(path, run.ops, pairs, table, _differing(comparison))
+        # A saved value counts as its own output.
+        write_calls(path, run.ops, pairs, table, set(np.flatnonzero(comparison.judged.calls.outputs_differ).tolist()))
     suspects = {first[0] for first in (facts.first_injected, facts.first_received) if first}
     reports = {at: call_report(run.ops, at, pairs, table, run.stacks[run.ops[at]]) for at in suspects}
     summary = replace(comparison.summary, rank=job.name, files=[str(file) for file in files])
-    return RankResult(facts, reports, summary, path), files
+    return RankOutcome(summary, facts, reports, path), files
 
 
-def _differing(comparison: Comparison) -> set[int]:
-    """The calls of which an output differs (a saved value counts as its own output)."""
-    calls = comparison.judged.calls
-    return set(np.flatnonzero(calls.outputs_differ).tolist())
-
-
-def _conclude(
-    output: Path,
-    chosen: Sequence[int],
-    jobs: Sequence[Job],
-    found: dict[int, RankResult],
-    analysis: Analysis,
-    *,
-    agree: bool,
-) -> None:
-    results = [found[at] for at in chosen]
-    analysis.summaries += [result.summary for result in results]
-    analysis.files += [result.file for result in results if result.file is not None]
-    by_rank = {result.facts.rank: result for result in results}
-    facts = [result.facts for result in results]
-    dataset = jobs[0].dataset
+def _find_first(output: Path, found: list[tuple[Job, RankOutcome]], outcome: Outcome, *, agree: bool) -> None:
+    """Add where the difference began on the ranks that write to one folder, which are those of one step."""
+    facts = [result.facts for _, result in found if result.facts is not None]
+    reports_of = {job.place.rank: result.reports for job, result in found}
     exchanges = None
-    if dataset is not None and chosen:
-        exchanges = dataset_exchanges(dataset, [jobs[at].place for at in chosen])
+    dataset = found[0][0].dataset if found else None
+    if dataset is not None:
+        exchanges = dataset_exchanges(dataset, [job.place for job, _ in found])
     culprits = find_culprits(facts, exchanges)
     if not culprits:
-        analysis.findings.append(no_difference(agree=agree) + (f" ({output.name})" if len(results) > 1 else ""))
+        outcome.findings.append(no_difference(agree=agree) + (f" ({output.name})" if len(found) > 1 else ""))
         return
     reports: dict[str, list[dict[str, Any]]] = {}
     for culprit in culprits:
-        reports.setdefault(f"rank_{culprit.rank}", []).append(by_rank[culprit.rank].reports[culprit.order])
-        analysis.findings.append(words(culprit, facts))
+        reports.setdefault(f"rank_{culprit.rank}", []).append(reports_of[culprit.rank][culprit.order])
+        outcome.findings.append(words(culprit, facts))
     prepare_folder(output)
-    path = output / f"diff_analyze_{jobs[0].request.timestamp}.json"
+    path = output / f"diff_analyze_{found[0][0].request.timestamp}.json"
     write_culprits(path, reports)
-    analysis.reports.append(path)
+    outcome.reports.append(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from twinprobe import __version__
 from twinprobe._align.folders import match_kernels
 from twinprobe._align.matcher import MappingOptions
-from twinprobe._compare.ranks import finish, is_large, opened_session, run_all
-from twinprobe._compare.request import Outcome, Request, once
+from twinprobe._compare.one import Options, compare_runs, silent
+from twinprobe._compare.ranks import finish, run_all
+from twinprobe._compare.request import Outcome, Request, is_large, once, session_of
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
 from twinprobe._measure.statistics import statistics
-from twinprobe._report.columns import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
+from twinprobe._report.columns import (
+    DIFFERENCES,
+    NOT_APPLICABLE,
+    RELATIVES,
+    SIDES,
+    float_texts,
+    metric_columns,
+    side_columns,
+)
 from twinprobe._report.console import log_rows
 from twinprobe._report.files import prepare_folder
 from twinprobe._report.tables import write_reports
@@ -43,7 +52,6 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._align.links import Pairs
 
 # Kernel compare: two dumps of a static graph, rank by rank and step by step.
 
@@ -69,21 +77,6 @@ class KernelPair:
     golden: tuple[KernelFolder, ...]
 
 
-@dataclass
-class KernelResult:
-    """One rank's step, compared: the table that is written, and its summary with counts and notes."""
-
-    rank: int
-    step: int
-    table: pl.DataFrame
-    summary: Summary
-
-
-def kernel_stem(rank: int, step: int, timestamp: str) -> str:
-    """The name of a result without its ending."""
-    return f"compare_result_{rank}_{step}_{timestamp}"
-
-
 def refuse_mapping(options: MappingOptions) -> None:
     """Raise BadInput if a mapping is asked for; kernels have none."""
     for name, flag in _MAPPING_FLAGS.items():
@@ -98,7 +91,7 @@ def refuse_option(flag: str) -> None:
 
 
 def pair_kernels(
-    target: Path, golden: Path, *, ranks: Iterable[int] | None = None, steps: Iterable[int] | None = None
+    target: Path, golden: Path, *, ranks: Collection[int] | None = None, steps: Collection[int] | None = None
 ) -> tuple[list[KernelPair], list[str]]:
     """The ranks and steps that both dumps have; and in words what was asked for and only one of them or none has."""
     sides = [_by_place(root, ranks, steps) for root in (target, golden)]
@@ -119,66 +112,32 @@ def pair_kernels(
     return [KernelPair(*key, target, golden, tuple(sides[0][key]), tuple(sides[1][key])) for key in common], notes
 
 
-def compare_kernels(
-    target: Path,
-    golden: Path,
-    *,
-    ranks: set[int] | None,
-    steps: set[int] | None,
-    notes: list[str] | None = None,
-) -> Iterator[tuple[int, int, pl.DataFrame, dict[str, int]]]:
-    """Compare every common rank and step; yield (rank, step, result table, verdict counts).
-
-    What the user should know (ranks left out, files that are no kernels) is appended to ``notes``.
-    """
-    pairs, told = pair_kernels(target, golden, ranks=ranks, steps=steps)
-    notes = notes if notes is not None else []
-    notes += told
-    for pair in pairs:
-        result = compare_kernel_pair(pair)
-        notes += result.summary.notes
-        yield pair.rank, pair.step, result.table, result.summary.verdicts
-
-
-def _silent(_done: int, _total: int) -> None:
-    """No progress is shown."""
-
-
 def compare_kernel_pair(
-    pair: KernelPair, thresholds: Thresholds | None = None, progress: Callable[[int, int], None] = _silent
-) -> KernelResult:
-    """Compare one rank's step (also in a worker process)."""
-    from twinprobe._compare.one import Options, compare_runs
-
-    def match(one: Run, other: Run) -> Pairs:
-        assert isinstance(one, KernelRun)
-        assert isinstance(other, KernelRun)
-        return match_kernels(one.rows, other.rows)
-
+    pair: KernelPair, thresholds: Thresholds | None = None, progress: Callable[[int, int], None] = silent
+) -> tuple[pl.DataFrame, Summary]:
+    """Compare one rank's step: the table that is written, and the summary with counts and notes."""
     target = open_kernel_run(pair.target_root, list(pair.target))
     golden = open_kernel_run(pair.golden_root, list(pair.golden))
     if target.task != golden.task:
-        what = f"holds {target.kind}, but {golden.path} holds {golden.kind}"
+        kinds = [NPY if run.task == TENSORS else STATISTIC for run in (target, golden)]
+        what = f"holds {kinds[0]}, but {golden.path} holds {kinds[1]}"
         raise BadInput(what, where=target.path, hint="dump both runs with the same saved_data")
-    options = Options(match=match, thresholds=thresholds or Thresholds(), progress=progress)
+    pairs = match_kernels(target.rows, golden.rows)
+    options = Options(match=lambda _target, _golden: pairs, thresholds=thresholds or Thresholds(), progress=progress)
     comparison = compare_runs(target, golden, options)
-    if not comparison.summary.matched:
+    summary = comparison.summary
+    if not summary.matched:
         raise NothingToCompare(f"no kernel has a counterpart in {golden.path}", where=target.path)
-    table = kernel_table(target, golden, comparison.evidence, comparison.judged)
-    return KernelResult(pair.rank, pair.step, table, _readable(comparison.summary))
-
-
-def _readable(summary: Summary) -> Summary:
-    """In the sentence about the first divergence, which input or output it is, and not the path of its file."""
     first = summary.first
     name = parse_kernel_name(Path(first.row).name) if first else None
-    if first is None or name is None:
-        return summary
-    return replace(summary, first=replace(first, sentence=first.sentence.replace(first.row, f"{name.io}.{name.slot}")))
+    if first is not None and name is not None:  # the sentence tells which input or output, not the path of its file
+        sentence = first.sentence.replace(first.row, f"{name.io}.{name.slot}")
+        summary = replace(summary, first=replace(first, sentence=sentence))
+    return kernel_table(target, golden, comparison.evidence, comparison.judged), summary
 
 
 def _by_place(
-    root: Path, ranks: Iterable[int] | None, steps: Iterable[int] | None
+    root: Path, ranks: Collection[int] | None, steps: Collection[int] | None
 ) -> dict[tuple[int, int], list[KernelFolder]]:
     if not root.is_dir():
         raise BadInput("is not a folder" if root.exists() else "does not exist", where=root)
@@ -186,14 +145,11 @@ def _by_place(
     if not folders:
         layout = "rank_<R>/<net>/<graph>/<step> with npy files or a statistic.csv"
         raise BadInput("holds no kernel dump", where=root, hint=f"expected {layout}")
-    wanted_ranks, wanted_steps = (None if asked is None else set(asked) for asked in (ranks, steps))
-    chosen = [
-        folder
-        for folder in folders
-        if (wanted_ranks is None or folder.rank in wanted_ranks)
-        and (wanted_steps is None or folder.step in wanted_steps)
-    ]
-    return {key: list(group) for key, group in groupby(chosen, key=lambda folder: (folder.rank, folder.step))}
+    if ranks is not None:
+        folders = [folder for folder in folders if folder.rank in ranks]
+    if steps is not None:
+        folders = [folder for folder in folders if folder.step in steps]
+    return {key: list(group) for key, group in groupby(folders, key=lambda folder: (folder.rank, folder.step))}
 
 
 def _listed(places: Iterable[tuple[int, int]]) -> str:
@@ -219,43 +175,42 @@ def run_kernel_request(request: Request, advance: Callable[[str, int, int], None
     """Carry out a compare request on two kernel dumps; ``advance(what, done, total)`` reports progress."""
     pairs, lost = pair_kernels(request.target, request.golden, ranks=request.ranks, steps=request.steps)
     prepare_folder(request.output)
-    with opened_session(request, "kernel", keeps=is_large(request, pairs)) as (stamp, session, notes):
+    with session_of(request.command("kernel"), keeps=is_large(request, pairs)) as (stamp, session, notes):
         stamped = replace(request, timestamp=stamp, formats=request.formats or ("xlsx",))
         jobs = [KernelJob(pair, stamped, session) for pair in pairs]
-        if not is_large(request, jobs):
+        if session is None:
             summary = _carry_out(jobs[0], lambda done, total: advance("tensors", done, total))
             return Outcome([summary], lost, notes)
         gathered = run_all(run_kernel_job, jobs, request, advance)
         finish(session, gathered, keep=False)
-    return Outcome(gathered.in_order(), lost + gathered.told(), notes)
+    return Outcome(gathered.in_order(), lost + gathered.reasons(), notes)
 
 
 def run_kernel_job(job: KernelJob) -> Summary:
     """Compare one rank's step and write its results (in a worker process)."""
 
     def work() -> tuple[Summary, list[Path]]:
-        summary = _carry_out(job, lambda _done, _total: None)
+        summary = _carry_out(job, silent)
         return summary, [place(file) for file in summary.files]
 
-    return once(job.session, job.name, lambda: _mark(job), Summary, work)
+    def mark() -> str:
+        pair = job.pair
+        sides = ((pair.target_root, pair.target), (pair.golden_root, pair.golden))
+        parts = [files_fingerprint(root, [file for one in folders for file in files_below(one.path)])
+                 for root, folders in sides]  # fmt: skip
+        return " ".join([__version__, job.request.identity(), *parts])
 
-
-def _mark(job: KernelJob) -> str:
-    pair = job.pair
-    sides = ((pair.target_root, pair.target), (pair.golden_root, pair.golden))
-    parts = [files_fingerprint(root, [file for one in folders for file in files_below(one.path)])
-             for root, folders in sides]  # fmt: skip
-    return " ".join([__version__, job.request.identity(), *parts])
+    return once(job.session, job.name, mark, Summary, work)
 
 
 def _carry_out(job: KernelJob, progress: Callable[[int, int], None]) -> Summary:
     request = job.request
-    result = compare_kernel_pair(job.pair, request.thresholds, progress)
-    summary = replace(result.summary, rank=f"step{result.step}/rank{result.rank}")
+    table, summary = compare_kernel_pair(job.pair, request.thresholds, progress)
+    summary = replace(summary, rank=job.name)
     if request.log_rows:
-        log_rows(result.table)
-    stem = kernel_stem(result.rank, result.step, request.timestamp)
-    files = write_reports(result.table, summary, request.output, stem, request.formats)
+        log_rows(table)
+    stem = f"compare_result_{job.pair.rank}_{job.pair.step}_{request.timestamp}"
+    files = write_reports(table, summary, request.output, stem, request.formats)
     return replace(summary, files=[str(file) for file in files])
 
 
@@ -270,11 +225,6 @@ class KernelRun(Run):
 
     root: Path = Path()
     rows: list[KernelRow] = field(default_factory=list)
-
-    @property
-    def kind(self) -> str:
-        """What the dump keeps of its tensors."""
-        return NPY if self.task == TENSORS else STATISTIC
 
     @property
     def tensor_folder(self) -> Path:
@@ -353,7 +303,6 @@ def _measure(root: Path, rows: list[KernelRow]) -> None:
 # The result table of a kernel compare: the columns that people know, then what TwinProbe adds.
 
 YES, NO, NONE, UNMATCHED = "Yes", "No", "None", "Unmatched"
-_SIDES = (("t", "NPU"), ("g", "Bench"))
 # The known limits of "Accuracy Reached or Not".
 _COSINE, _MAX_ABS, _LOW_COSINE, _HIGH_ABS = 0.99, 0.001, 0.9, 1.0
 _MAGNITUDE, _SMALLEST = 0.5, 1e-10
@@ -364,15 +313,12 @@ def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judge
     import polars as pl
 
     pairs = evidence.pairs
-    columns: dict[str, pl.Series] = {}
-    for title, column in (("Name", "name"), ("Dtype", "dtype"), ("Tensor Shape", "shape")):
-        for side, who in _SIDES:
-            columns[f"{who} {title}"] = pairs[f"{side}_{column}"].fill_null(NOT_APPLICABLE)
+    columns = side_columns(pairs)
     columns |= _statistics(pairs)
     messages = pl.Series(judged.messages, dtype=pl.String)
     if evidence.metrics is not None:
         columns |= {"Accuracy Reached or Not": _accuracy_of_tensors(pairs, evidence.metrics), "Err_message": messages}
-        columns |= _tensor_metrics(evidence.metrics)
+        columns |= metric_columns(evidence.metrics)
     else:
         columns |= {"Accuracy Reached or Not": _accuracy_of_statistics(pairs), "Err_message": messages}
         columns |= _differences(pairs) | _sources(target, golden, pairs)
@@ -387,7 +333,7 @@ def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judge
 def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
     """The recorded statistics as they have always been shown; one that was not computed (null) stands as 0."""
     columns = {}
-    for side, who in _SIDES:
+    for side, who in SIDES:
         for stat in STATS:
             title = f"{who} l2norm" if stat == "norm" else f"{who} {stat}"
             texts = pairs[f"{side}_{stat}_text"].replace({NULL: "0", "None": NOT_APPLICABLE})
@@ -438,21 +384,15 @@ def _accuracy_of_statistics(pairs: pl.DataFrame) -> pl.Series:
     return _texts(np.where(~_comparable(pairs), UNMATCHED, np.where(reached, YES, NO)))
 
 
-def _tensor_metrics(metrics: pl.DataFrame) -> dict[str, pl.Series]:
-    columns = {}
-    for title, metric in METRICS.items():
-        numbers = metrics[metric]
-        reason = metrics["status"].replace({"ok": "unsupported", "scalar": "unsupported"})
-        columns[title] = float_texts(numbers).replace({"nan": "Nan"}).zip_with(numbers.is_not_null(), reason)
-    return columns
-
-
 def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Series:
     cosine, gap = (metrics[name].fill_null(np.nan).to_numpy() for name in ("cosine", "max_abs"))
     status = metrics["status"].to_numpy()
     single = status == "scalar"
     alike = (pairs["t_max_text"] == pairs["g_max_text"]).fill_null(value=False).to_numpy()
-    cosine = np.where(single, _cosine_of_numbers(pairs), cosine)
+    t, g = (_numbers(pairs, side, "max") for side in "tg")
+    with np.errstate(all="ignore"):  # of tensors that hold one number: whether its sign is the same
+        sign = np.where(np.isnan(t) | np.isnan(g), np.nan, np.where(t == g, 1.0, np.sign(t) * np.sign(g)))
+    cosine = np.where(single, sign, cosine)
     far = ((cosine < _COSINE) & (gap > _MAX_ABS)) | (cosine < _LOW_COSINE) | (gap > _HIGH_ABS)
     known = ~np.isnan(cosine) & ~np.isnan(gap)
     # A whole number or a flag has no size of error: another one is another one.
@@ -463,13 +403,6 @@ def _accuracy_of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame) -> pl.Serie
     return _texts(np.select([unmatched, status == NOT_APPLICABLE], [UNMATCHED, NO], numeric))
 
 
-def _cosine_of_numbers(pairs: pl.DataFrame) -> NDArray[Any]:
-    """Of tensors that hold one number: whether its sign is the same."""
-    t, g = (_numbers(pairs, side, "max") for side in "tg")
-    with np.errstate(all="ignore"):
-        return np.where(np.isnan(t) | np.isnan(g), np.nan, np.where(t == g, 1.0, np.sign(t) * np.sign(g)))
-
-
 def _texts(values: NDArray[Any]) -> pl.Series:
     import polars as pl
 
@@ -478,7 +411,7 @@ def _texts(values: NDArray[Any]) -> pl.Series:
 
 def _sources(target: KernelRun, golden: KernelRun, pairs: pl.DataFrame) -> dict[str, pl.Series]:
     columns = {}
-    for run, (side, who) in zip((target, golden), _SIDES, strict=True):
+    for run, (side, who) in zip((target, golden), SIDES, strict=True):
         files = [NOT_APPLICABLE if at is None else str(run.rows[at].source) for at in pairs[f"{side}_row"].to_list()]
         columns[f"{who} CSV File"] = _texts(np.asarray(files, dtype=object))
     return columns

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.origin import Divergence, Side, Summary
+from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
-from twinprobe._runs.table import STATS
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
 from twinprobe._scale.process import Beside, can_fork
 from twinprobe.errors import BadInput, DamagedTensor, NothingRecorded, NothingToCompare, TwinProbeError
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe._judge.verdicts import Evidence, Judged
-    from twinprobe._measure.pair import PairMetrics
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
@@ -62,62 +58,6 @@ def worth_two(target: Path, golden: Path) -> bool:
 
 def _is_large(path: Path) -> bool:
     return remote(path) is None and path.exists() and find_run(path).stat().st_size >= _LARGE
-
-
-# The first divergence, told in a sentence.
-
-_FRAMEWORK_FILES = ("site-packages", "dist-packages", "/torch/", "/mindspore/", "/paddle/", "importlib")
-
-
-def describe_first(target: Run, evidence: Evidence, judged: Judged) -> Divergence | None:
-    """Where the two runs part, with both sides' values; None where they do not."""
-    if judged.first_row is None:
-        return None
-    row = evidence.pairs.row(judged.first_row, named=True)
-    op = target.ops[row["t_op"]]
-    error = float(judged.error[judged.first_row])
-    relative = None if isnan(error) else error
-    return Divergence(
-        op=op,
-        row=row["t_name"],
-        golden_row=row["g_name"] or "",
-        stack_line=user_line(target.stacks[op]),
-        target_values=_values(row, "t"),
-        golden_values=_values(row, "g"),
-        relative_error=relative,
-        sentence=_sentence(op, row["t_name"], judged.reason[judged.first_row], relative) + judged.unread_before,
-        origin=judged.origin[judged.first_row],
-        order=judged.first_row,
-    )
-
-
-def user_line(frames: Sequence[str]) -> str:
-    """The innermost frame that is not inside a framework, else the innermost one."""
-    for frame in frames:
-        if not any(part in frame.partition(", line ")[0] for part in _FRAMEWORK_FILES):
-            return _one_line(frame)
-    return _one_line(frames[0]) if frames else ""
-
-
-def _one_line(frame: str) -> str:
-    return " ".join(frame.split())
-
-
-def _values(row: dict[str, object], side: str) -> dict[str, str]:
-    values = {"dtype": str(row[f"{side}_dtype"]), "shape": str(row[f"{side}_shape"])}
-    for stat in STATS:
-        text = row[f"{side}_{stat}_text"]
-        values[stat] = str(text if text is not None else row[f"{side}_{stat}"])
-    digest = row[f"{side}_digest"]
-    return values | ({"checksum": str(digest)} if digest is not None else {})
-
-
-def _sentence(op: str, row: str, reason: str, relative: float | None) -> str:
-    place = row.removeprefix(op).strip(".") or row
-    size = (
-        "" if relative is None else f" (relative error {relative:.2%})" if relative < 10 else f" ({relative:.1e} times)"
-    )
-    return f"{place}: {reason}{size}"
 
 
 Matcher = Callable[[Run, Run], Pairs]
@@ -201,13 +141,12 @@ def common_mode(target: Run, golden: Run) -> str:
 def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Evidence:
     from twinprobe._judge.deviation import of_digests, of_statistics, of_tensors
     from twinprobe._judge.verdicts import Evidence
-    from twinprobe._measure.statistics import stat_difference
-    from twinprobe._runs.table import STATS
+    from twinprobe._measure.statistics import stat_differences
 
     if mode == DIGESTS:
         return Evidence(mode, pairs, of_digests(pairs))
     rounding = options.thresholds.rounding
-    differences = {stat: stat_difference(pairs, stat) for stat in STATS}
+    differences = stat_differences(pairs)
     recorded = of_statistics(pairs, differences, rounding)
     if mode == STATISTICS:
         return Evidence(mode, pairs, recorded, differences)
@@ -217,6 +156,8 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
 
 
 def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
+    from twinprobe._judge.verdicts import describe_first
+
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
     return Summary(
@@ -235,8 +176,8 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
     )
 
 
-def _side(run: Run) -> Side:
-    return Side(str(run.path), run.framework, run.task, run.level, len(run.ops), run.table.height)
+def _side(run: Run) -> RunInfo:
+    return RunInfo(str(run.path), run.framework, run.task, run.level, len(run.ops), run.table.height)
 
 
 # Measuring the tensors that both runs kept.
@@ -276,7 +217,11 @@ def file_metrics(
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)
         else:
-            _store(result, at, numbers, absent)
+            for name in _NUMBERS:
+                value = getattr(result, name)
+                if value is not None:
+                    numbers[name][at] = value
+                    absent[name][at] = False
             status[at], identical[at] = result.status, result.identical
             nonfinite[at] = bool(result.nan_only_target or result.nan_only_golden or result.inf_differs)
         if done % 16 == 0:
@@ -288,16 +233,6 @@ def file_metrics(
     columns["identical"] = pl.Series(identical)
     columns["nonfinite"] = pl.Series(nonfinite)
     return pl.DataFrame(columns)
-
-
-def _store(
-    result: PairMetrics, at: int, numbers: dict[str, NDArray[np.float64]], absent: dict[str, NDArray[np.bool_]]
-) -> None:
-    for name in _NUMBERS:
-        value = getattr(result, name)
-        if value is not None:
-            numbers[name][at] = value
-            absent[name][at] = False
 
 
 def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> Iterator[tuple[Loader, Loader]]:

@@ -154,17 +154,12 @@ def with_turns(frame: pl.DataFrame) -> pl.DataFrame:
     rules = frame["rule"].to_list() if turns else []
     for place, ways in turns.items():
         texts[place] = as_text(ways)
-        rules[place] = f"{rules[place]}, {_told(ways)}"
+        told = "viewed in other axes" if ways[0] == VIEW else f"axes {' '.join(map(str, ways[0]))}"
+        rules[place] = f"{rules[place]}, {told if len(ways) == 1 else 'axes turned'}"
     columns = [pl.Series("turn", texts, dtype=pl.String)]
     if turns:
         columns.append(pl.Series("rule", rules, dtype=pl.String))
     return frame.with_columns(columns)
-
-
-def _told(ways: list[Axes]) -> str:
-    if len(ways) > 1:
-        return "axes turned"
-    return f"axes {' '.join(map(str, ways[0]))}" if ways[0] != VIEW else "viewed in other axes"
 
 
 def as_text(ways: list[Axes]) -> str:
@@ -186,12 +181,14 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     chosen = tensors & (marked | (aligned & (weights | (frame["t_shape"] != frame["g_shape"]))))
     found = []
     for place in np.flatnonzero(chosen.fill_null(value=False).to_numpy()).tolist():
-        mine, theirs = dims(frame["t_shape"][place]), dims(frame["g_shape"][place])
-        if mine is None or theirs is None or not mine or not theirs:
+        target, golden = dims(frame["t_shape"][place]), dims(frame["g_shape"][place])
+        if not target or not golden:
             continue
         is_weight = bool(marked[place]) or frame["t_role"][place] in _WEIGHTS
-        sort = _sort(frame, place) if is_weight else len(mine)
-        found.append(Candidate(place, mine, theirs, is_weight, bool(marked[place]), sort))
+        # Equal for the same weight of layers of one class: names without what is before the class, and numbers.
+        names = _plain(frame["t_name"][place]), _plain(frame["g_name"][place])
+        sort = names if is_weight else len(target)
+        found.append(Candidate(place, target, golden, is_weight, bool(marked[place]), sort))
     return found
 
 
@@ -210,20 +207,13 @@ def _hidden(frame: pl.DataFrame, turns: dict[int, list[Axes]]) -> dict[int, list
     kept: dict[str, list[Axes]] = {}
     for text in frame["t_shape"].filter(same.fill_null(value=False)).unique().to_list():
         shape = dims(text) or ()
-        ways = [axes for axes in sorted(seen) if len(axes) == len(shape) and _unchanged(shape, axes)]
+        ways = [
+            axes for axes in sorted(seen) if len(axes) == len(shape) and tuple(shape[axis] for axis in axes) == shape
+        ]
         if ways:
             kept[text] = [tuple(range(len(shape))), *ways]
     places = frame.select(pl.arg_where(same & frame["t_shape"].is_in(list(kept)))).to_series().to_list()
     return {place: kept[frame["t_shape"][place]] for place in places if place not in turns}
-
-
-def _unchanged(shape: Shape, axes: Axes) -> bool:
-    return tuple(shape[axis] for axis in axes) == shape
-
-
-def _sort(frame: pl.DataFrame, place: int) -> tuple[str, str]:
-    """Equal for the same weight of layers of one class: names without what is before the class, and without numbers."""
-    return _plain(frame["t_name"][place]), _plain(frame["g_name"][place])
 
 
 def _plain(name: str) -> str:
@@ -247,29 +237,29 @@ def laid_out_jobs(
 
     loaders = tensor_loaders((folder, name) for at in rows for folder, files in sides for name in names(at, files))
     for at in rows:
-        mine, theirs = (list(islice(loaders, len(names(at, files)))) for _, files in sides)
+        target, golden = (list(islice(loaders, len(names(at, files)))) for _, files in sides)
         turn = turns[at]
         if turn is None and not joined[at]:
-            yield mine[0], theirs[0]
+            yield target[0], golden[0]
         else:
-            both = _Together(mine, theirs, [] if turn is None else from_text(turn))
+            both = _Together(target, golden, [] if turn is None else from_text(turn))
             yield both.target, both.golden
 
 
 class _Together:
     """Tensors that are laid out like the other side's: both sides are loaded at once."""
 
-    def __init__(self, mine: list[Loader], theirs: list[Loader], ways: list[Axes]) -> None:
-        self._mine, self._theirs, self._ways = mine, theirs, ways
+    def __init__(self, targets: list[Loader], goldens: list[Loader], ways: list[Axes]) -> None:
+        self._targets, self._goldens, self._ways = targets, goldens, ways
         self._golden: HostTensor | None = None
 
     def target(self) -> HostTensor:
         """Load both sides; the target's tensor, turned, or put together if it has several."""
         from twinprobe._measure.elements import joined, turned
 
-        mine, theirs = [load() for load in self._mine], [load() for load in self._theirs]
-        whole = mine[0] if len(mine) == 1 else joined(mine, theirs[0])
-        self._golden = theirs[0] if len(theirs) == 1 else joined(theirs, whole)
+        targets, goldens = [load() for load in self._targets], [load() for load in self._goldens]
+        whole = targets[0] if len(targets) == 1 else joined(targets, goldens[0])
+        self._golden = goldens[0] if len(goldens) == 1 else joined(goldens, whole)
         return turned(whole, self._ways, self._golden) if self._ways else whole
 
     def golden(self) -> HostTensor:

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from twinprobe import __version__
-from twinprobe._align.matcher import MappingOptions
-from twinprobe._compare.request import Command, Job, Outcome, RankOutcome, Request, session_of
+from twinprobe._compare.request import Job, Outcome, RankOutcome, Request
 from twinprobe._compare.slices import Cut, measure_slice
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
-from twinprobe._report.dataset import MEETINGS, Place, dataset_folder
+from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
-from twinprobe._runs.run import run_fingerprint, state_of
-from twinprobe._scale.engine import EngineOptions, Stream, open_stream
+from twinprobe._scale.engine import Stream, open_stream
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingRecorded, TwinProbeError
 
@@ -49,7 +44,7 @@ class Gathered:
         """The results in the order of their jobs."""
         return [self.results[at] for at in sorted(self.results)]
 
-    def told(self) -> list[str]:
+    def reasons(self) -> list[str]:
         """The failures in the order of their jobs."""
         return [self.failures[at] for at in sorted(self.failures)]
 
@@ -66,7 +61,9 @@ def run_all(
     """Run every job on the engine; BadInput if not one of them could be done."""
     gathered = Gathered()
     try:
-        with open_stream(request.options, _pieces(jobs, request.options), size) as stream:
+        # One rank alone may become many slices: as many workers as there are can be busy.
+        pieces = len(jobs) if len(jobs) > 1 or not request.options.wanted else 1 << 30
+        with open_stream(request.options, pieces, size) as stream:
             work = _Work(function, jobs, stream, advance)
             for ticket, result in stream:
                 work.take(ticket, result, gathered)
@@ -78,13 +75,8 @@ def run_all(
             when_interrupted(gathered)
         raise
     if not gathered.results:
-        raise BadInput(f"nothing could be compared: {(gathered.told() + gathered.empty)[0]}", where=request.target)
+        raise BadInput(f"nothing could be compared: {(gathered.reasons() + gathered.empty)[0]}", where=request.target)
     return gathered
-
-
-def _pieces(jobs: Sequence[Any], options: EngineOptions) -> int:
-    """How many workers can be busy: one rank alone may become many slices."""
-    return len(jobs) if len(jobs) > 1 or not options.wanted else 1 << 30
 
 
 class _Work:
@@ -98,7 +90,7 @@ class _Work:
         self._jobs = list(jobs)
         self._stream = stream
         self._advance = advance
-        self._tickets = {stream.add(function, job, _name(job)): at for at, job in enumerate(jobs)}
+        self._tickets = {stream.add(function, job, job.name): at for at, job in enumerate(jobs)}
         self._slices: dict[int, tuple[int, int]] = {}
         self._left: dict[int, int] = {}
         self._done = 0
@@ -127,7 +119,7 @@ class _Work:
         self._left[at] = len(cut.slices)
         self._slices_in_all += len(cut.slices)
         for piece in cut.slices:
-            name = f"{_name(self._jobs[at])} slice {piece.number}".strip()
+            name = f"{self._jobs[at].name} slice {piece.number}".strip()
             self._slices[self._stream.add(measure_slice, piece, name)] = (at, piece.number)
 
     def _take_slice(self, at: int, number: int, result: Any) -> None:
@@ -137,7 +129,7 @@ class _Work:
         self._left[at] -= 1
         self._slices_done += 1
         if not self._left[at]:
-            self._tickets[self._stream.add(self._function, job, _name(job))] = at
+            self._tickets[self._stream.add(self._function, job, job.name)] = at
         self._tell()
 
     def _tell(self) -> None:
@@ -145,10 +137,6 @@ class _Work:
             self._advance("slices", self._slices_done, self._slices_in_all)
         else:
             self._advance("ranks", self._done, len(self._jobs))
-
-
-def _name(job: Any) -> str:
-    return str(getattr(job, "name", ""))
 
 
 # What can only be said of all ranks together: where the difference began, and the map of verdicts.
@@ -212,17 +200,22 @@ def conclude(
     """
     results: list[RankOutcome] = gathered.in_order()
     outcome = Outcome(
-        [result.summary for result in results], [*lost, *gathered.told()], [*notes, *sorted(gathered.empty)]
+        [result.summary for result in results], [*lost, *gathered.reasons()], [*notes, *sorted(gathered.empty)]
     )
     dataset = jobs[0].dataset
     if dataset is None:
         return outcome
     doubts = doubts_of(outcome.summaries, outcome.failures)
     outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
+    found = {at: (result.summary, "") for at, result in gathered.results.items()}
+    found |= {at: (None, failure) for at, failure in gathered.failures.items()}
+    cells = sorted(
+        (Cell(jobs[at].place, jobs[at].name, *found[at]) for at in sorted(found)), key=lambda cell: cell.place
+    )
     outcome.overview = write_overview(
         Overview(
             target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
-            dataset=dataset.name, cells=_cells(jobs, gathered), findings=outcome.findings, notes=outcome.notes,
+            dataset=dataset.name, cells=cells, findings=outcome.findings, notes=outcome.notes,
             lost=lost, finished=gathered.finished,
         ),
         request.output,
@@ -280,92 +273,12 @@ def _grouped(culprits: Sequence[Culprit], facts: Sequence[RankFacts]) -> list[st
     return told
 
 
-def _cells(jobs: Sequence[Job], gathered: Gathered) -> list[Cell]:
-    cells = []
-    for at, job in enumerate(jobs):
-        if at in gathered.results:
-            cells.append(Cell(job.place, job.name, gathered.results[at].summary))
-        elif at in gathered.failures:
-            cells.append(Cell(job.place, job.name, None, gathered.failures[at]))
-    return sorted(cells, key=lambda cell: cell.place)
-
-
 def _first(ops: list[str], mask: np.ndarray[Any, Any]) -> tuple[int, str] | None:
     found = np.flatnonzero(mask)
     return (int(found[0]), ops[int(found[0])]) if len(found) else None
-
-
-# Before the work: names that are ours alone, where results go, and what an interrupted command has finished.
-
-DATASET = "dataset"
-# So many ranks get a workbook each, unless the user says otherwise; more become a dataset.
-FEW_RANKS = 16
-
-
-@contextmanager
-def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[list[Job], list[str]]]:
-    """The jobs with their timestamp, formats, dataset and notes of what is done; and what to tell the user."""
-    with opened_session(request, kind, keeps=is_large(request, jobs)) as (stamp, session, notes):
-        ranks = len({job.name.rpartition("/")[2] for job in jobs})
-        many = ranks > FEW_RANKS or DATASET in request.formats
-        formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
-        dataset = dataset_folder(request.output, stamp) if many else None
-        size = request.options.slice_of(len(jobs))
-        made = [
-            replace(job.stamped(stamp), formats=formats, dataset=dataset, session=session, slice_bytes=size)
-            for job in jobs
-        ]
-        yield made, notes
-
-
-def is_large(request: Request, jobs: Sequence[object]) -> bool:
-    """Whether the work goes to the engine, rather than being done at once in this process."""
-    return len(jobs) > 1 or request.options.wanted or request.resume
-
-
-@contextmanager
-def opened_session(request: Request, kind: str, *, keeps: bool) -> Iterator[tuple[str, Session | None, list[str]]]:
-    """The command's timestamp, its notes (new, or those of the command that is resumed), and what to tell the user."""
-    command = Command(kind, request.identity(), request.output, request.timestamp, request.resume)
-    with session_of(command, keeps=keeps) as opened:
-        yield opened
 
 
 def finish(session: Session | None, gathered: Gathered, *, keep: bool) -> None:
     """After the work: notes are needed only where something is left to do, or where doing it again would be long."""
     if session is not None and gathered.finished and not gathered.failures:
         session.end(keep=keep)
-
-
-def job_mark(job: Job) -> str:
-    """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
-    digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
-    digest.update(mapping_mark(job.request.mapping))
-    for run in (job.target, job.golden):
-        digest.update(run_fingerprint(run).encode())
-    return digest.hexdigest()
-
-
-def mapping_mark(mapping: MappingOptions) -> bytes:
-    """The content of the mapping files."""
-    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
-    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
-    return b"".join(hashlib.sha256(part).digest() for part in files)
-
-
-def job_name(job: Job) -> str:
-    """The name of a job's record."""
-    return f"{job.name or 'pair'} {job.target.name}"
-
-
-@contextmanager
-def unchanged(*paths: Path) -> Iterator[None]:
-    """Raise BadInput if one of these files changes meanwhile: its recorder is still at work."""
-    before = [state_of(path) for path in paths]
-    yield
-    for path, state in zip(paths, before, strict=True):
-        if state_of(path) != state:
-            raise BadInput(
-                "changed while it was read: it is still being written",
-                where=path, hint="compare this rank when its recorder has ended; --resume does only what is missing",
-            )  # fmt: skip

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.slices import Cut
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import RankFacts
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._report.dataset import Place
+from twinprobe._report.dataset import Place, dataset_folder
 from twinprobe._report.files import own_timestamp
 from twinprobe._runs.places import place
-from twinprobe._runs.run import RunKey
+from twinprobe._runs.run import RunKey, run_fingerprint
 from twinprobe._scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe._scale.ledger import Session, earlier_session, new_session
 
@@ -52,6 +53,10 @@ class Request:
         mapping = replace(self.mapping, output=None, timestamp="", label="")
         return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping))
 
+    def command(self, kind: str) -> Command:
+        """The command that its notes belong to."""
+        return Command(kind, self.identity(), self.output, self.timestamp, self.resume)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -81,24 +86,27 @@ class Job:
         """Its part of a dataset."""
         return Place(self.key.graph_mode, max(self.key.step, 0), max(self.key.rank, 0))
 
-    def stamped(self, timestamp: str) -> Job:
-        """The same job with another timestamp in the names of its results."""
-        return replace(self, request=replace(self.request, timestamp=timestamp))
-
 
 @dataclass
 class RankOutcome:
-    """One rank, compared; ``facts`` are kept where ranks are looked at together."""
+    """One rank, compared; ``facts`` are kept where ranks are looked at together.
+
+    The search for the first difference adds ``reports`` of the suspected calls, by their order, and the ``file`` that
+    lists all calls (many ranks have a dataset instead).
+    """
 
     summary: Summary
     facts: RankFacts | None = None
+    reports: dict[int, dict[str, Any]] = field(default_factory=dict)
+    file: Path | None = None
 
 
 @dataclass
 class Outcome:
     """What was compared; in ``failures``, what was asked for and is not in the result.
 
-    ``findings`` and ``overview`` tell of many ranks together.
+    ``findings`` and ``overview`` tell of many ranks together; ``calls`` and ``reports`` are the files of the search for
+    the first difference.
     """
 
     summaries: list[Summary]
@@ -106,6 +114,8 @@ class Outcome:
     notes: list[str]
     findings: list[str] = field(default_factory=list)
     overview: list[Path] = field(default_factory=list)
+    calls: list[Path] = field(default_factory=list)
+    reports: list[Path] = field(default_factory=list)
 
 
 # One long command's notes, whichever command it is: what is done is recalled, what is new is kept.
@@ -153,15 +163,25 @@ def once(
     kind: type[Result],
     work: Callable[[], tuple[Result, list[Path]]],
 ) -> Result:
-    """Do a piece of work, or take what an interrupted command has kept of it."""
+    """Do a piece of work, whose result is a dataclass of plain values, or take what an interrupted command has kept."""
     if session is None:
         return work()[0]
     fingerprint = mark()
     kept = session.recall(name, fingerprint)
     if kept is not None:
-        return _revived(kind, kept)
+        import msgspec
+
+        def revived(wanted: Any, value: Any) -> Any:
+            return place(value) if wanted is Path else wanted(value)
+
+        return msgspec.convert(kept, type=kind, strict=False, dec_hook=revived)
     result, files = work()
-    keep(session, name, fingerprint, result, files)
+
+    def plain(value: Any) -> Any:
+        return sorted(value) if isinstance(value, set | frozenset) else str(value)
+
+    document: Any = result
+    session.keep(name, fingerprint, json.loads(json.dumps(asdict(document), default=plain)), files)
     return result
 
 
@@ -169,28 +189,56 @@ def once_in_folder(
     session: Session, name: str, fingerprint: str, kind: type[Result], work: Callable[[Path], tuple[Result, list[Path]]]
 ) -> Result:
     """The same for work whose files are of use only to the command itself: they lie in the folder it is given."""
-    kept = session.recall(name, fingerprint)
-    if kept is not None:
-        return _revived(kind, kept)
-    result, files = work(session.work_folder(name, fingerprint))
-    keep(session, name, fingerprint, result, files)
-    return result
+    return once(session, name, lambda: fingerprint, kind, lambda: work(session.work_folder(name, fingerprint)))
 
 
-def keep(session: Session, name: str, fingerprint: str, result: Any, files: list[Path]) -> None:
-    """Note a finished piece: a dataclass of plain values."""
-    session.keep(name, fingerprint, json.loads(json.dumps(asdict(result), default=_plain)), files)
+# Before the work: names that are ours alone, where results go, and what an interrupted command has finished.
+
+DATASET = "dataset"
+# So many ranks get a workbook each, unless the user says otherwise; more become a dataset.
+FEW_RANKS = 16
 
 
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, set | frozenset) else str(value)
+@contextmanager
+def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[list[Job], list[str]]]:
+    """The jobs with their timestamp, formats, dataset and notes of what is done; and what to tell the user."""
+    with session_of(request.command(kind), keeps=is_large(request, jobs)) as (stamp, session, notes):
+        ranks = len({job.name.rpartition("/")[2] for job in jobs})
+        many = ranks > FEW_RANKS or DATASET in request.formats
+        formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
+        dataset = dataset_folder(request.output, stamp) if many else None
+        size = request.options.slice_of(len(jobs))
+        stamped = replace(request, timestamp=stamp)
+        yield (
+            [
+                replace(job, request=stamped, formats=formats, dataset=dataset, session=session, slice_bytes=size)
+                for job in jobs
+            ],
+            notes,
+        )
 
 
-def _revived(kind: type[Result], kept: Any) -> Result:
-    import msgspec
+def is_large(request: Request, jobs: Sequence[object]) -> bool:
+    """Whether the work goes to the engine, rather than being done at once in this process."""
+    return len(jobs) > 1 or request.options.wanted or request.resume
 
-    return msgspec.convert(kept, type=kind, strict=False, dec_hook=_revived_value)
+
+def job_mark(job: Job) -> str:
+    """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
+    digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
+    digest.update(mapping_mark(job.request.mapping))
+    for run in (job.target, job.golden):
+        digest.update(run_fingerprint(run).encode())
+    return digest.hexdigest()
 
 
-def _revived_value(wanted: Any, value: Any) -> Any:
-    return place(value) if wanted is Path else wanted(value)
+def mapping_mark(mapping: MappingOptions) -> bytes:
+    """The content of the mapping files."""
+    named = (mapping.api, mapping.cell, mapping.data, mapping.layer, mapping.alignment)
+    files = [path.read_bytes() if path and path is not True and path.is_file() else b"" for path in named]
+    return b"".join(hashlib.sha256(part).digest() for part in files)
+
+
+def job_name(job: Job) -> str:
+    """The name of a job's record."""
+    return f"{job.name or 'pair'} {job.target.name}"

@@ -144,7 +144,6 @@ def _sizes(target: Run, golden: Run, pairs: pl.DataFrame) -> np.ndarray:
     both = (pairs["t_file"].is_not_null() & pairs["g_file"].is_not_null()).to_numpy()
     sizes = np.zeros(pairs.height, dtype=np.int64)
     chosen = pairs.filter(both)
-    ours = file_sizes(target.tensor_folder, chosen["t_file"].to_list())
-    theirs = file_sizes(golden.tensor_folder, chosen["g_file"].to_list())
-    sizes[both] = np.asarray(ours, dtype=np.int64) + np.asarray(theirs, dtype=np.int64)
+    for run, column in ((target, "t_file"), (golden, "g_file")):
+        sizes[both] += np.asarray(file_sizes(run.tensor_folder, chosen[column].to_list()), dtype=np.int64)
     return sizes

@@ -9,8 +9,7 @@ from pathlib import Path
 from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import open_both, worth_two
-from twinprobe._compare.ranks import mapping_mark, unchanged
-from twinprobe._compare.request import once_in_folder
+from twinprobe._compare.request import mapping_mark, once_in_folder
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_beside import GoldenBeside
@@ -22,7 +21,7 @@ from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.files import Staging
-from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint
+from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint, unchanged
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ledger import Session
 

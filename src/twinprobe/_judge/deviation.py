@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import canonical, epsilon
+from twinprobe._align.calls import canonicals, epsilons
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
@@ -91,14 +91,10 @@ class Rows:
 
     def epsilon(self) -> Floats:
         """The coarser machine epsilon of the two dtypes."""
-        return np.maximum(*(_by_distinct(self.pairs[f"{side}_dtype"], epsilon) for side in "tg"))
-
-
-def _by_distinct(column: pl.Series, function: object) -> Floats:
-    """Apply a function of a text to the few distinct texts of a column."""
-    assert callable(function)
-    codes: dict[str | None, float] = {text: function(text) for text in column.unique().to_list()}
-    return np.fromiter((codes[text] for text in column.to_list()), dtype=np.float64, count=len(column))
+        sides = [self.pairs[f"{side}_dtype"].to_list() for side in "tg"]
+        known = epsilons({dtype for side in sides for dtype in side})
+        target, golden = (np.array([known[dtype] for dtype in side], dtype=np.float64) for side in sides)
+        return np.maximum(target, golden)
 
 
 def bools(column: pl.Series) -> Bools:
@@ -109,11 +105,12 @@ def bools(column: pl.Series) -> Bools:
 
 def dtypes_differ(pairs: pl.DataFrame) -> Bools:
     """Whether the dtypes differ in meaning, whatever a framework calls them."""
-    sides = pairs.select("t_dtype", "g_dtype").unique()
-    other = [(t, g) for t, g in sides.iter_rows() if t is not None and g is not None and canonical(t) != canonical(g)]
+    sides = list(pairs.select("t_dtype", "g_dtype").unique().iter_rows())
+    names = canonicals({dtype for both in sides for dtype in both})
     result: Bools = np.zeros(pairs.height, dtype=bool)
-    for t, g in other:
-        result |= bools((pairs["t_dtype"] == t) & (pairs["g_dtype"] == g))
+    for t, g in sides:
+        if t is not None and g is not None and names[t] != names[g]:
+            result |= bools((pairs["t_dtype"] == t) & (pairs["g_dtype"] == g))
     return result
 
 

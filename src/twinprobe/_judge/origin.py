@@ -117,7 +117,7 @@ def _first(mask: Bools) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunInfo:
     """One of the two runs: where it is and what was recorded."""
 
     path: str
@@ -149,8 +149,8 @@ class Summary:
     """Counts of a comparison and its first divergence. ``verdicts`` counts pass, warning and error rows."""
 
     mode: str
-    target: Side
-    golden: Side
+    target: RunInfo
+    golden: RunInfo
     rows: int
     matched: int
     target_only: int

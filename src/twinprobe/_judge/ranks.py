@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 # The exchanges of all ranks in columns: who took part in what, and what can have reached whom.
 
@@ -119,7 +120,7 @@ def _spans(values: NDArray[Any], starts: NDArray[np.intp], stop: int) -> dict[in
 # Which collective or point-to-point call of one rank belongs to which call of another.
 
 COLLECTIVE_PREFIXES = frozenset({"Distributed", "MintDistributed"})
-_SEND = {"send": "recv", "isend": "recv", "send_object_list": "recv"}
+_SEND = {"send", "isend", "send_object_list"}
 _RECEIVE = {"recv", "irecv", "recv_object_list"}
 _EVERYONE = "all"
 _RANK_LIST = re.compile(r"\[[\d\s,]*\]")
@@ -136,43 +137,36 @@ class Meeting:
 
 def meetings(run: Run, rank: int) -> list[Meeting]:
     """All exchanges of a rank in order. Equal keys on two ranks mean that they took part in the same exchange."""
-    from twinprobe._runs.table import INPUT
-
     wanted = [(at, parse_op(name)) for at, name in enumerate(run.ops) if name.split(".", 1)[0] in COLLECTIVE_PREFIXES]
     wanted = [(at, op) for at, op in wanted if op.direction == FORWARD]
     if not wanted:
         return []
-    rows = _rows_by_op(run.table, INPUT)
+    rows: dict[int, list[tuple[str, str | None, str | None]]] = {}
+    chosen = run.table.filter(run.table["role"] == INPUT).select("op", "name", "max_text", "peer")
+    for called, name, text, peer in chosen.iter_rows():
+        rows.setdefault(called, []).append((name, text, peer))
     seen: Counter[str] = Counter()
     result = []
     for at, op in wanted:
-        result.append(Meeting(at, op.text, tuple(_numbered(seen, _keys(op.body, rows.get(at, []), rank)))))
+        keys = []
+        for key in _keys(op.body, rows.get(at, []), rank):
+            keys.append(f"{key} #{seen[key]}")
+            seen[key] += 1
+        result.append(Meeting(at, op.text, tuple(keys)))
     return result
-
-
-def _rows_by_op(table: pl.DataFrame, role: int) -> dict[int, list[tuple[str, str | None, str | None]]]:
-    chosen = table.filter(table["role"] == role).select("op", "name", "max_text", "peer")
-    rows: dict[int, list[tuple[str, str | None, str | None]]] = {}
-    for op, name, text, peer in chosen.iter_rows():
-        rows.setdefault(op, []).append((name, text, peer))
-    return rows
 
 
 def _keys(api: str, rows: list[tuple[str, str | None, str | None]], rank: int) -> list[str]:
     arguments = {name.rpartition(".")[2]: text for name, text, _ in rows if text is not None}
     peers = [peer for _, _, peer in rows if peer]
     if peers:
-        return [_peer_key(peer, rank) for peer in peers]
+        sides = [(operation, other) for operation, _, other in (peer.partition(":") for peer in peers)]
+        return [f"message {other}->{rank}" if "recv" in op else f"message {rank}->{other}" for op, other in sides]
     if api in _SEND and (other := arguments.get("dst") or arguments.get("group_dst")):
         return [f"message {rank}->{other}"]
     if api in _RECEIVE and (other := arguments.get("src") or arguments.get("group_src")):
         return [f"message {other}->{rank}"]
     return [f"{api} {_group(arguments.get('group'))}"]
-
-
-def _peer_key(peer: str, rank: int) -> str:
-    operation, _, other = peer.partition(":")
-    return f"message {other}->{rank}" if "recv" in operation else f"message {rank}->{other}"
 
 
 def _group(text: str | None) -> str:
@@ -183,14 +177,6 @@ def _group(text: str | None) -> str:
         return text
     ranks = [int(part) for part in re.findall(r"\d{1,18}", text)]
     return str(sorted(ranks)) if ranks else text
-
-
-def _numbered(seen: Counter[str], keys: list[str]) -> list[str]:
-    numbered = []
-    for key in keys:
-        numbered.append(f"{key} #{seen[key]}")
-        seen[key] += 1
-    return numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +215,10 @@ def find_culprits(facts: Sequence[RankFacts], exchanges: Exchanges | None = None
     candidates = injected or received
     if len(candidates) < 2:
         return candidates
-    return _earliest(candidates, exchanges if exchanges is not None else _exchanges(facts))
-
-
-def _exchanges(facts: Iterable[RankFacts]) -> Exchanges:
-    return Exchanges.of(
-        (fact.rank, meeting.order, key) for fact in facts for meeting in fact.meetings for key in meeting.keys
-    )
-
-
-def _earliest(candidates: list[Culprit], exchanges: Exchanges) -> list[Culprit]:
+    if exchanges is None:
+        exchanges = Exchanges.of(
+            (fact.rank, meeting.order, key) for fact in facts for meeting in fact.meetings for key in meeting.keys
+        )
     spreading = Spreading(exchanges)
     sources = _sources(candidates, spreading)
     spreading.spread((one.rank, one.order, source) for one, source in zip(candidates, sources, strict=True))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +25,10 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.origin import Calls, call_facts, unread_rows
+from twinprobe._judge.origin import Calls, Divergence, call_facts, unread_rows
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS
 
 if TYPE_CHECKING:
     import polars as pl
@@ -204,7 +206,9 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
 
     verdict, messages, reason = findings.verdicts()
     if evidence.metrics is not None:
-        _name_faults(reason, evidence.metrics)
+        faults, words = evidence.metrics["fault"], RULES["unreadable"].words
+        for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
+            reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
     differs = deviation.state == DIFFERS
     injected = calls.spread(calls.injected) & differs & ~silent
     origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
@@ -311,12 +315,6 @@ def _per_call(combine: Any, values: Floats, mask: Bools, calls: Calls, start: fl
     return np.where(calls.of_row >= 0, folded[calls.of_row], start)
 
 
-def _name_faults(reason: list[str], metrics: pl.DataFrame) -> None:
-    faults, words = metrics["fault"], RULES["unreadable"].words
-    for at in np.flatnonzero(faults.is_not_null().to_numpy()).tolist():
-        reason[at] = reason[at].replace(words, f"{words}: {faults[at]}", 1)
-
-
 def _first_row(calls: Calls, injected: Bools) -> int | None:
     """The row that shows the first divergence: an output of the first injecting call, else what differs there."""
     rows = np.flatnonzero(injected)
@@ -326,3 +324,53 @@ def _first_row(calls: Calls, injected: Bools) -> int | None:
     rows = rows[calls.of_row[rows] == first]
     outputs = rows[calls.role[rows] == OUTPUT]
     return int(outputs[0] if len(outputs) else rows[0])
+
+
+# The first divergence, told in a sentence.
+
+_FRAMEWORK_FILES = ("site-packages", "dist-packages", "/torch/", "/mindspore/", "/paddle/", "importlib")
+
+
+def describe_first(target: Run, evidence: Evidence, judged: Judged) -> Divergence | None:
+    """Where the two runs part, with both sides' values; None where they do not."""
+    at = judged.first_row
+    if at is None:
+        return None
+    row = evidence.pairs.row(at, named=True)
+    op, name = target.ops[row["t_op"]], row["t_name"]
+    error = float(judged.error[at])
+    place = name.removeprefix(op).strip(".") or name
+    return Divergence(
+        op=op,
+        row=name,
+        golden_row=row["g_name"] or "",
+        stack_line=user_line(target.stacks[op]),
+        target_values=_values(row, "t"),
+        golden_values=_values(row, "g"),
+        relative_error=None if isnan(error) else error,
+        sentence=f"{place}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
+        origin=judged.origin[at],
+        order=at,
+    )
+
+
+def user_line(frames: Sequence[str]) -> str:
+    """The innermost frame that is not inside a framework, else the innermost one."""
+    own = (f for f in frames if not any(part in f.partition(", line ")[0] for part in _FRAMEWORK_FILES))
+    return " ".join(next(own, frames[0] if frames else "").split())
+
+
+def size_of(error: float) -> str:
+    """How large a relative error is, as the sentence adds it; nothing where there is none."""
+    if isnan(error):
+        return ""
+    return f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
+
+
+def _values(row: dict[str, Any], side: str) -> dict[str, str]:
+    values = {"dtype": str(row[f"{side}_dtype"]), "shape": str(row[f"{side}_shape"])}
+    for stat in STATS:
+        text = row[f"{side}_{stat}_text"]
+        values[stat] = str(text if text is not None else row[f"{side}_{stat}"])
+    digest = row[f"{side}_digest"]
+    return values | ({"checksum": str(digest)} if digest is not None else {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ from twinprobe._live.running import Model, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 _MISSING: Any = object()
 _SWAPPED = (
@@ -225,9 +224,8 @@ def _compare_recordings(
 ) -> Result:
     for key in cfg or {}:
         if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise BadInput(f"unknown key {key!r} in cfg", hint=f"{meant}known: {', '.join(_KEYS)}")
+            hint = f"{did_you_mean(key, _KEYS)}known: {', '.join(_KEYS)}"
+            raise BadInput(f"unknown key {key!r} in cfg", hint=hint)
     options = Options(tolerance=read_tolerance(cfg or {}), phase=phase, only=places)
     return compare_models(Path(base), Path(raw), LayerMap(), options, auto_weights=False, notes=[])
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from twinprobe._measure.tolerance import MODES, STRICT, Tolerance
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 BOTH, FORWARD, BACKWARD = "both", "forward", "backward"
 PHASES = (BOTH, FORWARD, BACKWARD)
@@ -49,9 +48,8 @@ def read_options(given: Mapping[str, Any]) -> Options:
     """Check what the user gave; unknown names are refused with the nearest known one."""
     for name in given:
         if name not in _OPTIONS and name not in _SILENT:
-            near = difflib.get_close_matches(name, (*_OPTIONS, *KEYWORDS), n=1)
-            meant = f"did you mean {near[0]!r}? " if near else ""
-            raise BadInput(f"unknown option {name!r}", where="auto_diff", hint=f"{meant}known: {', '.join(_OPTIONS)}")
+            hint = f"{did_you_mean(name, (*_OPTIONS, *KEYWORDS))}known: {', '.join(_OPTIONS)}"
+            raise BadInput(f"unknown option {name!r}", where="auto_diff", hint=hint)
     tolerance = read_tolerance(given)
     steps = given.get("steps", 1)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:

@@ -16,7 +16,7 @@ from twinprobe._measure.elements import FLOAT64, calculation_dtype, complex_numb
 from twinprobe._measure.engine import engine_for, inner, over_strips
 from twinprobe._measure.loops.sums import BLOCK, MAX, MIN, SQUARES, SUM, TENSOR_COLUMNS, Engine, block_count
 from twinprobe._runs.dtypes import COMPLEX, INTEGERS
-from twinprobe._runs.table import ABSENT, FLOAT, INT, TEXT
+from twinprobe._runs.table import ABSENT, FLOAT, INT, STATS, TEXT
 from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
@@ -249,8 +249,12 @@ class StatDifference:
     relative: NDArray[np.float64]
 
 
-def stat_difference(pairs: pl.DataFrame, stat: str) -> StatDifference:
-    """Compare one statistic (max, min, mean, norm) of the target (t_) and golden (g_) columns."""
+def stat_differences(pairs: pl.DataFrame) -> dict[str, StatDifference]:
+    """Compare each statistic (max, min, mean, norm) of the target (t_) and golden (g_) columns."""
+    return {stat: _stat_difference(pairs, stat) for stat in STATS}
+
+
+def _stat_difference(pairs: pl.DataFrame, stat: str) -> StatDifference:
     t, g = (pairs[f"{side}_{stat}"].to_numpy() for side in "tg")
     t_kind, g_kind = (pairs[f"{side}_{stat}_kind"].fill_null(ABSENT).to_numpy() for side in "tg")
     t_text, g_text = (pairs[f"{side}_{stat}_text"] for side in "tg")

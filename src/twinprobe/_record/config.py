@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._runs.whole_files import whole_file
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 TASKS = ("statistics", "tensor", "structure")
 LEVELS = ("L0", "L1", "mix", "debug")
@@ -162,10 +161,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _refuse_unknown(given: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
     for key in given:
         if key not in allowed:
-            near = difflib.get_close_matches(key, allowed, n=1)
-            hint = f"did you mean '{near[0]}'? " if near else ""
-            listed = ", ".join(allowed) or "none"
-            raise BadInput(f"unknown key '{key}'", where=where, hint=f"{hint}allowed: {listed}")
+            hint = f"{did_you_mean(key, allowed)}allowed: {', '.join(allowed) or 'none'}"
+            raise BadInput(f"unknown key '{key}'", where=where, hint=hint)
 
 
 def _choice(given: Mapping[str, Any], key: str, allowed: tuple[str, ...], default: str, where: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twinprobe._report.columns import STATISTICS
 from twinprobe._report.files import replacing
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 _STATES = {INPUT: "input", PARAMETER: "parameters", OUTPUT: "output", GRADIENT: "parameters_grad"}
-_NUMBERS = frozenset({
-    "NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm",
-})  # fmt: skip
 _METRICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm", "NPU MD5")
 _PARTS = 4  # a call's name has at least so many; single points have fewer
 
@@ -89,7 +87,7 @@ def _plain(name: str, value: Any) -> Any:
     """Numbers as numbers, flags as flags, the stack as a list; what is no number stays text."""
     if name in ("Result", "Err_message"):
         return ""
-    if name in _NUMBERS:
+    if name in STATISTICS:
         return _number(value)
     if name == "Requires_grad Consistent":
         return value == "True"

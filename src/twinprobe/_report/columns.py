@@ -75,7 +75,7 @@ def _with_exponents(texts: pl.Series, size: NDArray[np.float64], tiny: NDArray[n
     return texts
 
 
-_SIDES = (("t", "NPU"), ("g", "Bench"))
+SIDES = (("t", "NPU"), ("g", "Bench"))
 _CASE_TEXTS = {SAME: "0", NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf", MISSING: NOT_APPLICABLE, OTHER: "Diff"}
 
 
@@ -84,22 +84,29 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
     import polars as pl
 
     pairs = evidence.pairs
-    columns = _basic(pairs)
+    columns = side_columns(pairs)
+    for side, who in SIDES:
+        columns[f"{who} Requires_grad"] = _flag(pairs[f"{side}_requires_grad"])
     if evidence.mode == DIGESTS:
-        columns |= _digests(pairs)
+        for side, title in (("t", "NPU MD5"), ("g", "BENCH MD5")):
+            digests = pairs[f"{side}_digest"].fill_null(pairs[f"{side}_value_digest"])
+            columns[title] = digests.fill_null(NOT_APPLICABLE)
     elif evidence.metrics is not None:
-        columns |= _tensor_metrics(evidence.metrics)
+        columns |= metric_columns(evidence.metrics)
     elif evidence.differences is not None:
-        columns |= _differences(evidence.differences)
+        differences = evidence.differences.items()
+        columns |= {DIFFERENCES[stat]: _by_case(d, d.diff, "") for stat, d in differences}
+        columns |= {RELATIVES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences}
     if evidence.mode != DIGESTS:
         columns |= _statistics(pairs)
-    columns["Requires_grad Consistent"] = _consistent(columns)
+    columns["Requires_grad Consistent"] = _flag(columns["NPU Requires_grad"] == columns["Bench Requires_grad"])
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
     columns["Err_message"] = pl.Series(judged.messages, dtype=pl.String)
     if target.stacks:
         columns["NPU_Stack_Info"] = _stacks(target, pairs)
     if evidence.metrics is not None:
-        columns["Data_name"] = _files(pairs)
+        names = [pairs[name].fill_null("-1") for name in ("t_file", "g_file")]
+        columns["Data_name"] = "['" + names[0] + "', '" + names[1] + "']"
     columns["Reason"] = pl.Series(judged.reason, dtype=pl.String)
     columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
     columns["Matched By"] = pairs["rule"]
@@ -107,14 +114,13 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
     return pl.DataFrame(columns)
 
 
-def _basic(pairs: pl.DataFrame) -> dict[str, pl.Series]:
-    columns: dict[str, pl.Series] = {}
-    for title, field in (("Name", "name"), ("Dtype", "dtype"), ("Tensor Shape", "shape")):
-        for side, who in _SIDES:
-            columns[f"{who} {title}"] = pairs[f"{side}_{field}"].fill_null(NOT_APPLICABLE)
-    for side, who in _SIDES:
-        columns[f"{who} Requires_grad"] = _flag(pairs[f"{side}_requires_grad"])
-    return columns
+def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
+    """Name, dtype and shape of both sides."""
+    return {
+        f"{who} {title}": pairs[f"{side}_{field}"].fill_null(NOT_APPLICABLE)
+        for title, field in (("Name", "name"), ("Dtype", "dtype"), ("Tensor Shape", "shape"))
+        for side, who in SIDES
+    }
 
 
 def _flag(column: pl.Series) -> pl.Series:
@@ -124,32 +130,15 @@ def _flag(column: pl.Series) -> pl.Series:
     return texts
 
 
-def _consistent(columns: dict[str, pl.Series]) -> pl.Series:
-    return _flag(columns["NPU Requires_grad"] == columns["Bench Requires_grad"])
-
-
-def _digests(pairs: pl.DataFrame) -> dict[str, pl.Series]:
-    return {
-        title: pairs[f"{side}_digest"].fill_null(pairs[f"{side}_value_digest"]).fill_null(NOT_APPLICABLE)
-        for side, title in (("t", "NPU MD5"), ("g", "BENCH MD5"))
-    }
-
-
 def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
     columns: dict[str, pl.Series] = {}
-    for side, who in _SIDES:
+    for side, who in SIDES:
         for stat in STATS:
             title = f"{who} l2norm" if stat == "norm" else f"{who} {stat}"
             numbers = pairs[f"{side}_{stat}"]
             texts = pairs[f"{side}_{stat}_text"].fill_null(float_texts(numbers))
             columns[title] = texts.fill_null(NOT_APPLICABLE)
     return columns
-
-
-def _differences(differences: dict[str, StatDifference]) -> dict[str, pl.Series]:
-    diffs = {DIFFERENCES[stat]: _by_case(d, d.diff, "") for stat, d in differences.items()}
-    relatives = {RELATIVES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences.items()}
-    return diffs | relatives
 
 
 def _by_case(difference: StatDifference, numbers: np.ndarray, unit: str) -> pl.Series:
@@ -167,7 +156,8 @@ def _by_case(difference: StatDifference, numbers: np.ndarray, unit: str) -> pl.S
     return column.scatter(plain, spelled)
 
 
-def _tensor_metrics(metrics: pl.DataFrame) -> dict[str, pl.Series]:
+def metric_columns(metrics: pl.DataFrame) -> dict[str, pl.Series]:
+    """The metrics of tensors; where there is none, why."""
     import polars as pl
 
     unsupported = metrics["status"].replace({"ok": "unsupported", "scalar": "unsupported"})
@@ -193,23 +183,9 @@ def _stacks(target: Run, pairs: pl.DataFrame) -> pl.Series:
     return pl.Series(texts, dtype=pl.String).gather(pl.Series(place, dtype=pl.UInt32))
 
 
-def _files(pairs: pl.DataFrame) -> pl.Series:
-    import polars as pl
-
-    sides = [
-        pl.select(pl.when(pairs[name].is_null()).then(pl.lit("'-1'")).otherwise("'" + pairs[name] + "'")).to_series()
-        for name in ("t_file", "g_file")
-    ]
-    both: pl.Series = "[" + sides[0] + ", " + sides[1] + "]"
-    return both
-
-
 # Which columns of a result table hold numbers, and which texts are numbers.
 
-_SIDE_NAMES = ("NPU", "Bench")
-_STATISTICS = ("max", "min", "mean", "l2norm")
-
-STATISTICS = tuple(f"{side} {statistic}" for side in _SIDE_NAMES for statistic in _STATISTICS)
+STATISTICS = tuple(f"{who} {statistic}" for _, who in SIDES for statistic in ("max", "min", "mean", "l2norm"))
 RELATIVE_ERROR = "Relative Error"
 STACK = "NPU_Stack_Info"
 

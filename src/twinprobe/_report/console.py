@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from twinprobe._judge.origin import Divergence, Side
+    from twinprobe._judge.origin import Divergence
 
 # Names and values from a dump are foreign text: how they are shown without being obeyed.
 
@@ -72,11 +72,6 @@ _SIGNS = {"pass": ("✔", "+", "green"), "warning": ("▲", "!", "yellow"), "err
 _INDENT = "  "
 
 
-def to_json(summary: Summary) -> str:
-    """The whole summary as one JSON object on one line."""
-    return json_bytes(summary.to_dict()).decode()
-
-
 def print_summary(summary: Summary, console: Console) -> None:
     """Print what was compared, the counts, the first divergence and where the files are."""
     plain = console.options.ascii_only
@@ -92,12 +87,34 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
     title = dot.join(part for part in (f"{summary.mode} compare", summary.rank) if part)
     yield _text(title, "bold")
     for who, side in (("target", summary.target), ("golden", summary.golden)):
-        yield _side(who, side, dot)
+        facts = [side.framework, side.task, side.level, f"{side.ops:,} calls", f"{side.rows:,} values"]
+        line = _text(f"{_INDENT}{who}  ", "dim").append(visible(side.path))
+        yield line.append(visible(dot + dot.join(fact for fact in facts if fact)), "dim")
     yield _text("")
-    yield _counts(summary, dot)
-    yield _verdicts(summary, plain=plain)
+    counts = [
+        f"{summary.rows:,} rows",
+        f"{summary.matched:,} matched",
+        f"{summary.target_only:,} only in target",
+        f"{summary.golden_only:,} only in golden",
+        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
+    ]
+    yield _text(_INDENT + dot.join(counts))
+    line = _text(_INDENT)
+    for verdict, (sign, plain_sign, style) in _SIGNS.items():
+        count = summary.verdicts.get(verdict, 0)
+        line.append(f"{plain_sign if plain else sign} {count:,} {verdict}   ", style if count else "dim")
+    line.rstrip()
+    yield line
     yield _text("")
-    yield from _first(summary.first, plain=plain) if summary.first else _no_divergence(summary)
+    if summary.first:
+        yield from _first(summary.first, plain=plain)
+    elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
+        yield _text("No divergence: every row passes.", "green")
+    else:
+        words = "No first divergence: no output differs whose inputs agree. The result files list the rest."
+        if summary.unread:
+            words += f" {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
+        yield _text(words, "yellow")
     for note in summary.notes:
         yield _text("note: ", "cyan").append(visible(note))
     if summary.files:
@@ -115,44 +132,9 @@ def _text(content: str, style: str = "") -> Text:
     return text
 
 
-def _side(who: str, side: Side, dot: str) -> Text:
-    facts = [side.framework, side.task, side.level, f"{side.ops:,} calls", f"{side.rows:,} values"]
-    line = _text(f"{_INDENT}{who}  ", "dim").append(visible(side.path))
-    return line.append(visible(dot + dot.join(fact for fact in facts if fact)), "dim")
-
-
-def _counts(summary: Summary, dot: str) -> Text:
-    counts = [
-        f"{summary.rows:,} rows",
-        f"{summary.matched:,} matched",
-        f"{summary.target_only:,} only in target",
-        f"{summary.golden_only:,} only in golden",
-        *([f"{summary.unread:,} unreadable"] if summary.unread else []),
-    ]
-    return _text(_INDENT + dot.join(counts))
-
-
-def _verdicts(summary: Summary, *, plain: bool) -> Text:
-    line = _text(_INDENT)
-    for verdict, (sign, plain_sign, style) in _SIGNS.items():
-        count = summary.verdicts.get(verdict, 0)
-        line.append(f"{plain_sign if plain else sign} {count:,} {verdict}   ", style if count else "dim")
-    line.rstrip()
-    return line
-
-
-def _no_divergence(summary: Summary) -> Iterator[Text]:
-    if not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
-        yield _text("No divergence: every row passes.", "green")
-    else:
-        words = "No first divergence: no output differs whose inputs agree. The result files list the rest."
-        if summary.unread:
-            words += f" {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
-        yield _text(words, "yellow")
-
-
 def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
-    yield _text("first divergence", "bold red").append(f" (row {first.order + 1:,}{_origin(first)})", "dim")
+    origin = f", {visible(first.origin)}" if first.origin else ""
+    yield _text("first divergence", "bold red").append(f" (row {first.order + 1:,}{origin})", "dim")
     yield _text(_INDENT).append(visible(first.op), "bold")
     yield _text(_INDENT + first.sentence)
     if first.stack_line:
@@ -161,10 +143,6 @@ def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
     if first.golden_row not in ("", first.row):
         yield _text(f"{_INDENT}golden  ", "dim").append(visible(first.golden_row))
     yield from _values(first, missing="-" if plain else "–")
-
-
-def _origin(first: Divergence) -> str:
-    return f", {visible(first.origin)}" if first.origin else ""
 
 
 def _values(first: Divergence, missing: str) -> Iterator[Text]:
@@ -196,7 +174,9 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
     for title in [*titles[:3], *(["unreadable"] if unread else []), *titles[3:]]:
         table.add_column(title, justify="left" if title in ("rank", "first divergence") else "right", overflow="fold")
-    shown = _worst_first(summaries) if len(summaries) > _MOST_ROWS else list(summaries)
+    shown = list(summaries)
+    if len(shown) > _MOST_ROWS:
+        shown.sort(key=lambda summary: (-summary.verdicts["error"], -summary.verdicts["warning"]))
     for summary in shown[:_MOST_ROWS]:
         counts = summary.verdicts
         table.add_row(
@@ -222,10 +202,6 @@ def _folder(path: str) -> str:
     """The folder that a person opens: of a part of a dataset, the dataset."""
     found = _PARTS.search(path)
     return path[: found.start()] if found else path.rpartition("/")[0] or "."
-
-
-def _worst_first(summaries: Sequence[Summary]) -> list[Summary]:
-    return sorted(summaries, key=lambda summary: (-summary.verdicts["error"], -summary.verdicts["warning"]))
 
 
 def _coloured(count: int, colour: str) -> str:

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from twinprobe._report.console import visible
 from twinprobe._runs.places import remote
+from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.whole_files import OWNER, machine, open_file, owner, temporary_name
 from twinprobe.errors import BadInput
 
@@ -38,7 +39,10 @@ def sweep(folder: Path) -> None:
     Whether a process of another machine still lives cannot be seen from here: its files are named and kept.
     """
     removed, foreign = [], []
-    for name in _names(folder):
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(path.name for path in folder.iterdir())
+    for name in names:
         found = _TEMPORARY.fullmatch(name)
         if _CLAIM.fullmatch(name):
             found = re.fullmatch(OWNER, _content(folder / name))
@@ -48,22 +52,16 @@ def sweep(folder: Path) -> None:
             foreign.append(name)
         elif not _alive(int(found["pid"])) and _remove(folder / name):
             removed.append(name)
+    shown = visible(str(folder))
     if removed:
-        logger.warning("%s: removed what a killed command left half written: %s", _shown(folder), _listed(removed))
+        logger.warning("%s: removed what a killed command left half written: %s", shown, _listed(removed))
     if foreign:
         logger.warning(
             "%s: a command on another machine, or before a restart, has not finished: %s "
             "(kept; delete it if no such command runs any more)",
-            _shown(folder),
+            shown,
             _listed(foreign),
         )
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return sorted(path.name for path in folder.iterdir())
-    except OSError:
-        return []
 
 
 def _content(path: Path) -> str:
@@ -91,17 +89,13 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (OSError, OverflowError):
-        return True
+        pass  # somebody else's, or no number of a process here
     return True
 
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
-
-
-def _shown(path: Path) -> str:
-    return visible(str(path))
 
 
 _HINTS = {
@@ -130,17 +124,18 @@ class Staging:
     """Files under temporary names beside their final ones: all are renamed at the end, or none is and all vanish."""
 
     def __init__(self) -> None:
-        self._files: list[tuple[Path, Path]] = []
+        self._files: list[tuple[Path, Path, RemotePath | None]] = []
 
     def file(self, path: Path) -> Path:
         """Open a place for ``path`` and return the temporary name to write to.
 
         What belongs to a URL is written on this machine and sent there when it is finished.
         """
-        temporary = path.with_name(temporary_name(path.name))
-        if remote(path) is not None:
-            temporary = Path(gettempdir(), temporary.name)
-        self._files.append((path, temporary))  # first, so that an interruption on the next line leaves nothing behind
+        elsewhere = remote(path)
+        folder = path.parent if elsewhere is None else Path(gettempdir())
+        temporary = folder / temporary_name(path.name)
+        # First, so that an interruption on the next line leaves nothing behind.
+        self._files.append((path, temporary, elsewhere))
         try:
             # Created here, so that a folder that cannot be written to is noticed before the work and not after it.
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -177,32 +172,32 @@ class Staging:
         return None
 
     def _clear(self) -> None:
-        for _path, temporary in self._files:
+        for _path, temporary, _elsewhere in self._files:
             with suppress(OSError):
                 temporary.unlink()
 
     def _publish(self) -> None:
-        for path, temporary in self._files:
+        for path, temporary, _elsewhere in self._files:
             with _naming(path):
                 _sync(temporary)
                 if path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        for path, temporary in self._files:
+        for at, (path, temporary, elsewhere) in enumerate(self._files):
             with _naming(path):
-                self._put(temporary, path)
-        for folder in {path.parent for path, _temporary in self._files if remote(path) is None}:
+                if elsewhere is None:
+                    temporary.replace(path)
+                else:
+                    self._send(at, temporary, elsewhere)
+        for folder in {path.parent for path, _temporary, elsewhere in self._files if elsewhere is None}:
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
 
-    def _put(self, temporary: Path, path: Path) -> None:
-        elsewhere = remote(path)
-        if elsewhere is None:
-            temporary.replace(path)
-            return
+    def _send(self, at: int, temporary: Path, elsewhere: RemotePath) -> None:
+        """Upload a file; where that fails, those that were sent before it are taken back."""
         try:
             elsewhere.upload(temporary)
         except BaseException:
-            for sent, _temporary in self._files[: [one for one, _ in self._files].index(path)]:
+            for sent, _temporary, _elsewhere in self._files[:at]:
                 with suppress(OSError):
                     sent.unlink()
             raise
@@ -361,11 +356,6 @@ def result_stem(timestamp: str, rank_folder: str = "", *, debug: bool = False) -
         raise ValueError(f"a rank folder is one name, not a path: {rank_folder!r}")
     prefix = "debug_compare_result" if debug else "compare_result"
     return "_".join(part for part in (prefix, rank_folder, timestamp) if part)
-
-
-def result_name(timestamp: str, rank_folder: str = "", debug: bool = False, suffix: str = "xlsx") -> str:
-    """The file name of a result, e.g. ``debug_compare_result_20260102030405.csv``."""
-    return f"{result_stem(timestamp, rank_folder, debug=debug)}.{suffix.removeprefix('.')}"
 
 
 def part_name(name: str, part: int) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
@@ -39,8 +40,12 @@ _QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 def packed_table(table: pl.DataFrame, *, rows_per_page: int = ROWS_PER_PAGE) -> dict[str, Any]:
     """All that the page needs to know of the table, as plain lists and dicts."""
-    order = _kept_rows(table, rows_per_page)
-    if order is not None:
+    import polars as pl
+
+    order: pl.Series | None = None
+    if table.height > rows_per_page:
+        rows = pl.DataFrame({"row": np.arange(table.height, dtype=np.uint32), "passes": table["Result"] == "pass"})
+        order = rows.sort("passes", maintain_order=True).head(rows_per_page)["row"].sort()
         table = table[order]
     calls = _calls(table[_NAME])
     columns: list[dict[str, Any]] = []
@@ -55,16 +60,6 @@ def packed_table(table: pl.DataFrame, *, rows_per_page: int = ROWS_PER_PAGE) -> 
     }
 
 
-def _kept_rows(table: pl.DataFrame, limit: int) -> pl.Series | None:
-    if table.height <= limit:
-        return None
-    import polars as pl
-
-    rows = pl.DataFrame({"row": pl.Series(range(table.height), dtype=pl.UInt32), "passes": table["Result"] == "pass"})
-    kept: pl.Series = rows.sort("passes", maintain_order=True).head(limit)["row"].sort()
-    return kept
-
-
 def _calls(names: pl.Series) -> pl.Series:
     """The call that each row belongs to, with its dot, so that a name is call plus rest."""
     import polars as pl
@@ -75,13 +70,16 @@ def _calls(names: pl.Series) -> pl.Series:
 
 
 def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: list[str]) -> dict[str, Any]:
+    import polars as pl
+
     column = table[name]
     if name == RELATIVE_ERROR:
         # JSON has no infinity: it is written as text.
         return {"numbers": [x if x is None or math.isfinite(x) else repr(x) for x in column.to_list()]}
     if name == _NAME:
         heads, head = _distinct(calls)
-        rests = column.to_frame("name").with_columns(calls.alias("call")).select(_rest()).to_series()
+        rest = pl.col("name").str.slice(pl.col("call").str.len_chars())
+        rests = column.to_frame("name").with_columns(calls.alias("call")).select(rest).to_series()
         values, codes = _distinct(rests)
         return {"heads": heads, "head": head, "values": values, "codes": codes}
     partner = name.replace("Bench ", "NPU ").replace("BENCH ", "NPU ")
@@ -102,12 +100,6 @@ def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: li
     return {"values": values, "codes": codes}
 
 
-def _rest() -> pl.Expr:
-    import polars as pl
-
-    return pl.col("name").str.slice(pl.col("call").str.len_chars())
-
-
 def _distinct(column: pl.Series) -> tuple[list[str], list[int]]:
     import polars as pl
 
@@ -125,13 +117,12 @@ def _stacks(stacks: pl.Series, calls: pl.Series) -> dict[str, Any]:
     spread = frame.with_columns(run=pl.col("call").rle_id()).select(pl.col("stack").first().over("run")).to_series()
     texts, codes = _distinct(spread)
     frames: dict[str, int] = {}
-    lines = [[frames.setdefault(line, len(frames)) for line in _frames(text)] for text in texts]
+    lines = []
+    for text in texts:
+        # A stack stands in the table as Python writes a list of texts; its lines stay quoted here.
+        found = (_QUOTED.findall(text) if text.startswith("[") else None) or ([text] if text else [])
+        lines.append([frames.setdefault(line, len(frames)) for line in found])
     return {"frames": list(frames), "stacks": lines, "codes": codes}
-
-
-def _frames(text: str) -> list[str]:
-    """The lines of a stack, which stands in the table as Python writes a list of texts; they stay quoted here."""
-    return (_QUOTED.findall(text) if text.startswith("[") else None) or ([text] if text else [])
 
 
 # Pages that load nothing and run only their own script, whatever text gets into them.
@@ -150,7 +141,8 @@ def fill(path: Path, page: str, *, title: str, style: str, script: str, data: An
     """Write a page to exactly this path. ``title`` must be safe to stand in HTML; ``data`` may hold any text."""
     # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
     # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
-    encoded = _MARKS.sub(_escaped, msgspec.json.encode(data).replace(b"<", b"\\u003c"))
+    encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
+    encoded = _MARKS.sub(lambda mark: b"\\u%04x" % ord(mark[0].decode()), encoded)
     slots = {
         "policy": policy(style, script).encode(),
         "title": title.encode(),
@@ -161,10 +153,6 @@ def fill(path: Path, page: str, *, title: str, style: str, script: str, data: An
     with path.open("wb") as file:
         for at, piece in enumerate(_SLOT.split(page)):
             file.write(slots[piece] if at % 2 else piece.encode())
-
-
-def _escaped(mark: re.Match[bytes]) -> bytes:
-    return b"\\u%04x" % ord(mark[0].decode())
 
 
 def policy(style: str, script: str) -> str:
@@ -193,17 +181,9 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
     data = b'{"summary":%s,"table":%s}' % (json_bytes(shown), msgspec.json.encode(packed))
-    fill(
-        path, asset("page.html"), title=html.escape(visible(_title(summary))),
-        style=asset("page.css"), script=_scripts(), data=msgspec.Raw(data),
-    )  # fmt: skip
-
-
-def _title(summary: Summary) -> str:
     errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
-    return " ".join(part for part in ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings") if part)
-
-
-def _scripts() -> str:
-    parts = "\n".join(asset(name) for name in _SCRIPTS)
-    return f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+    parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
+    title = html.escape(visible(" ".join(part for part in parts if part)))
+    scripts = "\n".join(asset(name) for name in _SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
+    fill(path, asset("page.html"), title=title, style=asset("page.css"), script=script, data=msgspec.Raw(data))

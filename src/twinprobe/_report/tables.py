@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinprobe._report.columns import FORMULA_START, HARMLESS, RELATIVE_ERROR, STATISTICS, as_texts
 from twinprobe._report.console import json_bytes, visible_cells
-from twinprobe._report.files import Staging, part_name, prepare_folder, replacing
+from twinprobe._report.files import Staging, part_name
 from twinprobe._scale.engine import cores
 from twinprobe.errors import BadInput
 
@@ -42,43 +42,29 @@ def guarded(column: pl.Series) -> pl.Series:
 
     # Most cells are numbers, and reading one as a number is far cheaper than two regular expressions.
     texts = column.filter(column.str.strip_suffix("%").cast(pl.Float64, strict=False).is_null()).unique()
-    return _mapped(column, texts.filter(texts.str.contains(_SUSPECT) & ~texts.str.contains(HARMLESS)), _guard)
+    texts = texts.filter(texts.str.contains(_SUSPECT) & ~texts.str.contains(HARMLESS))
+
+    def guard(match: re.Match[str]) -> str:
+        found = match[0]
+        return f"'{found}" if _FORMULA.match(found) and not _HARMLESS.match(found) else found
+
+    return column.replace(texts, [_PIECES.sub(guard, text) for text in texts]) if len(texts) else column
 
 
 def unguarded(column: pl.Series) -> pl.Series:
     """The column as it was before ``guarded``."""
     texts = column.unique()
-    return _mapped(column, texts.filter(texts.str.contains(f"'[{FORMULA_START}]")), _unguard)
+    texts = texts.filter(texts.str.contains(f"'[{FORMULA_START}]"))
 
+    def unguard(match: re.Match[str]) -> str:
+        return match[0][1:] if _GUARDED.match(match[0]) else match[0]
 
-def _mapped(column: pl.Series, texts: pl.Series, change: Callable[[str], str]) -> pl.Series:
-    return column.replace(texts, [change(text) for text in texts]) if len(texts) else column
-
-
-def _guard(text: str) -> str:
-    def piece(match: re.Match[str]) -> str:
-        found = match[0]
-        return f"'{found}" if _FORMULA.match(found) and not _HARMLESS.match(found) else found
-
-    return _PIECES.sub(piece, text)
-
-
-def _unguard(text: str) -> str:
-    return _PIECES.sub(lambda match: match[0][1:] if _GUARDED.match(match[0]) else match[0], text)
+    return column.replace(texts, [_PIECES.sub(unguard, text) for text in texts]) if len(texts) else column
 
 
 ROWS_PER_CSV = 1_000_000
 _CHUNK = 16384
 _INFINITIES = {"inf": " inf", "-inf": " -inf"}
-
-
-def write_csv(table: pl.DataFrame, path: Path, *, rows_per_file: int = ROWS_PER_CSV) -> list[Path]:
-    """Write a result table as one csv file, or as parts where it is too long. Whole or not at all."""
-    parts = csv_parts(table, path, rows_per_file=rows_per_file)
-    with Staging() as staging:
-        for part, rows in parts:
-            fill_csv(rows, staging.file(part))
-    return [part for part, _ in parts]
 
 
 def csv_parts(table: pl.DataFrame, path: Path, *, rows_per_file: int = ROWS_PER_CSV) -> list[tuple[Path, pl.DataFrame]]:
@@ -124,22 +110,10 @@ def read_csv(path: Path) -> pl.DataFrame:
     )
 
 
-def write_parquet(table: pl.DataFrame, path: Path) -> None:
-    """Write a result table as parquet, whole or not at all."""
-    with replacing(path) as temporary:
-        fill_parquet(table, temporary)
-
-
 def fill_parquet(table: pl.DataFrame, path: Path) -> None:
     """Write parquet to exactly this path."""
     with path.open("wb") as file:
         table.write_parquet(file, compression="zstd", compression_level=3)
-
-
-def write_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:
-    """Write summary, column names and one object per row, whole or not at all."""
-    with replacing(path) as temporary:
-        fill_json(table, summary, temporary)
 
 
 def fill_json(table: pl.DataFrame, summary: Summary, path: Path) -> None:
@@ -173,12 +147,11 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_reports(table: pl.DataFrame, summary: Summary, out: Path, stem: str, formats: Sequence[str]) -> list[Path]:
-    """Write a result table in every format asked for and return the files, in the order of ``formats``.
+    """Write a result table into a prepared folder in every format asked for; the files in the order of ``formats``.
 
     A failure of one (a full disk, say) leaves none under its final name.
     """
     wanted = check_formats(formats)
-    prepare_folder(out)
     files: list[Path] = []
     with Staging() as staging:
         for name in wanted:

@@ -7,13 +7,20 @@ allows numbers and texts in one column and fills over whole rows, both at once.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from twinprobe._report.columns import FORMULA_START, HARMLESS, STACK, as_texts, number_columns, numbers_only
-from twinprobe._report.files import replacing
+from twinprobe._report.columns import (
+    FORMULA_START,
+    HARMLESS,
+    NUMBER_TEXT,
+    STACK,
+    as_texts,
+    number_columns,
+    numbers_only,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -141,6 +148,7 @@ _LONGEST_TEXT = 32_767  # Excel's limit, in UTF-16 units
 _FORBIDDEN = [chr(code) for code in range(32) if chr(code) not in "\t\n"] + ["\ufffe", "\uffff"]
 _SPELLED = [f"_x{ord(letter):04X}_" for letter in _FORBIDDEN]
 _LOOKS_SPELLED = r"_(x[0-9A-Fa-f]{4}_)"
+_UNWRITABLE = "[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]"
 
 
 class SharedTexts:
@@ -186,7 +194,7 @@ class SharedTexts:
 
 
 def _cut(texts: pl.Series) -> pl.Series:
-    long = texts.str.len_bytes() > _LONGEST_TEXT  # never fewer bytes than UTF-16 units
+    long = (texts.str.len_bytes() > _LONGEST_TEXT).fill_null(value=False)  # never fewer bytes than UTF-16 units
     if not long.any():
         return texts
     return texts.scatter(long.arg_true(), [cut_text(text) for text in texts.filter(long)])
@@ -254,40 +262,85 @@ def _cell(i: int, is_number: bool, place: pl.Series, formulas: int) -> list[pl.E
     return [*head, body.fill_null("/>")]
 
 
+def inline_rows_xml(block: pl.DataFrame, first_row: int, styles: dict[str, pl.Series]) -> str:
+    """Rows whose texts stand in their cells, for tables too large to gather their texts; a blank cell is left out.
+
+    Every column is text; a text that is a number becomes one. ``styles`` are the cells' own, by column.
+    """
+    import polars as pl
+
+    text = pl.col("text")
+    number = text.str.contains(NUMBER_TEXT) & text.cast(pl.Float64, strict=False).is_finite()
+    formula = text.str.contains(f"^[{FORMULA_START}]") & ~text.str.contains(HARMLESS)
+    style = pl.col("style") + pl.when(formula).then(AS_TEXT).otherwise(0).cast(pl.UInt8)
+    escaped = text.str.replace_all(_UNWRITABLE, "\ufffd").str.replace_many(["&", "<", ">"], ["&amp;", "&lt;", "&gt;"])
+    rows = pl.Series(range(first_row, first_row + block.height)).cast(pl.String)
+    plain = pl.zeros(block.height, pl.UInt8, eager=True)
+    cells = []
+    for at, title in enumerate(block.columns):
+        head = pl.concat_str(pl.lit(f'<c r="{column_letters(at)}'), pl.col("row"), pl.lit('" s="'), style, pl.lit('"'))
+        as_number = pl.concat_str(head, pl.lit("><v>"), text, pl.lit("</v></c>"))
+        opening = pl.lit(' t="inlineStr"><is><t xml:space="preserve">')
+        as_text = pl.concat_str(head, opening, escaped, pl.lit("</t></is></c>"))
+        blank = text.is_null() | (text == "")
+        cell = pl.when(blank).then(pl.lit("")).when(number).then(as_number).otherwise(as_text)
+        frame = pl.DataFrame({"text": _cut(block[title]), "row": rows, "style": styles.get(title, plain)})
+        cells.append(frame.select(cell.alias(f"cell{at}")).to_series())
+    line = pl.concat_str(pl.lit('<row r="'), rows.alias("row"), pl.lit('">'), *cells, pl.lit("</row>"))
+    return str(pl.select(line.str.join("")).item())
+
+
+# Workbooks: of one result table, or of any sheets whose rows are made by their owner.
+
 ROWS_PER_SHEET = 1_048_500
 _BIG_MEMBER = 1_500_000_000  # bytes; near this a zip member needs the 64-bit form, which old readers do not know
-_CELL_BYTES = 60
 _NARROWEST, _WIDEST = 9, 60
 _WIDEST_OF = {STACK: 40, "Err_message": 40, "Data_name": 40}
 
 
-def write_xlsx(table: pl.DataFrame, path: Path, *, rows_per_sheet: int = ROWS_PER_SHEET) -> None:
-    """Write a result table as a workbook: frozen and filtered header, coloured rows. Whole or not at all."""
-    with replacing(path) as temporary:
-        fill_xlsx(table, temporary, rows_per_sheet=rows_per_sheet)
+class Sheet(NamedTuple):
+    """One sheet: its header, and its data rows as pieces of XML from row 2 on."""
+
+    name: str
+    titles: list[str]
+    widths: list[int]
+    height: int
+    rows: Iterable[str]
+    cell_bytes: int = 60
+    """About how long a cell is."""
+
+
+def fill_workbook(path: Path, sheets: Sequence[Sheet], texts: SharedTexts | None = None) -> None:
+    """Write sheets to exactly this path, each with a frozen and filtered header; ``texts`` are those they share."""
+    areas = [f"$A$1:${column_letters(len(sheet.titles) - 1)}${sheet.height + 1}" for sheet in sheets]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, part in fixed_parts([sheet.name for sheet in sheets], areas).items():
+            archive.writestr(zipfile.ZipInfo(name), part, zipfile.ZIP_DEFLATED)
+        for i, (sheet, area) in enumerate(zip(sheets, areas, strict=True), 1):
+            plain_area = area.replace("$", "")
+            is_big = sheet.height * len(sheet.titles) * sheet.cell_bytes > _BIG_MEMBER
+            with archive.open(f"xl/worksheets/sheet{i}.xml", "w", force_zip64=is_big) as member:
+                member.write(sheet_start(plain_area, sheet.widths, sheet.titles).encode())
+                for piece in sheet.rows:
+                    member.write(piece.encode())
+                member.write(sheet_end(plain_area).encode())
+        is_big = texts is not None and texts.bytes > _BIG_MEMBER
+        with archive.open("xl/sharedStrings.xml", "w", force_zip64=is_big) as member:
+            for piece in texts.xml() if texts is not None else [texts_start(0) + TEXTS_END]:
+                member.write(piece.encode())
 
 
 def fill_xlsx(table: pl.DataFrame, path: Path, *, rows_per_sheet: int = ROWS_PER_SHEET) -> None:
-    """Write the workbook to exactly this path."""
+    """Write a result table as a workbook with coloured rows, to exactly this path."""
     frames = [table.slice(start, rows_per_sheet) for start in range(0, max(table.height, 1), rows_per_sheet)]
     names = ["Sheet1"] if len(frames) == 1 else [f"part_{i}" for i in range(len(frames))]
-    areas = [f"$A$1:${column_letters(table.width - 1)}${frame.height + 1}" for frame in frames]
     texts = SharedTexts(table)
     widths = _widths(table)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, part in fixed_parts(names, areas).items():
-            archive.writestr(zipfile.ZipInfo(name), part, zipfile.ZIP_DEFLATED)
-        for i, (frame, area) in enumerate(zip(frames, areas, strict=True), 1):
-            plain_area = area.replace("$", "")
-            is_big = frame.height * frame.width * _CELL_BYTES > _BIG_MEMBER
-            with archive.open(f"xl/worksheets/sheet{i}.xml", "w", force_zip64=is_big) as member:
-                member.write(sheet_start(plain_area, widths, frame.columns).encode())
-                for piece in rows_xml(frame, texts):
-                    member.write(piece.encode())
-                member.write(sheet_end(plain_area).encode())
-        with archive.open("xl/sharedStrings.xml", "w", force_zip64=texts.bytes > _BIG_MEMBER) as member:
-            for piece in texts.xml():
-                member.write(piece.encode())
+    sheets = [
+        Sheet(name, table.columns, widths, frame.height, rows_xml(frame, texts))
+        for name, frame in zip(names, frames, strict=True)
+    ]
+    fill_workbook(path, sheets, texts)
 
 
 def _widths(table: pl.DataFrame) -> list[int]:

@@ -16,6 +16,7 @@ from typing import IO
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
+from twinprobe._report.xlsx import column_letters
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput
 
@@ -73,7 +74,7 @@ def _sheet_rows(
     key_at = titles.index(key)
     places = [titles.index(column) if column in titles else None for column in columns]
     probe = _probe(key_at, marks, keys)
-    needed = {_letters(place): place for place in (key_at, *places) if place is not None}
+    needed = {column_letters(place): place for place in (key_at, *places) if place is not None}
     found: list[list[_Cell | None]] = []
     for cells in _cells(path, archive, sheet, probe, skip=1, needed=needed):
         at_key = cells.get(key_at)
@@ -87,7 +88,7 @@ def _sheet_rows(
 
 def _probe(key_at: int, marks: list[bytes], keys: dict[int, str]) -> Callable[[bytes], bool]:
     """Whether a row can be wanted, by its bytes: its key is one of the shared texts, or a mark stands in it."""
-    key = re.compile(rb'<(?:\w+:)?c r="%s\d+"([^>]*)>(?:<(?:\w+:)?v>(\d{1,10})<)?' % _letters(key_at).encode())
+    key = re.compile(rb'<(?:\w+:)?c r="%s\d+"([^>]*)>(?:<(?:\w+:)?v>(\d{1,10})<)?' % column_letters(key_at).encode())
 
     def possible(row: bytes) -> bool:
         match = key.search(row)
@@ -248,12 +249,6 @@ def _column(place: str) -> int:
             break
         at = at * 26 + ord(letter) - 64
     return at - 1
-
-
-def _letters(column: int) -> str:
-    from twinprobe._report.xlsx import column_letters
-
-    return column_letters(column)
 
 
 def _sheets(archive: zipfile.ZipFile) -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -269,6 +270,20 @@ def state_of(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_size, getattr(found, "st_mtime_ns", 0)
+
+
+@contextmanager
+def unchanged(*runs: Path) -> Iterator[None]:
+    """Raise BadInput if the file of one of these runs changes meanwhile: its recorder is still at work."""
+    files = [find_run(run) if run.is_dir() else run for run in runs]
+    before = [state_of(file) for file in files]
+    yield
+    for file, state in zip(files, before, strict=True):
+        if state_of(file) != state:
+            raise BadInput(
+                "changed while it was read: it is still being written",
+                where=file, hint="compare this rank when its recorder has ended; --resume does only what is missing",
+            )  # fmt: skip
 
 
 def _of_marks(marks: dict[str, str], names: list[str]) -> str:

@@ -8,7 +8,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,7 @@ import numpy as np
 
 from twinprobe._runs.json_pieces import memory_budget
 from twinprobe._runs.whole_files import open_file
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -346,7 +345,6 @@ class Remarks:
 
 # difflib costs some 20 us a pair; the words two names share pick the few that are worth it.
 _CANDIDATES = 200
-_NEAR = 0.6
 
 
 class Names:
@@ -356,23 +354,10 @@ class Names:
         self._names = dict.fromkeys(names)
         self._by_word: dict[str, list[str]] | None = None
 
-    def nearest(self, name: str) -> str | None:
-        """The most similar real name, or None where none is near."""
-        best, score = None, _NEAR
-        matcher = SequenceMatcher(autojunk=False)
-        matcher.set_seq2(name)
-        for candidate in self._candidates(name):
-            matcher.set_seq1(candidate)
-            if matcher.real_quick_ratio() > score and matcher.quick_ratio() > score:
-                ratio = matcher.ratio()
-                if ratio > score:
-                    best, score = candidate, ratio
-        return best
-
     def hint(self, name: str) -> str:
         """``; did you mean 'x'?`` or nothing, to be put after a message."""
-        nearest = self.nearest(name)
-        return f"; did you mean {nearest!r}?" if nearest and nearest != name else ""
+        meant = "" if name in self._names else did_you_mean(name, self._candidates(name))
+        return f"; {meant.rstrip()}" if meant else ""
 
     def _candidates(self, name: str) -> list[str]:
         if len(self._names) <= _CANDIDATES:

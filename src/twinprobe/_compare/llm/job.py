@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path, PurePath
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from twinprobe import __version__
 from twinprobe._align.ops.table import OperatorTable, read_table
 from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.load import Store
 from twinprobe._compare.llm.rows import API, Call, Plan, Row, Rows, make_plan
-from twinprobe._compare.llm.table import SHARED_NAMES
-from twinprobe._compare.llm.token import DevicePair, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
-from twinprobe._judge.origin import Divergence, Side, Summary, unread_rows
+from twinprobe._compare.llm.table import SHARED_NAMES, numbered
+from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
+from twinprobe._compare.request import Command, once_in_folder, session_of
+from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._report.files import own_timestamp
+from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
     METADATA,
@@ -26,19 +31,20 @@ from twinprobe._runs.llm.dump import (
     Layout,
     LlmDump,
     ManualPair,
-    Token,
     find_layout,
     open_llm_dump,
     read_manual,
 )
 from twinprobe._runs.llm.files import OUTPUT, TensorFile, under
+from twinprobe._runs.places import place
+from twinprobe._runs.remote.contents import local_copy
+from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
 from twinprobe._scale.engine import AUTO, EngineOptions, cores, spread
+from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from twinprobe._compare.llm.token import Notes
 
 # Rows or bytes from which more than one process, or thread for few large tokens, is worth starting.
 _MANY_ROWS = 6000
@@ -78,10 +84,12 @@ def compare_dumps(
 ) -> LlmComparison:
     """Compare two dumps: all tokens that both have, or the ones that the paths name."""
     table = read_table(request.mapping)
-    _try_algorithms(request)
+    if request.algorithms:  # a mistake in them is told before the work
+        with closing(Algorithms(request.algorithms, timeout=request.timeout)) as algorithms:
+            algorithms.start()
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
     jobs, notes, lost = _jobs(request, my, golden, table)
-    results, told = _run(jobs, request, advance or _silent, kept)
+    results, told = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
     notes += told
     failures = [
         f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
@@ -105,16 +113,6 @@ def compare_dumps(
     return replace(comparison, lost=lost)
 
 
-def _try_algorithms(request: LlmRequest) -> None:
-    if not request.algorithms:
-        return
-    algorithms = Algorithms(request.algorithms, timeout=request.timeout)
-    try:
-        algorithms.start()
-    finally:
-        algorithms.close()
-
-
 def _jobs(
     request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable
 ) -> tuple[list[TokenJob], list[str], list[str]]:
@@ -126,29 +124,26 @@ def _jobs(
         if key not in plans:
             plans[key] = make_plan(my, golden, (mine, theirs), table)
             notes += [note for note in plans[key].notes if note not in notes]
-        jobs.append(_job(request, my, golden, devices, (mine, theirs), plans[key]))
+        cards = [
+            tuple(card + token.folder[len(device.folder) :] for card in folders)
+            for token, device, folders in (
+                (mine, devices.my, devices.my_cards), (theirs, devices.golden, devices.golden_cards),
+            )
+        ]  # fmt: skip
+        jobs.append(
+            TokenJob(
+                token=mine.label,
+                device=devices.my.name,
+                my=Where(my.kind, my.root, mine.folder, cards[0]),
+                golden=Where(golden.kind, golden.root, theirs.folder, cards[1]),
+                plan=plans[key],
+                level=request.level,
+                limits=request.thresholds,
+                algorithms=request.algorithms,
+                timeout=request.timeout,
+            )
+        )
     return jobs, notes, lost
-
-
-def _job(
-    request: LlmRequest, my: LlmDump, golden: LlmDump, pair: DevicePair, tokens: tuple[Token, Token], plan: Plan
-) -> TokenJob:
-    mine, theirs = tokens
-    return TokenJob(
-        token=mine.label,
-        device=pair.label,
-        my=Where(my.kind, my.root, mine.folder, _cards(mine, pair.my.folder, pair.my_cards)),
-        golden=Where(golden.kind, golden.root, theirs.folder, _cards(theirs, pair.golden.folder, pair.golden_cards)),
-        plan=plan,
-        level=request.level,
-        limits=request.thresholds,
-        algorithms=request.algorithms,
-        timeout=request.timeout,
-    )
-
-
-def _cards(token: Token, device: str, cards: Sequence[str]) -> tuple[str, ...]:
-    return tuple(card + token.folder[len(device) :] for card in cards)
 
 
 def _run(
@@ -167,27 +162,14 @@ def _run(
     results: dict[int, TokenResult | TwinProbeError] = {}
     options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
     is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
-    work, told = _noted(jobs, kept, is_long=is_long)
-    for at, result in spread(*work, options=options, name=_name):
+    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
+    work: tuple[Callable[[Any], TokenResult], Sequence[Any]] = compare_token, jobs
+    if session is not None:  # notes of each token, so that the command can be resumed
+        work = compare_kept, kept_tokens(jobs, session)
+    for at, result in spread(*work, options=options, name=lambda job: f"token {getattr(job, 'job', job).token}"):
         results[at] = result
         advance("tokens", len(results), len(jobs))
     return [results[at] for at in range(len(jobs))], told
-
-
-def _noted(
-    jobs: list[TokenJob], kept: Notes | None, *, is_long: bool
-) -> tuple[tuple[Callable[[Any], TokenResult], Sequence[Any]], list[str]]:
-    """What to do with each job: with notes of it where the work is long, so that it can be resumed."""
-    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
-    if session is None:
-        return (compare_token, jobs), told
-    from twinprobe._compare.llm.token import compare_kept, kept_tokens
-
-    return (compare_kept, kept_tokens(jobs, session)), told
-
-
-def _name(work: Any) -> str:
-    return f"token {getattr(work, 'job', work).token}"
 
 
 def _bytes(job: TokenJob) -> int:
@@ -202,10 +184,8 @@ def _bytes(job: TokenJob) -> int:
     return total
 
 
-def joined(results: list[TokenResult], sides: tuple[Side, Side], notes: list[str]) -> LlmComparison:
+def joined(results: list[TokenResult], sides: tuple[RunInfo, RunInfo], notes: list[str]) -> LlmComparison:
     """One table and one summary of all tokens; the sides are told how many rows they have."""
-    from twinprobe._compare.llm.table import numbered
-
     table = numbered([result.table for result in results])
     matched, my_only, golden_only = (
         sum(getattr(result.counts, name) for result in results) for name in ("matched", "my_only", "golden_only")
@@ -239,13 +219,110 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     return None
 
 
-def _side(dump: LlmDump, path: Path) -> Side:
+def _side(dump: LlmDump, path: Path) -> RunInfo:
     operators = sum(1 for model in dump.models for _ in model.walk())
-    return Side(str(path), dump.kind, "tensor", "", operators, 0)
+    return RunInfo(str(path), dump.kind, "tensor", "", operators, 0)
 
 
-def _silent(_what: str, _done: int, _total: int) -> None:
-    """No progress is shown."""
+# A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
+
+
+class Notes:
+    """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
+
+    def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
+        told = (request.my, request.golden, request.mapping)
+        identity = repr(([str(path) for path in told], request.level, request.algorithms, request.thresholds))
+        self._command = Command("llm compare", identity, output, timestamp, resume)
+        self._open = ExitStack()
+        self._session: Session | None = None
+        self.timestamp: str | None = None
+        self.complete = True
+
+    def begin(self, *, is_long: bool) -> tuple[Session | None, list[str]]:
+        """Where finished tokens are kept, and what to tell the user; None for work that is quickly done again."""
+        if not (is_long or self._command.resume):
+            return None, []
+        prepare_folder(self._command.output)
+        self.timestamp, self._session, told = self._open.enter_context(session_of(self._command, keeps=True))
+        return self._session, told
+
+    def end(self) -> None:
+        """The report is written; notes are needed only where a token is missing in it."""
+        if self._session is not None and self.complete:
+            self._session.end(keep=False)
+
+    def __enter__(self) -> Notes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.close()
+
+
+@dataclass(frozen=True, slots=True)
+class KeptToken:
+    """A token to compare, unless an interrupted command has; ``plan_mark`` stands for the plan it shares."""
+
+    job: TokenJob
+    session: Session
+    plan_mark: str
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A token's result without its rows, which lie in a file."""
+
+    file: Path
+    counts: TokenCounts
+
+
+def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
+    """The same jobs, with notes."""
+    marks: dict[int, str] = {}
+    for job in jobs:
+        if id(job.plan) not in marks:
+            marks[id(job.plan)] = hashlib.sha256(repr(job.plan).encode("utf-8", "surrogateescape")).hexdigest()
+    return [KeptToken(job, session, marks[id(job.plan)]) for job in jobs]
+
+
+def compare_kept(token: KeptToken) -> TokenResult:
+    """Compare one token, or take what was kept of it (perhaps in a worker process)."""
+    job, made = token.job, list[TokenResult]()
+
+    def work(folder: Path) -> tuple[_Found, list[Path]]:
+        result = compare_token(job)
+        made.append(result)
+        file = folder / "rows.arrow"
+        with replacing(file) as temporary, temporary.open("wb") as rows:
+            result.table.write_ipc(rows)
+        return _Found(file, result.counts), [file]
+
+    found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
+    if made:
+        return made[0]
+    import polars as pl
+
+    with local_copy(found.file) as copy:
+        return TokenResult(pl.read_ipc(copy), found.counts)
+
+
+def _mark(token: KeptToken) -> str:
+    """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
+    job = token.job
+    told = (__version__, token.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
+    own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
+    sides = [
+        " ".join(_folder_mark(token.session.stamp, side.root / folder) for folder in dict.fromkeys(folders))
+        for side in (job.my, job.golden)
+        for folders in [(side.folder, *side.cards)]
+    ]
+    return hashlib.sha256(repr((told, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _folder_mark(_command: str, folder: Path) -> str:
+    """Cards look into each other's folders, where they share a tensor: read once per command and process."""
+    return files_fingerprint(folder, files_below(folder))
 
 
 # The files of an inference comparison.
@@ -264,6 +341,7 @@ def write_llm_reports(
     """Write the report in every format asked for; the summary then names the files."""
     wanted = check_formats(formats)
     plain = [one for one in wanted if one != "html"]
+    prepare_folder(out)
     with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
         name = f"{stem}_{stamp}"
         files = write_reports(result.table, result.summary, out, name, plain) if plain else []
@@ -300,8 +378,8 @@ def compare_manual(
     if not any(result.counts.matched > result.counts.unread for result in results):
         reason = results[0].table["cmp_fail_reason"][0]
         raise NothingToCompare(f"none of the pairs can be read: {reason}", where=metadata)
-    my = Side(str(request.my), layout.kind, "tensor", "", 0, 0)
-    return joined(results, (my, Side(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
+    my = RunInfo(str(request.my), layout.kind, "tensor", "", 0, 0)
+    return joined(results, (my, RunInfo(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
 
 
 def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[ManualPair]) -> TokenResult:
@@ -316,32 +394,24 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
         algorithms=request.algorithms,
         timeout=request.timeout,
     )
-    rows = Rows(_row(at, pair, layout) for at, pair in enumerate(pairs))
+    rows = Rows()
+    for at, pair in enumerate(pairs):
+        # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
+        my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
+        rows.append(Row((my,), (golden,), "", "", at, API, METADATA))
     return result_of(job, rows, Store(layout.root, "", (), {}), Store(folder, "", (), {}))
-
-
-def _row(at: int, pair: ManualPair, layout: Layout) -> Row:
-    # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
-    my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
-    return Row((my,), (golden,), "", "", at, API, METADATA)
 
 
 def _file(pair: ManualPair, layout: Layout) -> str:
     """My file under the dump's root: named from the root, the device or the token on, or where it once lay."""
     name = pair.my.replace("\\", "/").removeprefix("./")
-    places = [_moved(name, layout.root)]
+    parts = name.split("/")
+    moved = "/".join(parts[next((at for at, part in enumerate(parts) if part in STORES), 0) :])
+    path = PurePath(name)
+    places = [path.relative_to(layout.root).as_posix() if path.is_relative_to(layout.root) else moved]
     for device in layout.chosen:
         places += [f"{device.folder}/{pair.token}/{name}", f"{device.folder}/{name}"]
         if layout.token is not None:
             places.append(f"{device.folder}/{layout.token}/{name}")
     sound = [place for place in places if not place.startswith("/") and ".." not in place.split("/")]
     return next((place for place in sound if (layout.root / place).exists()), places[0])
-
-
-def _moved(name: str, root: Path) -> str:
-    path = PurePath(name)
-    if path.is_relative_to(root):
-        return path.relative_to(root).as_posix()
-    parts = name.split("/")
-    at = next((at for at, part in enumerate(parts) if part in STORES), 0)
-    return "/".join(parts[at:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -36,7 +36,7 @@ def is_quantised(tensors: list[HostTensor]) -> bool:
 
 def dequantised(root: Path, token: str, files: Files, file: TensorFile, tensor: HostTensor) -> HostTensor:
     """The real numbers of an operator's integer output, by the scale and offset that the operator was given."""
-    folder = _operator_folder(files, file)
+    folder = next((folder for folder, listed in files.items() if file in listed), "")
     scale, offset = _from_param(root, under(token, file)), None
     if scale is None:
         found = list(_from_inputs(root, token, files.get(folder, ()), tensor))
@@ -63,17 +63,11 @@ def apply_scale(tensor: HostTensor, scale: NDArray[Any], offset: NDArray[Any] | 
 
 def _spread(factors: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     flat: NDArray[Any] = factors.reshape(-1)
-    if flat.size == 1:
-        return flat
-    if shape and flat.size == shape[-1]:
+    if flat.size == 1 or (shape and flat.size == shape[-1]):
         return flat
     if len(shape) > 1 and flat.size == shape[0]:
         return flat.reshape(-1, *([1] * (len(shape) - 1)))
     raise DamagedTensor(f"has {flat.size} scales for a tensor of the shape {list(shape)}")
-
-
-def _operator_folder(files: Files, file: TensorFile) -> str:
-    return next((folder for folder, listed in files.items() if file in listed), "")
 
 
 def _from_param(root: Path, file: str) -> NDArray[Any] | None:
@@ -131,23 +125,17 @@ class Store:
     def open(self, file: TensorFile) -> HostTensor:
         return open_llm_tensor(self.root, under(self.folder, file), linked=file.linked)
 
-    def dequantised(self, file: TensorFile, tensor: HostTensor) -> HostTensor:
-        """The real numbers that a file's integers stand for."""
-        return dequantised(self.root, self.folder, self.files, file, tensor)
-
     def cut_widths(self, file: TensorFile, width: int) -> list[int]:
         """How an operator beside this tensor's own cuts a tensor of this width: fused q, k and v have three widths."""
         operator = file.file.rsplit("/", 2)[0]
         parent = operator.rpartition("/")[0]
         for folder, files in self.files.items():
             if folder.rpartition("/")[0] == parent and "split" in folder.rpartition("/")[2].lower():
-                widths = [shape[-1] for shape in map(self._shape, files) if shape] if len(files) > 1 else []
+                outputs = [file for file in files if file.io == OUTPUT] if len(files) > 1 else []
+                widths = [shape[-1] for shape in (self.open(output).shape for output in outputs) if shape]
                 if len(widths) > 1 and sum(widths) == width:
                     return widths
         return []
-
-    def _shape(self, file: TensorFile) -> tuple[int, ...]:
-        return self.open(file).shape if file.io == OUTPUT else ()
 
     def shards(self, file: TensorFile) -> list[HostTensor]:
         """The tensor of every card, in their order."""
@@ -169,7 +157,9 @@ def load_row(row: Row, my: Store, golden: Store) -> Loaded:
     """Open both sides of a row."""
     stores, files = (my, golden), (row.my, row.golden)
     sides = [[store.open(file) for file in listed] for store, listed in zip(stores, files, strict=True)]
-    dtypes, shapes = (_dtypes(sides[0]), _dtypes(sides[1])), (_shapes(sides[0]), _shapes(sides[1]))
+    my_dtypes, golden_dtypes = (";".join(f"torch.{tensor.dtype}" for tensor in side) for side in sides)
+    my_shapes, golden_shapes = (";".join(str(list(tensor.shape)) for tensor in side) for side in sides)
+    dtypes, shapes = (my_dtypes, golden_dtypes), (my_shapes, golden_shapes)
     if len(row.my) == len(row.golden) == 1 and not row.partial:
         my_tensor, golden_tensor = sides[0][0], sides[1][0]
         if my_tensor.dtype == golden_tensor.dtype and my_tensor.data.size == golden_tensor.data.size:
@@ -177,7 +167,8 @@ def load_row(row: Row, my: Store, golden: Store) -> Loaded:
     remarks = []
     for side in (0, 1):
         if is_quantised(sides[side]) and not is_quantised(sides[1 - side]) and len(files[side]) == 1:
-            sides[side] = [stores[side].dequantised(files[side][0], sides[side][0])]
+            store = stores[side]
+            sides[side] = [dequantised(store.root, store.folder, store.files, files[side][0], sides[side][0])]
             remarks.append("dequantised")
     sizes = [sum(tensor.data.size for tensor in side) for side in sides]
     for side in (0, 1):
@@ -188,14 +179,6 @@ def load_row(row: Row, my: Store, golden: Store) -> Loaded:
             remarks.append(f"{cards} cards {'summed' if summed else 'joined'}")
     mine, theirs = _side_by_side(sides[0], sides[1]), _side_by_side(sides[1], sides[0])
     return Loaded(mine, theirs, dtypes, shapes, ", ".join(remarks))
-
-
-def _dtypes(tensors: Sequence[HostTensor]) -> str:
-    return ";".join([f"torch.{tensor.dtype}" for tensor in tensors])
-
-
-def _shapes(tensors: Sequence[HostTensor]) -> str:
-    return ";".join([str(list(tensor.shape)) for tensor in tensors])
 
 
 def _side_by_side(parts: list[HostTensor], other: list[HostTensor]) -> HostTensor:
@@ -217,8 +200,8 @@ def _all_cards(
         shards = store.shards(files[0])
         if not summed and len(other) == 1 and shards[0].shape:
             widths = store.cut_widths(files[0], shards[0].shape[-1])
-            if widths:
-                return [_joined_fused(shards, widths)]
+            if widths:  # every card's share of a fused projection, which the other side has fused as well
+                return [_tensor(_joined_parts(_arrays(shards), widths))]
         return [_joined(shards, other, summed=summed)]
     return [_joined(store.shards(file), other[at : at + 1] or other, summed=summed) for at, file in enumerate(files)]
 
@@ -233,12 +216,10 @@ def _joined(shards: list[HostTensor], other: list[HostTensor], *, summed: bool) 
         whole = _joined_parts(arrays, [part.shape[-1] // len(arrays) for part in other if part.shape])
     else:
         whole = np.concatenate(arrays, axis=_split_axis(arrays[0].shape, other[0].shape, len(arrays)))
-    return HostTensor("float32", whole.shape, np.ascontiguousarray(whole).reshape(-1))
+    return _tensor(whole)
 
 
-def _joined_fused(shards: list[HostTensor], widths: list[int]) -> HostTensor:
-    """Every card's share of a fused projection, which the other side has fused as well."""
-    whole = _joined_parts(_arrays(shards), widths)
+def _tensor(whole: NDArray[Any]) -> HostTensor:
     return HostTensor("float32", whole.shape, np.ascontiguousarray(whole).reshape(-1))
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import nan
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class Measured(NamedTuple):
     custom: tuple[tuple[str, str], ...] = ()
 
 
-class MeasuredRows(Sequence[Measured]):
+class MeasuredRows:
     """What was measured of all rows of a token. Few rows have a fault, a reason or a remark: those stand apart."""
 
     def __init__(self, count: int) -> None:
@@ -106,16 +105,7 @@ class MeasuredRows(Sequence[Measured]):
     def __len__(self) -> int:
         return len(self._measured)
 
-    def __iter__(self) -> Iterator[Measured]:
-        return (self[at] for at in range(len(self)))
-
-    @overload
-    def __getitem__(self, at: int) -> Measured: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Measured]: ...
-    def __getitem__(self, at: int | slice) -> Measured | list[Measured]:
-        if isinstance(at, slice):
-            return [self[one] for one in range(*at.indices(len(self)))]
+    def __getitem__(self, at: int) -> Measured:
         dtypes, shapes = (self.dtypes[0][at], self.dtypes[1][at]), (self.shapes[0][at], self.shapes[1][at])
         texts = dtypes, shapes, self.remarks.get(at, ""), self.custom.get(at, ())
         if not self._measured[at]:

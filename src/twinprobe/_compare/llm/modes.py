@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from math import isfinite, isnan, prod, sqrt
+from math import isfinite, isnan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinprobe._align.auto.row_links import merged
 from twinprobe._align.calls import epsilon
-from twinprobe._align.ops.table import OperatorTable, read_table
+from twinprobe._align.ops.table import read_table
 from twinprobe._compare.llm.job import LlmComparison, LlmRequest
 from twinprobe._compare.llm.load import apply_scale, is_quantised
 from twinprobe._compare.llm.rows import Opened, Plan, Row, plan_of, rows_of
 from twinprobe._compare.llm.table import METRICS
 from twinprobe._compare.llm.token import pair_all
-from twinprobe._judge.origin import Side, Summary
+from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import ERROR, PASS, RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
@@ -30,9 +31,6 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
-
-if TYPE_CHECKING:
-    pass
 
 
 def is_pair_of_files(request: LlmRequest) -> bool:
@@ -52,7 +50,7 @@ def compare_files(request: LlmRequest) -> dict[str, object]:
     my, golden = (open_llm_tensor(path.absolute().parent, path.name) for path in (request.my, request.golden))
     metrics = measure_llm_pair(my, golden)
     values = _row(("golden", request.golden, golden), ("my", request.my, my), metrics)
-    verdict, reason = verdict_of(metrics, _coarser(my, golden), request.thresholds)
+    verdict, reason = verdict_of(metrics, (my.dtype, golden.dtype), request.thresholds)
     return {
         **values,
         "cmp_fail_reason": metrics.reason,
@@ -76,7 +74,7 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     rows = [_weight_row(name, folders, request.thresholds) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
     verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
-    my_side, golden_side = (Side(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
+    my_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], mine - theirs), (folders[1], theirs - mine))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
     unread = int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
@@ -103,7 +101,7 @@ def _weight_row(name: str, folders: list[Path], limits: Thresholds) -> dict[str,
         reason = f"{RULES['unreadable'].words}: {damage}"
         return row | {"cmp_fail_reason": str(damage), "Relative Error": None, "Result": WARNING, "Reason": reason}
     row |= _row(("golden", folders[1] / name, golden), ("my", folders[0] / name, my), metrics)
-    verdict, reason = verdict_of(metrics, _coarser(my, golden), limits)
+    verdict, reason = verdict_of(metrics, (my.dtype, golden.dtype), limits)
     extra = {"cmp_fail_reason": metrics.reason, "Relative Error": metrics.relative_norm}
     return row | extra | {"Result": verdict, "Reason": reason}
 
@@ -114,11 +112,11 @@ def _weight(folder: Path, name: str) -> HostTensor:
     if not is_quantised([tensor]) or not (folder / f"{stem}_scale.pth").exists():
         return tensor
     scale = open_llm_tensor(folder, f"{stem}_scale.pth")
-    factors = numbers(scale.dtype, scale.data, FLOAT32)
-    if not (folder / f"{stem}_offset.pth").exists():
-        return apply_scale(tensor, factors, None)
-    offset = open_llm_tensor(folder, f"{stem}_offset.pth")
-    return apply_scale(tensor, factors, numbers(offset.dtype, offset.data, FLOAT32))
+    offset = None
+    if (folder / f"{stem}_offset.pth").exists():
+        given = open_llm_tensor(folder, f"{stem}_offset.pth")
+        offset = numbers(given.dtype, given.data, FLOAT32)
+    return apply_scale(tensor, numbers(scale.dtype, scale.data, FLOAT32), offset)
 
 
 def _row(golden: tuple[str, Path, HostTensor], my: tuple[str, Path, HostTensor], metrics: LlmMetrics) -> dict[str, Any]:
@@ -136,11 +134,7 @@ def _row(golden: tuple[str, Path, HostTensor], my: tuple[str, Path, HostTensor],
     return row | {title: getattr(metrics, name) for title, name in METRICS.items()}
 
 
-def _coarser(my: HostTensor, golden: HostTensor) -> float:
-    return max(epsilon(my.dtype), epsilon(golden.dtype))
-
-
-def verdict_of(metrics: LlmMetrics, eps: float, limits: Thresholds) -> tuple[str, str]:
+def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds) -> tuple[str, str]:
     """The verdict of a pair that belongs to no call."""
     error = metrics.relative_norm
     rule = "point"
@@ -150,7 +144,7 @@ def verdict_of(metrics: LlmMetrics, eps: float, limits: Thresholds) -> tuple[str
         rule = "nonfinite"
     elif error is None:
         rule = "shape"
-    elif error <= limits.rounding * eps and np.isfinite(error):
+    elif error <= limits.rounding * max(map(epsilon, dtypes)) and isfinite(error):
         rule = "rounding"
     return RULES[rule].severity, RULES[rule].words.replace("saved value", "tensor")
 
@@ -183,14 +177,10 @@ class StatisticsSide:
         parts = [self.statistics(file) for file in files]
         if len(parts) == 1:
             return parts[0]
-        columns = list(zip(*(part.values for part in parts), strict=True))
-        if any(value is None for column in columns for value in column):
+        if any(value is None for part in parts for value in part.values):
             return Recorded(parts[0].dtype, (), (None,) * len(STATS))
-        tops, lows, means, norms = ([float(value or 0) for value in column] for column in columns)
-        sizes = [prod(part.shape) for part in parts]
-        mean = sum(value * size for value, size in zip(means, sizes, strict=True)) / max(sum(sizes), 1)
-        values = (max(tops), min(lows), mean, sqrt(sum(value * value for value in norms)))
-        return Recorded(parts[0].dtype, (sum(sizes),), values)
+        sizes = np.array([prod(part.shape) for part in parts])
+        return Recorded(parts[0].dtype, (int(sizes.sum()),), merged(np.array([part.values for part in parts]), sizes))
 
     def paths(self, files: tuple[TensorFile, ...]) -> str:
         return ";".join(f"{self.dump.root}/{under(self.token.folder, file)}" for file in files)
@@ -218,7 +208,8 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
         sides = StatisticsSide(my, mine), StatisticsSide(golden, theirs)
         key = mine.model, theirs.model
         if key not in plans:
-            plans[key] = _plan(sides, (mine, theirs), table)
+            opened = [Opened(side.dump, side.token, side.files, side.shape, side.digest) for side in sides]
+            plans[key] = plan_of(my, golden, (opened[0], opened[1]), table)
         for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
             records.append(_record(mine.label, len(records), row, sides, request))
     if not any(record["Matched By"] for record in records):
@@ -226,13 +217,6 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     frame = pl.DataFrame(records, infer_schema_length=None)
     told = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
     return LlmComparison(frame, _summary(request, my, golden, frame, told), lost)
-
-
-def _plan(sides: tuple[StatisticsSide, StatisticsSide], tokens: tuple[Token, Token], table: OperatorTable) -> Plan:
-    opened = [
-        Opened(side.dump, token, side.files, side.shape, side.digest) for side, token in zip(sides, tokens, strict=True)
-    ]
-    return plan_of(sides[0].dump, sides[1].dump, (opened[0], opened[1]), table)
 
 
 def _record(
@@ -253,7 +237,10 @@ def _record(
     try:
         if row.my and row.golden:
             mine, theirs = sides[0].merged(row.my), sides[1].merged(row.golden)
-            errors |= _errors(mine, theirs)
+            for stat, m, g in zip(STATS, mine.values, theirs.values, strict=True):
+                if m is not None and g is not None:
+                    errors[f"{stat}_stat_absolute_error"] = abs(m - g)
+                    errors[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
             error, rule = _judged(mine, theirs, request.thresholds.rounding)
         reason = RULES[rule].words
     except DamagedTensor as damage:
@@ -261,15 +248,6 @@ def _record(
         reason = f"{RULES[rule].words}: {damage}"
     told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
     return record | errors | told
-
-
-def _errors(mine: Recorded, theirs: Recorded) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for stat, m, g in zip(STATS, mine.values, theirs.values, strict=True):
-        if m is not None and g is not None:
-            found[f"{stat}_stat_absolute_error"] = abs(m - g)
-            found[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
-    return found
 
 
 def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | None, str]:
@@ -293,7 +271,7 @@ def _summary(request: LlmRequest, my: LlmDump, golden: LlmDump, table: pl.DataFr
     matched = int((table["Matched By"] != "").sum())
     counts = [int((table[name] != "").sum()) for name in ("my_data_path", "golden_data_path")]
     my_side, golden_side = (
-        Side(str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()), count)
+        RunInfo(str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()), count)
         for path, dump, count in zip((request.my, request.golden), (my, golden), counts, strict=True)
     )
     verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}

@@ -7,11 +7,12 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twinprobe._align.mapping.layer_tree import Flow, in_call_order
-from twinprobe._align.ops.links import Link, Spot
+from twinprobe._align.ops.links import Spot
 from twinprobe._align.ops.operators import Side, match_operators
 from twinprobe._align.ops.regions import Shapes, regions
 from twinprobe._align.ops.table import OperatorTable, kind_of
@@ -34,6 +35,7 @@ ShapeOf = Callable[[TensorFile], tuple[int, ...]]
 DigestOf = Callable[[TensorFile], int | None]
 # One tensor by the folder of its operator, input or output, and its place among those.
 Place = tuple[str, str, int]
+_Sides = tuple[tuple[TensorFile, ...], tuple[TensorFile, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Plan:
     links: list[PlannedLink]
     across: bool
     notes: list[str] = field(default_factory=list)
+    last: tuple[str | None, Files, Files, Rows] | None = field(default=None, repr=False)
+    """The level and files of the token before, and its rows."""
     _packed: bytes = b""
 
     def __reduce__(self) -> tuple[Callable[[bytes], Plan], tuple[bytes]]:
@@ -113,43 +117,35 @@ class Opened:
         """The shapes of an operator's inputs and outputs; a file that cannot be read has none."""
         found = self._shapes.get(node.folder)
         if found is None:
-            inputs, outputs = ([self._try_shape(file) for file in self._plain(node, io)] for io in (INPUT, OUTPUT))
-            found = self._shapes[node.folder] = (inputs, outputs)
+            inputs, outputs = self._each(self._shape_of, node)
+            found = [shape or () for shape in inputs], [shape or () for shape in outputs]
+            self._shapes[node.folder] = found
         return found
 
-    def _plain(self, node: OpNode, io: str) -> list[TensorFile]:
-        return plain_files(self.files.get(node.folder, ()), io)
+    def _flow_of(self, node: OpNode) -> Flow:
+        inputs, outputs = self._each(self._digest_of, node)
+        return frozenset(inputs) - {None}, frozenset(outputs) - {None}
 
-    def _try_shape(self, file: TensorFile) -> tuple[int, ...]:
-        try:
-            return self._shape_of(file)
-        except DamagedTensor:
-            return ()
+    def _each(self, look: Callable[[TensorFile], Any], node: OpNode) -> tuple[list[Any], list[Any]]:
+        """What a look at each input and at each output of an operator tells, None for a file that cannot be read."""
+        sides: tuple[list[Any], list[Any]] = [], []
+        for io, found in zip((INPUT, OUTPUT), sides, strict=True):
+            for file in plain_files(self.files.get(node.folder, ()), io):
+                try:
+                    found.append(look(file))
+                except DamagedTensor:
+                    found.append(None)
+        return sides
 
     def _shape(self, file: TensorFile) -> tuple[int, ...]:
-        if file.file.endswith(".bin"):
-            return open_llm_header(self._dump.root, self._name(file), linked=file.linked).shape
-        return open_llm_tensor(self._dump.root, self._name(file), linked=file.linked, enough=0).shape
-
-    def _name(self, file: TensorFile) -> str:
-        return under(self._token.folder, file)
-
-    def _flow_of(self, node: OpNode) -> Flow:
-        files = self.files.get(node.folder, ())
-        taken, given = (
-            frozenset(digest for digest in map(self._try_digest, plain_files(files, io)) if digest is not None)
-            for io in (INPUT, OUTPUT)
-        )
-        return taken, given
-
-    def _try_digest(self, file: TensorFile) -> int | None:
-        try:
-            return self._digest_of(file)
-        except DamagedTensor:
-            return None
+        name = under(self._token.folder, file)
+        if name.endswith(".bin"):
+            return open_llm_header(self._dump.root, name, linked=file.linked).shape
+        return open_llm_tensor(self._dump.root, name, linked=file.linked, enough=0).shape
 
     def _digest(self, file: TensorFile) -> int | None:
-        tensor = open_llm_tensor(self._dump.root, self._name(file), linked=file.linked, enough=_TELLING * _WIDEST)
+        name = under(self._token.folder, file)
+        tensor = open_llm_tensor(self._dump.root, name, linked=file.linked, enough=_TELLING * _WIDEST)
         if tensor.data.size < 2:
             return None
         # A few thousand elements tell tensors apart; the size goes in as well.
@@ -174,34 +170,34 @@ def plan_of(my: LlmDump, golden: LlmDump, opened: tuple[Opened, Opened], table: 
     mine, theirs = opened
     cards = len(my.layout.devices), len(golden.layout.devices)
     matching = match_operators(mine.side(cards[0]), theirs.side(cards[1]), table)
-    after = _operator_after(mine.tree) | _operator_after(theirs.tree)
+    # Operators right before a sum over all cards: each card holds a summand.
+    after = {
+        id(node)
+        for tree in (mine.tree, theirs.tree)
+        for parent in tree.walk()
+        for node, following in pairwise(parent.children)
+        if "allreduce" in following.op_type.lower()
+    }
     return Plan(
         calls=_calls(mine.tree),
         golden_calls={call.folder: call for call in _calls(theirs.tree)},
         same_names=[(node.folder, other.folder) for node, other in matching.nodes],
-        links=[_planned(link, after) for link in matching.links],
+        links=[
+            PlannedLink(
+                _places(link.my),
+                _places(link.golden),
+                link.rule,
+                partial=any(id(spot.node) in after for spot in (*link.my, *link.golden)),
+            )
+            for link in matching.links
+        ],
         across=my.kind != golden.kind or not matching.nodes,
         notes=matching.notes,
     )
 
 
-def _planned(link: Link, after: dict[int, str]) -> PlannedLink:
-    partial = any(after.get(id(spot.node)) == "allreduce" for spot in (*link.my, *link.golden))
-    return PlannedLink(_places(link.my), _places(link.golden), link.rule, partial)
-
-
 def _places(spots: tuple[Spot, ...]) -> tuple[Place, ...]:
     return tuple((spot.node.folder, spot.io, spot.at) for spot in spots)
-
-
-def _operator_after(tree: OpNode) -> dict[int, str]:
-    """For operators right before a sum over all cards: that it is one."""
-    found = {}
-    for node in tree.walk():
-        for one, next_one in zip(node.children, node.children[1:], strict=False):
-            if "allreduce" in next_one.op_type.lower():
-                found[id(one)] = "allreduce"
-    return found
 
 
 def _calls(tree: OpNode) -> list[Call]:
@@ -248,7 +244,12 @@ class Rows(list[Row]):
     @cached_property
     def names(self) -> list[tuple[str, str] | None]:
         """My and the golden file where one of each is compared as it is, and neither is a link."""
-        return [_names(row) for row in self]
+        found: list[tuple[str, str] | None] = []
+        for row in self:
+            alone = len(row.my) == len(row.golden) == 1 and not row.partial
+            plain = alone and not row.my[0].linked and not row.golden[0].linked
+            found.append((row.my[0].file, row.golden[0].file) if plain else None)
+        return found
 
     @cached_property
     def described(self) -> tuple[Known, Known]:
@@ -261,40 +262,26 @@ class Rows(list[Row]):
         return {}
 
 
-class _LastRows:
-    """The rows of the token before: most tokens of a run have the same files."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Plan, Files, Files, str | None, Rows] | None = None
-
-    def of(self, plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
-        known = self._known
-        if known is None or known[0] is not plan or known[3] != level or known[1] != my or known[2] != golden:
-            known = self._known = plan, my, golden, level, Rows(_made(plan, my, golden, level))
-        return known[4]
-
-
-_last = _LastRows()
-
-
 def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
     """All rows of a token in the order of my calls, those that only the golden run has at the end."""
-    return _last.of(plan, my, golden, level)
-
-
-def _made(plan: Plan, my: Files, golden: Files, level: str | None) -> list[Row]:
-    rows = _Rows(plan, my, golden)
-    rows.by_name()
-    rows.by_link()
-    found = rows.in_order()
-    if level in (None, API):
-        return found
+    last = plan.last
+    if last is not None and last[:3] == (level, my, golden):  # most tokens of a run have the same files
+        return last[3]
+    found = _Matching(plan, my, golden)
+    found.by_name()
+    found.by_link()
+    rows = found.in_order()
     if level == LOGITS:
-        return _logits(found)
-    return [row for row in found if row.level == level and not row.is_input and row.call >= 0]
+        rows = _logits(rows)
+    elif level not in (None, API):
+        rows = [row for row in rows if row.level == level and not row.is_input and row.call >= 0]
+    plan.last = level, my, golden, Rows(rows)
+    return plan.last[3]
 
 
-class _Rows:
+class _Matching:
+    """The rows of a token while its files are matched."""
+
     def __init__(self, plan: Plan, my: Files, golden: Files) -> None:
         self._plan = plan
         self._files = my, golden
@@ -305,48 +292,39 @@ class _Rows:
     def by_name(self) -> None:
         """Operators of equal names: tensors at equal places."""
         for folder, other in self._plan.same_names:
-            theirs = {(file.io, _whole(file)): file for file in self._files[1].get(other, ())}
+            # A bare output and the first of a tuple are the same place.
+            theirs = {(file.io, file.place or (0,)): file for file in self._files[1].get(other, ())}
             for file in self._files[0].get(folder, ()):
-                partner = theirs.get((file.io, _whole(file)))
+                partner = theirs.get((file.io, file.place or (0,)))
                 if partner is not None:
-                    self._add((file,), (partner,), folder, other, EQUAL_NAMES, partial=False)
+                    self._add((folder, other), ((file,), (partner,)), EQUAL_NAMES)
 
     def by_link(self) -> None:
         """Tensors that the alignment linked, where this token has them."""
         for link in self._plan.links:
-            mine = [self._file(0, place) for place in link.my]
-            theirs = [self._file(1, place) for place in link.golden]
-            if mine and theirs and None not in mine and None not in theirs:
-                my = tuple(file for file in mine if file is not None)
-                golden = tuple(file for file in theirs if file is not None)
-                self._add(my, golden, link.my[0][0], link.golden[0][0], link.rule, partial=link.partial)
+            my, golden = self._linked(0, link.my), self._linked(1, link.golden)
+            if my and golden:
+                self._add((link.my[0][0], link.golden[0][0]), (my, golden), link.rule, partial=link.partial)
 
-    def _file(self, side: int, place: Place) -> TensorFile | None:
-        folder, io, at = place
-        files = plain_files(self._files[side].get(folder, ()), io)
-        return files[at] if at < len(files) else None
+    def _linked(self, side: int, places: tuple[Place, ...]) -> tuple[TensorFile, ...]:
+        """The files at these places; none where one is missing."""
+        found = []
+        for folder, io, at in places:
+            found += plain_files(self._files[side].get(folder, ()), io)[at : at + 1]
+        return tuple(found) if len(found) == len(places) else ()
 
-    def _add(
-        self,
-        my: tuple[TensorFile, ...],
-        golden: tuple[TensorFile, ...],
-        folder: str,
-        other: str,
-        rule: str,
-        *,
-        partial: bool,
-    ) -> None:
-        call = self._calls[folder]
-        known, partner = self._plan.calls[call], self._plan.golden_calls[other]
+    def _add(self, folders: tuple[str, str], files: _Sides, rule: str, *, partial: bool = False) -> None:
+        call = self._calls[folders[0]]
+        known, partner = self._plan.calls[call], self._plan.golden_calls[folders[1]]
         level = known.level if known.level == partner.level else API
-        self._found.append(Row(my, golden, known.op_type, partner.op_type, call, level, rule, partial))
-        for used, files in zip(self._used, (my, golden), strict=True):
-            used.update(file.file for file in files)
+        self._found.append(Row(*files, known.op_type, partner.op_type, call, level, rule, partial))
+        for used, listed in zip(self._used, files, strict=True):
+            used.update(file.file for file in listed)
 
     def in_order(self) -> list[Row]:
         """Inputs of a call before its outputs; then what is left over on either side."""
         mine = [row for at, call in enumerate(self._plan.calls) for row in self._left(0, call.folder, at)]
-        rows = sorted(self._found + mine, key=lambda row: (row.call, not row.is_input, _place_of(row)))
+        rows = sorted(self._found + mine, key=lambda row: (row.call, not row.is_input, row.my[0].order))
         golden = [row for folder in self._files[1] for row in self._left(1, folder, -1)]
         return rows + golden
 
@@ -360,21 +338,6 @@ class _Rows:
         if side == 0:
             return [Row((file,), (), kind, "", call, level) for file in files]
         return [Row((), (file,), "", kind, call, level) for file in files]
-
-
-def _names(row: Row) -> tuple[str, str] | None:
-    if len(row.my) != 1 or len(row.golden) != 1 or row.partial or row.my[0].linked or row.golden[0].linked:
-        return None
-    return row.my[0].file, row.golden[0].file
-
-
-def _whole(file: TensorFile) -> tuple[int | str, ...]:
-    """A bare output and the first of a tuple are the same place."""
-    return file.place or (0,)
-
-
-def _place_of(row: Row) -> tuple[tuple[int, int, str], ...]:
-    return row.my[0].order
 
 
 def _logits(rows: list[Row]) -> list[Row]:

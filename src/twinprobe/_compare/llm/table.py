@@ -10,7 +10,7 @@ import numpy as np
 
 from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.measured import MeasuredRows
-from twinprobe._compare.llm.rows import Plan, Row, Rows
+from twinprobe._compare.llm.rows import Plan, Rows
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds, judge
 from twinprobe._measure.llm_metrics import EMPTY, SHAPE
@@ -93,7 +93,8 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
     import polars as pl
 
     found = {
-        f"{who}_data_path": _paths(front, known[f"{who}_files"]),
+        # Several files of a row are told one after the other, each with its whole path.
+        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(_BETWEEN, f";{front}", literal=True),
         f"{who}_op_type": known[f"{who}_type"],
         f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
         f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
@@ -121,11 +122,6 @@ def _known(rows: Rows) -> pl.DataFrame:
 
 def _names(files: tuple[TensorFile, ...]) -> str | None:
     return _BETWEEN.join(file.file for file in files) if files else None
-
-
-def _paths(front: str, names: pl.Series) -> pl.Series:
-    """Several files of a row are listed one after the other, each with its full path."""
-    return (front + names).str.replace_all(_BETWEEN, f";{front}", literal=True)
 
 
 def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
@@ -177,13 +173,10 @@ def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limit
     small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
     share = np.where(small, 1.0, metrics["one_thousandth"].to_numpy())
     metrics = metrics.with_columns(one_thousandth=share)
-    run = Run(path, TENSORS, "", "", [_judged_name(call.name, call.collective) for call in plan.calls], pairs, [])
+    # The rules know collectives by the recorders' prefix.
+    names = [f"Distributed.{call.name}.0.forward" if call.collective else call.name for call in plan.calls]
+    run = Run(path, TENSORS, "", "", names, pairs, [])
     return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
-
-
-def _judged_name(name: str, collective: bool) -> str:
-    """The rules know collectives by the recorders' prefix."""
-    return f"Distributed.{name}.0.forward" if collective else name
 
 
 def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
@@ -215,6 +208,7 @@ def _known_pairs(rows: Rows) -> pl.DataFrame:
     count = len(rows)
     mine = [at if row.my else None for at, row in enumerate(rows)]
     theirs = [at if row.golden else None for at, row in enumerate(rows)]
+    roles = [(INPUT if row.is_input else OUTPUT) if row.my else None for row in rows]
     texts = pl.Series([None] * count, dtype=pl.String)
     flags = pl.Series([None] * count, dtype=pl.Boolean)
     return pl.DataFrame(
@@ -224,7 +218,7 @@ def _known_pairs(rows: Rows) -> pl.DataFrame:
             "t_kind": pl.Series([TENSOR if row.my else None for row in rows], dtype=pl.UInt8),
             "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
             "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
-            "t_role": pl.Series([_role(row) if row.my else None for row in rows], dtype=pl.UInt8),
+            "t_role": pl.Series(roles, dtype=pl.UInt8),
             "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
             "t_max_text": texts,
             "g_max_text": texts,
@@ -232,10 +226,6 @@ def _known_pairs(rows: Rows) -> pl.DataFrame:
             "g_requires_grad": flags,
         }
     )
-
-
-def _role(row: Row) -> int:
-    return INPUT if row.is_input else OUTPUT
 
 
 @lru_cache(maxsize=1 << 10)

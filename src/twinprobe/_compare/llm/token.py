@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import isnan
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
-from twinprobe import __version__
 from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.load import Store
-from twinprobe._compare.llm.measured import Measured, Measuring, measure_rows
+from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import judge_rows, token_table
-from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import Judged, Thresholds
+from twinprobe._judge.verdicts import Judged, Thresholds, size_of
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
-from twinprobe._report.files import prepare_folder, replacing
 from twinprobe._runs.llm.dump import TORCH, WARMUP, Device, Layout, LlmDump, Token
 from twinprobe._runs.llm.files import TensorFile, atb_files, torch_files, under
-from twinprobe._runs.places import place
-from twinprobe._runs.remote.contents import local_copy
-from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
-from twinprobe._scale.ledger import Session
 from twinprobe.errors import NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-
-    from twinprobe._compare.llm.job import LlmRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +82,12 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
-        return _compare(job)
+        my, golden = job.my.store(), job.golden.store()
+        return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
     except TwinProbeError:
         raise
     except Exception as error:  # a defect: it must not cost more than this token
         raise TwinProbeError(f"token {job.token} could not be compared: {type(error).__name__}: {error}") from error
-
-
-def _compare(job: TokenJob) -> TokenResult:
-    my, golden = job.my.store(), job.golden.store()
-    return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
 
 
 def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResult:
@@ -131,14 +114,13 @@ def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResul
     return TokenResult(table, counts)
 
 
-def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], judged: Judged) -> Divergence | None:
+def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: Judged) -> Divergence | None:
     """The row where the difference begins, told in a sentence."""
     at = judged.first_row
     if at is None:
         return None
     row, one = rows[at], measured[at]
     error = float(judged.error[at])
-    size = "" if isnan(error) else f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
     call = job.plan.calls[row.call]
     return Divergence(
         op=f"token {job.token}: {call.name} ({call.op_type})",
@@ -148,7 +130,7 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: Sequence[Measured], jud
         target_values=_values(one, 0),
         golden_values=_values(one, 1),
         relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size}{judged.unread_before}",
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
         origin=judged.origin[at],
         order=at,
     )
@@ -178,10 +160,6 @@ class DevicePair:
     my_cards: tuple[str, ...] = ()
     golden_cards: tuple[str, ...] = ()
 
-    @property
-    def label(self) -> str:
-        return self.my.name
-
 
 def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
     """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
@@ -194,7 +172,7 @@ def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token
             tokens, told, left = pair_tokens(my, golden, devices_pair)
         except NothingToCompare as error:
             nothing = error
-            lost.append(f"{devices_pair.label}: {error}")
+            lost.append(f"{devices_pair.my.name}: {error}")
             continue
         pairs += [(devices_pair, *both) for both in tokens]
         notes += [note for note in told if note not in notes]
@@ -255,7 +233,13 @@ def pair_tokens(
     by_label = {token.label: token for token in theirs}
     common = [(token, by_label[token.label]) for token in mine if token.label in by_label]
     if common:
-        return common, [], _left_out(mine, theirs)
+        labels = {token.label for token, _ in common}
+        lost = []
+        for who, tokens in (("my", mine), ("the golden", theirs)):
+            rest = [token for token in tokens if token.label not in labels and token.label != WARMUP]
+            if rest:
+                lost.append(f"only {who} dump has the tokens {_listed(rest)}")
+        return common, [], lost
     named = my.layout.token is not None and golden.layout.token is not None
     if named and mine and theirs:
         note = f"token {mine[0].label} of my dump is compared with token {theirs[0].label} of the golden one"
@@ -267,121 +251,6 @@ def pair_tokens(
     )
 
 
-def _left_out(mine: Sequence[Token], theirs: Sequence[Token]) -> list[str]:
-    lost = []
-    labels = {token.label for token in mine} & {token.label for token in theirs}
-    for who, tokens in (("my", mine), ("the golden", theirs)):
-        rest = [token.label for token in tokens if token.label not in labels and token.label != WARMUP]
-        if rest:
-            lost.append(f"only {who} dump has the tokens {', '.join(rest[:8])}{' ...' if len(rest) > 8 else ''}")
-    return lost
-
-
 def _listed(tokens: Sequence[Token]) -> str:
     labels = [token.label for token in tokens]
     return ", ".join(labels[:8]) + (" ..." if len(labels) > 8 else "") if labels else "none"
-
-
-# A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
-
-
-class Notes:
-    """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
-
-    def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
-        told = (request.my, request.golden, request.mapping)
-        identity = repr(([str(path) for path in told], request.level, request.algorithms, request.thresholds))
-        self._command = Command("llm compare", identity, output, timestamp, resume)
-        self._open = ExitStack()
-        self._session: Session | None = None
-        self.timestamp: str | None = None
-        self.complete = True
-
-    def begin(self, *, is_long: bool) -> tuple[Session | None, list[str]]:
-        """Where finished tokens are kept, and what to tell the user; None for work that is quickly done again."""
-        if not (is_long or self._command.resume):
-            return None, []
-        prepare_folder(self._command.output)
-        self.timestamp, self._session, told = self._open.enter_context(session_of(self._command, keeps=True))
-        return self._session, told
-
-    def end(self) -> None:
-        """The report is written; notes are needed only where a token is missing in it."""
-        if self._session is not None and self.complete:
-            self._session.end(keep=False)
-
-    def __enter__(self) -> Notes:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._open.close()
-
-
-@dataclass(frozen=True, slots=True)
-class KeptToken:
-    """A token to compare, unless an interrupted command has; ``plan_mark`` stands for the plan it shares."""
-
-    job: TokenJob
-    session: Session
-    plan_mark: str
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A token's result without its rows, which lie in a file."""
-
-    file: Path
-    counts: TokenCounts
-
-
-def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
-    """The same jobs, with notes."""
-    marks: dict[int, str] = {}
-    for job in jobs:
-        if id(job.plan) not in marks:
-            marks[id(job.plan)] = hashlib.sha256(repr(job.plan).encode("utf-8", "surrogateescape")).hexdigest()
-    return [KeptToken(job, session, marks[id(job.plan)]) for job in jobs]
-
-
-def compare_kept(token: KeptToken) -> TokenResult:
-    """Compare one token, or take what was kept of it (perhaps in a worker process)."""
-    job, made = token.job, list[TokenResult]()
-
-    def work(folder: Path) -> tuple[_Found, list[Path]]:
-        result = compare_token(job)
-        made.append(result)
-        file = folder / "rows.arrow"
-        with replacing(file) as temporary, temporary.open("wb") as rows:
-            result.table.write_ipc(rows)
-        return _Found(file, result.counts), [file]
-
-    found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
-    return made[0] if made else _read(found)
-
-
-def _read(found: _Found) -> TokenResult:
-    import polars as pl
-
-    with local_copy(found.file) as copy:
-        table = pl.read_ipc(copy)
-    return TokenResult(table, found.counts)
-
-
-def _mark(token: KeptToken) -> str:
-    """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    job = token.job
-    told = (__version__, token.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
-    own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
-    sides = [_side_mark(token.session.stamp, side) for side in (job.my, job.golden)]
-    return hashlib.sha256(repr((told, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
-
-
-def _side_mark(command: str, side: Where) -> str:
-    folders = [side.root / folder for folder in dict.fromkeys((side.folder, *side.cards))]
-    return " ".join(_folder_mark(command, folder) for folder in folders)
-
-
-@lru_cache(maxsize=4096)
-def _folder_mark(_command: str, folder: Path) -> str:
-    """Cards look into each other's folders, where they share a tensor: read once per command and process."""
-    return files_fingerprint(folder, files_below(folder))

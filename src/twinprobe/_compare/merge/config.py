@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 
 from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, at, read_yaml, text_of
 from twinprobe._report import columns as titles
-from twinprobe._report.dataset import PART, Place, find_dataset, places
+from twinprobe._report.dataset import PART, find_dataset, places
 from twinprobe._report.overview import lost_of
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, did_you_mean
 
 STATISTICS_METRICS = (*titles.DIFFERENCES.values(), *titles.RELATIVES.values())
 TENSOR_METRICS = tuple(titles.METRICS)
@@ -46,18 +45,13 @@ class MergeConfig:
         have.append(GRAD_METRIC)
         for metric in self.metrics:
             if metric not in have:
-                raise self._unknown(metric, have)
+                elsewhere = [kind for kind, metrics in METRICS.items() if metric in metrics]
+                what = f"only results of {elsewhere[0]} have it" if elsewhere else "no result has it"
+                raise BadInput(
+                    f'"compare_index" names {metric!r}, but {what}',
+                    where=self.path, hint=f"{did_you_mean(metric, have)}there are: {', '.join(have)}",
+                )  # fmt: skip
         return list(self.metrics) or have
-
-    def _unknown(self, metric: str, have: list[str]) -> BadInput:
-        near = get_close_matches(metric, have, 1, 0.6)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        elsewhere = [kind for kind, metrics in METRICS.items() if metric in metrics]
-        what = f"only results of {elsewhere[0]} have it" if elsewhere else "no result has it"
-        return BadInput(
-            f'"compare_index" names {metric!r}, but {what}',
-            where=self.path, hint=f"{guess}there are: {', '.join(have)}",
-        )  # fmt: skip
 
 
 def read_merge_config(path: Path) -> MergeConfig:
@@ -137,14 +131,20 @@ def find_results(folder: Path) -> tuple[list[RankFiles], list[str], list[str]]:
         elif _OTHER_RESULT.fullmatch(path.name):
             notes.append(f"{path}: left out, its name does not say which rank it belongs to")
     if len(found) < 2:
-        raise _too_few(folder, found.keys())
+        have = ", ".join(f"rank {rank}" for rank in found) or "none"
+        below = {path.parent.name for path in folder.glob("*/compare_result_rank*") if _RESULT.fullmatch(path.name)}
+        hint = "results are called compare_result_rank<N>_<time>.xlsx, .csv or .parquet"
+        if below:
+            hint = f"there are results one level below, in {', '.join(sorted(below)[:5])}: name one of these folders"
+        raise BadInput(f"results of at least two ranks are needed, found: {have}", where=folder, hint=hint)
     return [_newest(rank, found[rank], notes) for rank in sorted(found)], notes, []
 
 
 def _dataset_parts(folder: Path) -> tuple[list[RankFiles], list[str]] | None:
     """The parts of a dataset, or of one of its steps, and what it lacks; None where results of other kinds are here."""
     if any(folder.glob("rank=*/part.parquet")):
-        dataset, places_here = folder.parent, [place for place in places(folder.parent) if _is_in(folder, place)]
+        dataset = folder.parent
+        places_here = [place for place in places(dataset) if not place.mode and folder.name == f"step={place.step}"]
         lost = lost_of(dataset, places_here[0].step if places_here else None)
     else:
         found = find_dataset(folder)
@@ -163,10 +163,6 @@ def _dataset_parts(folder: Path) -> tuple[list[RankFiles], list[str]] | None:
     return [RankFiles(place.rank, (dataset / place.folder / PART,)) for place in places_here], lost
 
 
-def _is_in(step: Path, place: Place) -> bool:
-    return not place.mode and step.name == f"step={place.step}"
-
-
 def _newest(rank: int, by_time: dict[str, dict[str, list[tuple[int, Path]]]], notes: list[str]) -> RankFiles:
     *older, newest = sorted(by_time)
     if older:
@@ -175,13 +171,3 @@ def _newest(rank: int, by_time: dict[str, dict[str, list[tuple[int, Path]]]], no
     forms = by_time[newest]
     form = next(form for form in _FORMS if form in forms)
     return RankFiles(rank, tuple(path for _, path in sorted(forms[form])))
-
-
-def _too_few(folder: Path, ranks: object) -> BadInput:
-    assert hasattr(ranks, "__iter__")
-    have = ", ".join(f"rank {rank}" for rank in ranks) or "none"
-    below = sorted({path.parent.name for path in folder.glob("*/compare_result_rank*") if _RESULT.fullmatch(path.name)})
-    hint = "results are called compare_result_rank<N>_<time>.xlsx, .csv or .parquet"
-    if below:
-        hint = f"there are results one level below, in {', '.join(below[:5])}: name one of these folders"
-    return BadInput(f"results of at least two ranks are needed, found: {have}", where=folder, hint=hint)

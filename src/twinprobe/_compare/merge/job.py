@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._compare.merge.config import MergeConfig, RankFiles, find_results, read_merge_config
+from twinprobe._compare.merge.config import RankFiles, find_results, read_merge_config
 from twinprobe._compare.merge.read import (
     GroupCheck,
     RankRows,
@@ -23,21 +22,10 @@ from twinprobe._compare.merge.read import (
     natural_order,
     read_rank,
 )
+from twinprobe._compare.one import silent
 from twinprobe._compare.request import Command, session_of
-from twinprobe._report.columns import FORMULA_START, HARMLESS, NUMBER_TEXT
 from twinprobe._report.files import prepare_folder, replacing, timestamp_now
-from twinprobe._report.xlsx import (
-    AS_TEXT,
-    ERROR,
-    PLAIN,
-    TEXTS_END,
-    column_letters,
-    cut_text,
-    fixed_parts,
-    sheet_end,
-    sheet_start,
-    texts_start,
-)
+from twinprobe._report.xlsx import ERROR, PLAIN, Sheet, fill_workbook, inline_rows_xml
 from twinprobe._runs.remote.contents import local_copies
 from twinprobe._scale.engine import INLINE, EngineOptions, spread
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
@@ -50,10 +38,7 @@ if TYPE_CHECKING:
 GROUP_SHEET = "Group check"
 MOST_ROWS = 1_048_575
 _CELLS_AT_ONCE = 1 << 18
-_LONGEST_TEXT = 32_767
-_BIG_MEMBER = 10_000_000  # cells; a sheet with more may need the 64-bit form of a zip member
-# What XML cannot hold and no result of ours contains.
-_FORBIDDEN = "[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]"
+_CELL_BYTES = 150  # of a cell with its text inside, at most as a rule
 
 
 @dataclass
@@ -82,36 +67,35 @@ def write_merged(
     import polars as pl
 
     marks = _marks(names, columns, checks)
-    tables = [(metric, ["NPU Name", *(f"rank{column.rank}" for column in columns)], len(names)) for metric in metrics]
+    titles = ["NPU Name", *(f"rank{column.rank}" for column in columns)]
+    longest = int(str(names.str.len_chars().max() or 0))
+    widths = [min(max(longest + 2, 20), 80)] + [24] * len(columns)
+    sheets = [
+        Sheet(metric, titles, widths, len(names), _metric_rows(metric, names, columns, marks), _CELL_BYTES)
+        for metric in metrics
+    ]
     report = _check_table(checks)
     if report.height:
-        tables.append((GROUP_SHEET, report.columns, report.height))
-    sheets = [name for name, _, _ in tables]
-    areas = [f"$A$1:${column_letters(len(titles) - 1)}${height + 1}" for _, titles, height in tables]
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as zipped:
-        for name, part in fixed_parts(sheets, areas).items():
-            zipped.writestr(zipfile.ZipInfo(name), part, zipfile.ZIP_DEFLATED)
-        zipped.writestr(zipfile.ZipInfo("xl/sharedStrings.xml"), texts_start(0) + TEXTS_END)
-        for number, ((name, titles, height), area) in enumerate(zip(tables, areas, strict=True), start=1):
-            is_big = height * len(titles) > _BIG_MEMBER
-            with zipped.open(f"xl/worksheets/sheet{number}.xml", "w", force_zip64=is_big) as member:
-                widths = _check_widths(report) if name == GROUP_SHEET else _widths(names, columns)
-                member.write(sheet_start(area.replace("$", ""), widths, titles).encode())
-                if name == GROUP_SHEET:
-                    style = report["Result"].replace_strict({"error": ERROR}, default=PLAIN, return_dtype=pl.UInt8)
-                    _write_rows(member, report, 2, dict.fromkeys(report.columns, style))
-                else:
-                    _write_metric(member, name, names, columns, marks)
-                member.write(sheet_end(area.replace("$", "")).encode())
-    return sheets
+        style = report["Result"].replace_strict({"error": ERROR}, default=PLAIN, return_dtype=pl.UInt8)
+        rows = [inline_rows_xml(report, 2, dict.fromkeys(report.columns, style))]
+        widths = [
+            min(max(int(str(report[title].str.len_chars().max())), len(title)) + 4, 80) for title in report.columns
+        ]
+        sheets.append(Sheet(GROUP_SHEET, report.columns, widths, report.height, rows, _CELL_BYTES))
+    with replacing(path) as temporary:
+        fill_workbook(temporary, sheets)
+    return [sheet.name for sheet in sheets]
 
 
-def _write_metric(
-    member: IO[bytes], metric: str, names: pl.Series, columns: list[RankColumn], marks: dict[int, NDArray[np.int64]]
-) -> None:
+def _metric_rows(
+    metric: str, names: pl.Series, columns: list[RankColumn], marks: dict[int, NDArray[np.int64]]
+) -> Iterator[str]:
+    """The rows of a metric's sheet, a block at a time: only one is in memory."""
     import polars as pl
 
-    for start, stop in _blocks(len(names), len(columns) + 1):
+    step = max(_CELLS_AT_ONCE // (len(columns) + 1), 1)
+    for start in range(0, len(names), step):
+        stop = min(start + step, len(names))
         block = {"name": names.slice(start, stop - start)}
         styles = {}
         for column in columns:
@@ -121,52 +105,7 @@ def _write_metric(
             if marked is not None:
                 here = marked[(marked >= start) & (marked < stop)] - start
                 styles[title] = pl.zeros(stop - start, pl.UInt8, eager=True).scatter(here, ERROR)
-        _write_rows(member, pl.DataFrame(block), start + 2, styles)
-
-
-def _blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
-    step = max(_CELLS_AT_ONCE // columns, 1)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
-
-
-def _write_rows(member: IO[bytes], block: pl.DataFrame, first_row: int, styles: dict[str, pl.Series]) -> None:
-    import polars as pl
-
-    frame = {"row": pl.Series(range(first_row, first_row + block.height)).cast(pl.String)}
-    pieces = [pl.lit('<row r="'), pl.col("row"), pl.lit('">')]
-    for at, title in enumerate(block.columns):
-        frame[f"cell{at}"] = _cells(block[title], column_letters(at), frame["row"], styles.get(title))
-        pieces.append(pl.col(f"cell{at}"))
-    pieces.append(pl.lit("</row>"))
-    xml = pl.DataFrame(frame).select(pl.concat_str(pieces).str.join("")).item()
-    member.write(xml.encode())
-
-
-def _cells(texts: pl.Series, letters: str, rows: pl.Series, style: pl.Series | None) -> pl.Series:
-    """A column's cells as XML: numbers as numbers, texts as they are, nothing where there is nothing to show."""
-    import polars as pl
-
-    text = pl.col("text")
-    number = text.str.contains(NUMBER_TEXT) & text.cast(pl.Float64, strict=False).is_finite()
-    formula = text.str.contains(f"^[{FORMULA_START}]") & ~text.str.contains(HARMLESS)
-    shown_style = pl.col("style") + pl.when(formula).then(AS_TEXT).otherwise(0).cast(pl.UInt8)
-    head = pl.concat_str(pl.lit(f'<c r="{letters}'), pl.col("row"), pl.lit('" s="'), shown_style, pl.lit('"'))
-    as_number = pl.concat_str(head, pl.lit("><v>"), text, pl.lit("</v></c>"))
-    escaped = text.str.replace_all(_FORBIDDEN, "\ufffd").str.replace_many(["&", "<", ">"], ["&amp;", "&lt;", "&gt;"])
-    as_text = pl.concat_str(
-        head, pl.lit(' t="inlineStr"><is><t xml:space="preserve">'), escaped, pl.lit("</t></is></c>")
-    )
-    blank = text.is_null() | (text == "")
-    cell = pl.when(blank).then(pl.lit("")).when(number).then(as_number).otherwise(as_text)
-    frame = pl.DataFrame({"text": _cut(texts), "row": rows})
-    column = style.alias("style") if style is not None else pl.lit(PLAIN, dtype=pl.UInt8).alias("style")
-    return frame.with_columns(column).select(cell).to_series()
-
-
-def _cut(texts: pl.Series) -> pl.Series:
-    long = (texts.str.len_bytes() > _LONGEST_TEXT).fill_null(value=False)
-    return texts.scatter(long.arg_true(), [cut_text(text) for text in texts.filter(long)]) if long.any() else texts
+        yield inline_rows_xml(pl.DataFrame(block), start + 2, styles)
 
 
 def _marks(names: pl.Series, columns: list[RankColumn], checks: list[GroupCheck]) -> dict[int, NDArray[np.int64]]:
@@ -206,15 +145,6 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return ", ".join(f"rank{rank}" for rank in ranks)
 
 
-def _widths(names: pl.Series, columns: list[RankColumn]) -> list[int]:
-    longest = names.str.len_chars().max()
-    return [min(max(int(str(longest or 0)) + 2, 20), 80)] + [24] * len(columns)
-
-
-def _check_widths(report: pl.DataFrame) -> list[int]:
-    return [min(max(int(str(report[title].str.len_chars().max())), len(title)) + 4, 80) for title in report.columns]
-
-
 # Below this many bytes of input, starting worker processes costs more than they save.
 _SMALL_WORK = 64 << 20
 _MOST_TOLD = 10
@@ -240,10 +170,6 @@ class MergeOutcome:
         return [check for check in self.checks if not check.agrees]
 
 
-def _silent(_done: int, _total: int) -> None:
-    """No progress is shown."""
-
-
 def merge_results(
     input_dir: Path,
     output_dir: Path,
@@ -253,7 +179,7 @@ def merge_results(
     workers: int | None = None,
     engine: EngineOptions | None = None,
     resume: bool = False,
-    progress: Callable[[int, int], None] = _silent,
+    progress: Callable[[int, int], None] = silent,
 ) -> MergeOutcome:
     """Gather the wanted calls of all ranks in ``multi_ranks_compare_merge_<timestamp>.xlsx``, a sheet per metric."""
     wanted = read_merge_config(config)
@@ -270,7 +196,9 @@ def merge_results(
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
     options = engine or EngineOptions(workers=workers)
-    is_small = options == EngineOptions() and _size(files) < _SMALL_WORK
+    paths = [path for one in files for path in one.paths]
+    text_bytes = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
+    is_small = options == EngineOptions() and text_bytes < _SMALL_WORK
     identity = repr((str(input_dir), wanted.api, metrics))
     command = Command("merge_result", identity, output_dir, timestamp or timestamp_now(), resume)
     prepare_folder(output_dir)
@@ -284,9 +212,14 @@ def merge_results(
         read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress, failures)
         ranks = [one.rank for one in read]
         with _at_hand(read) as found:
-            notes += told + _unmatched(wanted, found)
+            matched = frozenset[str]().union(*(rows.matched for rows in found))
+            lacking = [entry for entry in wanted.api if entry not in matched]
+            notes += [*told, *(f'{config}: "api" entry {entry!r} is in no result' for entry in lacking)]
             names, columns = _line_up(found)
-            _check_rows(len(names), config)
+            if not len(names):
+                raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
+            if len(names) > MOST_ROWS:
+                raise BadInput(f'"api" names {len(names)} rows, more than a sheet holds', where=config)
             checks = _check_all(found, ranks)
             sheets = write_merged(path, names, metrics, columns, checks)
         if session is not None and not failures:
@@ -311,19 +244,6 @@ def _read_all(
             found[at] = result
         progress(len(found) + lost, len(jobs))
     return [found[at] for at in sorted(found)]
-
-
-def _check_rows(count: int, config: Path) -> None:
-    if not count:
-        raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
-    if count > MOST_ROWS:
-        raise BadInput(f'"api" names {count} rows, more than a sheet holds', where=config)
-
-
-def _size(files: list[RankFiles]) -> int:
-    """About how many bytes of text there are."""
-    paths = [path for one in files for path in one.paths]
-    return sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
 
 
 @contextmanager
@@ -374,11 +294,6 @@ def _mixed(files: list[RankFiles], kinds: dict[int, str]) -> list[str]:
         names = [path.name for one in files if kinds[one.rank] == kind for path in one.paths]
         told.append(f"{kind}: {', '.join(names)}")
     return [f"results of two kinds lie in one folder, so sheets have blank columns; {'; '.join(told)}"]
-
-
-def _unmatched(wanted: MergeConfig, found: list[RankRows]) -> list[str]:
-    matched = frozenset[str]().union(*(rows.matched for rows in found))
-    return [f'{wanted.path}: "api" entry {entry!r} is in no result' for entry in wanted.api if entry not in matched]
 
 
 def _told(checks: list[GroupCheck]) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
@@ -17,6 +17,7 @@ from twinprobe import __version__
 from twinprobe._compare.merge.config import GRAD_METRIC, STATISTICS, TENSORS, RankFiles
 from twinprobe._compare.request import once_in_folder
 from twinprobe._report.files import replacing
+from twinprobe._report.xlsx_read import read_rows, read_titles
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import whole_fingerprint
 from twinprobe._runs.whole_files import open_file
@@ -99,9 +100,14 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
     groups = inputs.filter(named).group_by(call).agg(pl.col("NPU max").first().alias("group"))
     keys = inputs.group_by(call, maintain_order=True).agg(pl.col("key").unique(maintain_order=True).alias("keys"))
     calls = parts.select(call).unique().join(groups, on=call, how="left").join(keys, on=call, how="left")
+    # Which argument receives the result, by its place or by its keyword's place among the arguments.
+    places = [
+        next((str(keys.index(key)) for key in _RESULT_KEYS[op] if key in (keys or ())), "0")
+        for op, keys in calls.select("op", "keys").iter_rows()
+    ]
     calls = calls.with_columns(
         pl.col("group").fill_null(""),
-        pl.Series("place", [_result_place(op, ks) for op, ks in calls.select("op", "keys").iter_rows()], pl.String),
+        pl.Series("place", places, pl.String),
     )
     # Ranks may number their calls differently; the n-th call within one group is the same call on all of them.
     calls = calls.sort(call).with_columns(pl.int_range(pl.len()).over("api", "group").alias("order"))
@@ -115,11 +121,6 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
         pl.lit(rank, dtype=pl.Int32).alias("rank"), pl.col("NPU Name").alias("name"), "chosen",
         "api", "group", "order", "rest", pl.col("NPU Tensor Shape").fill_null("").alias("shape"), *numbers,
     )  # fmt: skip
-
-
-def _result_place(op: str, keys: list[str] | None) -> str:
-    keys = keys or []
-    return next((str(keys.index(key)) for key in _RESULT_KEYS[op] if key in keys), "0")
 
 
 def check_groups(outputs: pl.DataFrame, ranks: list[int]) -> list[GroupCheck]:
@@ -145,7 +146,9 @@ def _check(members: pl.DataFrame, group: str, ranks: list[int]) -> GroupCheck | 
     for side in SIDES:
         classes = _classes(members, side)
         if len(classes) > 1:
-            odd |= {have[at] for at in _minority(classes)}
+            # All outside of the largest class disagree, or everybody where no class is the largest.
+            tied = len(classes[0]) == len(classes[1])
+            odd |= {have[at] for known in (classes if tied else classes[1:]) for at in known}
             details.append(f"{side}: {_told(members, side, classes)}")
     names = members["name"].to_list()
     places = tuple((rank, name) for rank, name in zip(have, names, strict=True) if rank in odd)
@@ -181,24 +184,14 @@ def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return True
 
 
-def _minority(classes: list[list[int]]) -> list[int]:
-    """Who disagrees: all outside of the largest class, or everybody where no class is the largest."""
-    tied = len(classes[0]) == len(classes[1])
-    return [at for known in (classes if tied else classes[1:]) for at in known]
-
-
 def _told(members: pl.DataFrame, side: str, classes: list[list[int]]) -> str:
     ranks = members["rank"].to_list()
     told = []
     for known in classes[:8]:
         row = members.row(known[0], named=True)
         numbers = ", ".join(f"{stat} {row[f'{side} {stat}']!r}" for stat in STATS)
-        told.append(f"{_list([ranks[at] for at in known])} {row['shape']} {numbers}")
+        told.append(f"rank {', '.join(str(ranks[at]) for at in known)} {row['shape']} {numbers}")
     return " | ".join(told) + (" | ..." if len(classes) > 8 else "")
-
-
-def _list(ranks: list[int]) -> str:
-    return "rank " + ", ".join(str(rank) for rank in ranks)
 
 
 def group_ranks(text: str) -> list[int]:
@@ -261,7 +254,11 @@ class RankRows:
 
 def kind_of(path: Path) -> str:
     """Whether a file holds statistics or real-data results; BadInput for all that cannot be merged."""
-    titles = set(_titles(path))
+    if path.suffix == ".xlsx":
+        titles = set(read_titles(path))
+    else:
+        with local_copy(path, only_ends=True) as copy:
+            titles = set(_guarded(path, lambda: _scan(copy).collect_schema().names()))
     if {"NPU MD5", "BENCH MD5"} & titles:
         raise BadInput("is a result of checksums (md5), which cannot be merged", where=path, hint=_HINT)
     if NAME in titles and "NPU Requires_grad" not in titles and "Accuracy Reached or Not" in titles:
@@ -286,22 +283,18 @@ def read_rank(job: ReadJob) -> RankRows:
     return once_in_folder(to, f"rank{job.files.rank}", job.mark(), RankRows, work)
 
 
-@contextmanager
-def _plainly(path: Path) -> Iterator[Path]:
-    yield path
-
-
 def _read_into(
-    job: ReadJob, folder: Path, writing: Callable[[Path], AbstractContextManager[Path]] = _plainly
+    job: ReadJob, folder: Path, writing: Callable[[Path], AbstractContextManager[Path]] = nullcontext
 ) -> RankRows:
     import polars as pl
 
     columns = [NAME, *FACTS, *job.metrics]
+    name_wanted, needles = touched(job.api)
     if job.files.paths[0].suffix == ".xlsx":
-        name_wanted, needles = touched(job.api)
-        table = pl.concat([_read_xlsx(path, columns, name_wanted, needles) for path in job.files.paths])
+        rows = [row for path in job.files.paths for row in read_rows(path, columns, NAME, name_wanted, needles)]
+        table = pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.String), orient="row")
     else:
-        wide = touched_pattern(job)
+        wide = "^(?:" + "|".join(re.escape(needle) for needle in needles) + ")"
         table = pl.concat([_read_columns(path, columns, wide) for path in job.files.paths])
     table = table.unique(NAME, keep="first", maintain_order=True)
     chosen = table[NAME].str.contains(job.pattern)
@@ -309,7 +302,7 @@ def _read_into(
     shown = _shown(table.filter(chosen), job.metrics)
     shown = shown[natural_order(shown["name"].to_list())]
     names = shown["name"]
-    matched = frozenset(entry for entry in job.api if _starts(names, entry).any())
+    matched = frozenset(entry for entry in job.api if ((names == entry) | names.str.starts_with(entry + ".")).any())
     found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
     with writing(found.cells_file) as cells, writing(found.check_file) as beside:
         for table, path in ((shown, cells), (checks, beside)):
@@ -322,16 +315,6 @@ def natural_order(names: list[str]) -> list[int]:
     """The places of the names in the order that people expect: call 2 before call 10."""
     keys = [_DIGITS.sub(lambda digits: digits[0].zfill(20), name) for name in names]
     return sorted(range(len(names)), key=keys.__getitem__)
-
-
-def touched_pattern(job: ReadJob) -> str:
-    """A regular expression for all rows that are wanted or that a check needs."""
-    _, needles = touched(job.api)
-    return "^(?:" + "|".join(re.escape(needle) for needle in needles) + ")"
-
-
-def _starts(names: pl.Series, entry: str) -> pl.Series:
-    return (names == entry) | names.str.starts_with(entry + ".")
 
 
 def _shown(table: pl.DataFrame, metrics: tuple[str, ...]) -> pl.DataFrame:
@@ -351,24 +334,6 @@ def _shown(table: pl.DataFrame, metrics: tuple[str, ...]) -> pl.DataFrame:
             shown = pl.when(is_group).then(group).otherwise(shown)
         cells.append(shown.alias(metric))
     return table.select(cells)
-
-
-def _titles(path: Path) -> list[str]:
-    if path.suffix == ".xlsx":
-        from twinprobe._report.xlsx_read import read_titles
-
-        return read_titles(path)
-    with local_copy(path, only_ends=True) as copy:
-        return _guarded(path, lambda: _scan(copy).collect_schema().names())
-
-
-def _read_xlsx(path: Path, columns: list[str], wanted: Callable[[str], bool], needles: list[str]) -> pl.DataFrame:
-    import polars as pl
-
-    from twinprobe._report.xlsx_read import read_rows
-
-    rows = read_rows(path, columns, NAME, wanted, needles)
-    return pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.String), orient="row")
 
 
 def _read_columns(path: Path, columns: list[str], pattern: str) -> pl.DataFrame:
