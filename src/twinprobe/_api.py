@@ -89,16 +89,18 @@ class Comparison:
 
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
         """Write the result files of the command, for each rank, and return their paths."""
-        from twinprobe._report.files import own_timestamp, result_stem, timestamp_now
+        from twinprobe._report.files import own_timestamp, prepare_folder, result_stem, timestamp_now
         from twinprobe._report.tables import write_reports
 
         root, wanted = _path(folder), [formats] if isinstance(formats, str) else list(formats)
-        root.mkdir(parents=True, exist_ok=True)
+        prepare_folder(root)
         files: list[Path] = []
         with own_timestamp(root, timestamp_now()) as stamp:
             for job, pair in zip(self._jobs, self.pairs.values(), strict=True):
                 stem = result_stem(stamp, job.label, debug=pair.target.single_points)
-                files += write_reports(pair.table(), pair.summary, root / job.key.subfolder, stem, wanted)
+                where = root / job.key.subfolder
+                prepare_folder(where)
+                files += write_reports(pair.table(), pair.summary, where, stem, wanted)
         return files
 
     def show(self) -> Path:
