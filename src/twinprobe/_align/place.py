@@ -1,0 +1,499 @@
+"""Pairing by place: the same call is the one in the same module, of the same API, at the same turn.
+
+The number in a recorded name counts all calls of an API in a run, so one more call anywhere shifts every number behind
+it. Here both call trees are walked together instead: what two paired module calls enclose are two sequences, and these
+are aligned by path or API, order, shapes, dtypes and values, in that order of trust.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.tree import ROOT, CallTree, call_tree
+from twinprobe._align.calls import Side, bare_path, dims, split
+from twinprobe._align.links import NONE, Board, Pairs, link_equal_names
+from twinprobe._align.links import RULE as NAME
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT, OUTPUT
+
+RULE = "place"
+Twins = list[tuple[int, int]]
+
+_MOST_CELLS = 20_000  # so many combinations are scored one by one
+_MOST_EDITS = 1_500
+_SHARE = 20  # fewer than one layer in so many: two models, not one
+# What speaks for a pair. Values outweigh a second pair without them: a wrong pair is worse than none.
+_SAME_KEY, _SAME_NAME, _SAME_DTYPES, _SAME_WAY_BACK, _SAME_INPUTS, _SAME_OUTPUTS = 30, 1, 3, 4, 20, 30
+_EXACT = 4
+_MOST_ROWS = 4  # so many values of a call are looked at
+
+
+def link_places(board: Board) -> None:
+    """Link what no earlier rule has linked and what lies at the same place in both runs."""
+    if not board.both_forward:
+        link_equal_names(board)
+        return
+    before = list(board.partner)
+    # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
+    # mirrored answer.
+    turned = _order(board.golden) < _order(board.target)
+    sides = (board.golden, board.target) if turned else (board.target, board.golden)
+    given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
+    walk = _Walk(sides, given)
+    if not walk.is_one_model() and not given:
+        board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
+        return
+    for one, other in walk.pairs():
+        op, partner = (other, one) if turned else (one, other)
+        name = board.target.ops[op]
+        board.link(op, partner, NAME if name == board.golden.ops[partner] else RULE)
+    board.follow_forward()
+    _link_gradients(board)
+    _link_the_rest(board)
+    _say(board, before)
+
+
+def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
+    """A warning where equal numbers have paired calls that lie in different modules."""
+    if target.ops == golden.ops or not (target.parents and golden.parents):
+        return []
+    ops = target.table["op"].to_list(), golden.table["op"].to_list()
+    together = {
+        (ops[0][row], ops[1][other])
+        for row, other in zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)
+        if row >= 0 and other >= 0
+    }
+    apart = [
+        target.ops[one]
+        for one, other in sorted(together)
+        if _module_around(target, one) != _module_around(golden, other)
+    ]
+    if not apart:
+        return []
+    calls = "1 call was" if len(apart) == 1 else f"{len(apart):,} calls were"
+    return [f"{calls} paired by number with a call of another module, {apart[0]} first; --pair place goes by the place"]
+
+
+def _module_around(run: Run, op: int) -> str:
+    head, direction, _ = split(run.parents.get(run.ops[op]) or "")
+    return bare_path(head.partition(".")[2].rpartition(".")[0]) if direction else ""
+
+
+def _order(side: Side) -> tuple[int, list[str], str]:
+    return len(side.ops), side.ops, str(side.run.path)
+
+
+def _link_gradients(board: Board) -> None:
+    """Gradients of parameters belong to the module's path. Where one run has fewer of them, they are its last."""
+    queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for side, taken, queue in ((board.target, board.partner, queues[0]), (board.golden, board.back, queues[1])):
+        for head in side.heads.values():
+            if GRADIENTS in head.calls:
+                queue[bare_path(head.body)] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+    for path, ops in queues[0].items():
+        for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
+            shapes = Board.shapes(board.target, op), Board.shapes(board.golden, other)
+            if shapes[0] == shapes[1]:
+                board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+
+
+def _link_the_rest(board: Board) -> None:
+    """What is no call (saved values, names outside the grammar) goes by name, a lone backward call by its order."""
+    for head in board.target.heads.values():
+        other = board.golden.heads.get(head.name)
+        if other is None:
+            continue
+        for direction, calls in head.calls.items():
+            if direction not in (FORWARD, BACKWARD, GRADIENTS):
+                for call, op in calls.items():
+                    if call in other.calls.get(direction, {}):
+                        board.link(op, other.calls[direction][call], NAME)
+        board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
+
+
+def _say(board: Board, before: list[int]) -> None:
+    alone = sum(
+        link == NONE and side.direction[op] == FORWARD
+        for side, links in ((board.target, board.partner), (board.golden, board.back))
+        for op, link in enumerate(links)
+    )
+    moved = any(
+        rule == RULE and board.target.direction[op] == FORWARD and old == NONE
+        for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
+    )
+    calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
+    if alone and any(link != NONE for link in board.partner):
+        board.notes.append(f"{calls} in one run only; the rest was paired by place")
+    elif moved:
+        board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
+
+
+class _Calls:
+    """One run's forward calls by place. Modules that only wrap another are seen through."""
+
+    def __init__(self, side: Side, *, nested: bool) -> None:
+        self.side = side
+        self.tree = tree = call_tree(side, nested=nested)
+        self.prints = Prints(side)
+        bare = _bare_paths(tree)
+        self.key: list[Hashable] = [
+            ("", bare[tree.path[node]]) if tree.is_module[node] else tree.family[node] for node in range(len(tree))
+        ]
+        self.children = [list(inside) for inside in tree.children]
+        self.around = list(tree.parent)
+        self.wrapper: dict[int, int] = {}
+        for node in reversed(tree.in_order):
+            if node != ROOT and tree.is_module[node]:
+                self._see_through(node, bare)
+        self._facts: dict[int, tuple[object, object, bool]] = {}
+
+    def _see_through(self, node: int, bare: dict[str, str]) -> None:
+        path = bare[self.tree.path[node]]
+        inner = [one for one in self.children[node] if self.tree.is_module[one] and bare[self.tree.path[one]] == path]
+        if path and not inner:
+            return
+        around = self.around[node]
+        place = self.children[around].index(node)
+        self.children[around][place : place + 1] = self.children[node]
+        for child in self.children[node]:
+            self.around[child] = around
+        if len(inner) == 1:
+            self.wrapper[inner[0]] = node
+
+    def shapes(self, node: int, role: int) -> list[str | None]:
+        prints, op = self.prints, self.tree.op[node]
+        return [prints.shape_text[row] for row in prints.rows(op, role)]
+
+    def facts(self, node: int) -> tuple[object, object, bool]:
+        """Shapes and dtypes of a call's outputs, and whether it has a backward call."""
+        found = self._facts.get(node)
+        if found is None:
+            op, side = self.tree.op[node], self.side
+            rows = self.prints.rows(op, OUTPUT)
+            shapes = tuple(self.prints.shape_text[row] for row in rows)
+            dtypes = tuple(self.prints.dtype[row] for row in rows)
+            back = op != NONE and side.call[op] in side.head_of[op].calls.get(BACKWARD, ())
+            found = self._facts[node] = shapes, dtypes, back
+        return found
+
+    def weights(self, node: int) -> dict[str, str | None]:
+        """The shapes of a module's parameters by name."""
+        op, prints = self.tree.op[node], self.prints
+        name = self.side.ops[op] if op != NONE else ""
+        return {self.side.names[row].removeprefix(name): prints.shape_text[row] for row in prints.parameters(op)}
+
+    def look(self, node: int) -> Hashable:
+        """What a call does and gives, in three digits: equal for the same call of two runs before they part."""
+        op, prints = self.tree.op[node], self.prints
+        rows = (int(prints.first_input[op]), int(prints.first_output[op])) if op != NONE else ()
+        seen = tuple(f"{prints.listed[row][3]:.2e}" if row != NONE and prints.listed[row] else "" for row in rows)  # type: ignore[index]
+        return self.key[node], self.facts(node)[0], seen
+
+
+def _bare_paths(tree: CallTree) -> dict[str, str]:
+    """Each path without wrappers; where that would make two modules one, with them."""
+    owner: dict[str, str] = {}
+    bare: dict[str, str] = {}
+    for path in dict.fromkeys(tree.path[node] for node in range(len(tree)) if tree.is_module[node]):
+        short = bare_path(path)
+        known = owner.setdefault(short, path)
+        nested = known == path or path.startswith(f"{known}.") or known.startswith(f"{path}.") or not short
+        bare[path] = short if nested else path
+    return bare
+
+
+class _Walk:
+    """Two call trees, walked together from the top."""
+
+    def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
+        nested = all(side.has_hierarchy for side in sides)
+        self.one, self.other = (_Calls(side, nested=nested) for side in sides)
+        self.link: dict[int, int] = {ROOT: ROOT}
+        self.back: dict[int, int] = {ROOT: ROOT}
+        nodes = [{op: node for node, op in enumerate(calls.tree.op)} for calls in (self.one, self.other)]
+        known = [(nodes[0][op], nodes[1][other]) for op, other in given if op in nodes[0] and other in nodes[1]]
+        for one, other in known:
+            self._join(one, other)
+        self._given = len(self.link)
+        self._descend([(ROOT, ROOT), *known])
+        self._join_by_path()
+
+    def pairs(self) -> Iterable[tuple[int, int]]:
+        """Pairs of recorded calls."""
+        for one, other in self.link.items():
+            ops = self.one.tree.op[one], self.other.tree.op[other]
+            if NONE not in ops:
+                yield ops
+
+    def is_one_model(self) -> bool:
+        """Whether more than a chance few of the layers (or else the calls) belong together."""
+        sizes = []
+        for calls in (self.one, self.other):
+            layers = [node for node in calls.tree.modules if calls.weights(node)]
+            sizes.append(len(layers))
+        if all(sizes):
+            paired = sum(
+                bool(weights := self.one.weights(node)) and weights == self.other.weights(other)
+                for node, other in self.link.items()
+                if self.one.tree.is_module[node]
+            )
+            return paired * _SHARE >= min(sizes)
+        return (len(self.link) - 1) * _SHARE >= min(len(self.one.tree), len(self.other.tree)) - 1
+
+    def _join(self, one: int, other: int) -> None:
+        self.link[one] = other
+        self.back[other] = one
+        wrappers = self.one.wrapper.get(one), self.other.wrapper.get(other)
+        if wrappers[0] is not None and wrappers[1] is not None and wrappers[0] not in self.link:
+            if wrappers[1] not in self.back:
+                self._join(*wrappers)  # type: ignore[arg-type]
+
+    def _descend(self, scopes: Twins) -> None:
+        while scopes:
+            scope = scopes.pop()
+            mine = [node for node in self.one.children[scope[0]] if node not in self.link]
+            theirs = [node for node in self.other.children[scope[1]] if node not in self.back]
+            for one, other in self._aligned(mine, theirs, scope):
+                self._join(one, other)
+                if self.one.tree.is_module[one]:
+                    scopes.append((one, other))
+
+    def _join_by_path(self) -> None:
+        """Modules whose surroundings exist in one run only: the path is their name, wherever they were called from."""
+        queues: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+        sides = (self.one, self.link, queues[0]), (self.other, self.back, queues[1])
+        for calls, link, queue in sides:
+            for node in calls.tree.modules:
+                if node not in link:
+                    queue[calls.key[node]].append(node)
+        for key, mine in queues[0].items():
+            theirs = queues[1].get(key)
+            if not theirs:
+                continue
+            around: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
+            for (calls, link, _), nodes, found in zip(sides, (mine, theirs), around, strict=True):
+                for node in nodes:
+                    if node not in link:
+                        found[self._linked_above(calls, link, node)].append(node)
+            for above, nodes in around[0].items():
+                for one, other in self._by_score(nodes, around[1].get(self.link[above], [])):
+                    self._join(one, other)
+                    self._descend([(one, other)])
+
+    @staticmethod
+    def _linked_above(calls: _Calls, link: dict[int, int], node: int) -> int:
+        node = calls.around[node]
+        while node not in link:
+            node = calls.around[node]
+        return node
+
+    # Two sequences of calls, from the cheap to the dear.
+
+    def _aligned(self, mine: list[int], theirs: list[int], scope: tuple[int, int]) -> Twins:
+        if not mine or not theirs:
+            return []
+        keys = [self.one.key[node] for node in mine], [self.other.key[node] for node in theirs]
+        if keys[0] == keys[1]:
+            return [pair for pair in zip(mine, theirs, strict=True) if self._same_layer(*pair, strict=False)]
+        found = self._in_pieces(mine, theirs)
+        if not self._meet_again(found, scope):
+            return found
+        # The two do something else inside and come to the same: what has no like there stays alone.
+        return [
+            (one, other)
+            for one, other in found
+            if self.one.tree.is_module[one] or self._agree(one, other, OUTPUT) is not False
+        ]
+
+    def _meet_again(self, found: Twins, scope: tuple[int, int]) -> bool:
+        pair = scope if scope != (ROOT, ROOT) else found[-1] if found else scope
+        return bool(self._agree(*pair, OUTPUT))
+
+    def _in_pieces(self, mine: list[int], theirs: list[int]) -> Twins:
+        """What is surely the same at both ends, and in between what scores best."""
+        head = _common(mine, theirs, self._surely)
+        found = list(zip(mine[:head], theirs[:head], strict=True))
+        mine, theirs = mine[head:], theirs[head:]
+        tail = _common(mine[::-1], theirs[::-1], self._surely)
+        ends = list(zip(mine[len(mine) - tail :], theirs[len(theirs) - tail :], strict=True))
+        mine, theirs = mine[: len(mine) - tail], theirs[: len(theirs) - tail]
+        if len(mine) * len(theirs) <= _MOST_CELLS:
+            return [*found, *self._by_score(mine, theirs), *ends]
+        anchors = _anchors([self.one.look(node) for node in mine], [self.other.look(node) for node in theirs])
+        if not anchors:
+            return [*found, *self._by_edits(mine, theirs), *ends]
+        at, to = 0, 0
+        for anchor, other in [*anchors, (len(mine), len(theirs))]:
+            found += self._in_pieces(mine[at:anchor], theirs[to:other])
+            if anchor < len(mine):
+                found.append((mine[anchor], theirs[other]))
+            at, to = anchor + 1, other + 1
+        return found + ends
+
+    def _by_edits(self, mine: list[int], theirs: list[int]) -> Twins:
+        """Very many calls and nothing that tells one from another: as few as possible stay alone."""
+        tokens = [
+            [(calls.key[node], calls.facts(node)[0]) for node in nodes]
+            for calls, nodes in ((self.one, mine), (self.other, theirs))
+        ]
+        return [(mine[at], theirs[to]) for at, to in _fewest_edits(*tokens)]
+
+    def _by_score(self, mine: list[int], theirs: list[int]) -> Twins:
+        """The pairs in order whose scores add up to most."""
+        rows, columns = len(mine), len(theirs)
+        places: dict[Hashable, list[int]] = defaultdict(list)
+        for to, node in enumerate(theirs):
+            places[self.other.key[node]].append(to)
+        scores = [
+            {to: score for to in places.get(self.one.key[one], ()) if (score := self._score(one, theirs[to]))}
+            for one in mine
+        ]
+        best = [[0] * (columns + 1) for _ in range(rows + 1)]
+        for at in range(rows - 1, -1, -1):
+            here, below, row = best[at], best[at + 1], scores[at]
+            for to in range(columns - 1, -1, -1):
+                score = row.get(to)
+                here[to] = max(below[to], here[to + 1], below[to + 1] + score if score else 0)
+        found, at, to = [], 0, 0
+        while at < rows and to < columns:
+            score = scores[at].get(to)
+            if score and best[at][to] == best[at + 1][to + 1] + score:
+                found.append((mine[at], theirs[to]))
+                at, to = at + 1, to + 1
+            elif best[at][to] == best[at + 1][to]:
+                at += 1
+            else:
+                to += 1
+        return found
+
+    def _surely(self, one: int, other: int) -> bool:
+        return (
+            self.one.key[one] == self.other.key[other]
+            and self.one.facts(one) == self.other.facts(other)
+            and self._same_layer(one, other, strict=True)
+            and self._agree(one, other, INPUT) is not False
+            and self._agree(one, other, OUTPUT) is not False
+        )
+
+    def _score(self, one: int, other: int) -> int:
+        """How much speaks for a pair of one key; 0 where it must not be."""
+        mine, theirs = self.one.facts(one), self.other.facts(other)
+        # Another shape is a finding only where the same went in.
+        if mine[0] != theirs[0] and self.one.shapes(one, INPUT) != self.other.shapes(other, INPUT):
+            return 0
+        if not self._same_layer(one, other, strict=True):
+            return 0
+        ops = self.one.tree.op[one], self.other.tree.op[other]
+        score = _SAME_KEY + _SAME_DTYPES * (mine[1] == theirs[1]) + _SAME_WAY_BACK * (mine[2] == theirs[2])
+        if NONE not in ops:
+            score += _SAME_NAME * (self.one.side.head_of[ops[0]].name == self.other.side.head_of[ops[1]].name)
+        for role, weight in ((INPUT, _SAME_INPUTS), (OUTPUT, _SAME_OUTPUTS)):
+            if self._agree(one, other, role):
+                score += weight + _EXACT * self._equal(one, other, role)
+        return score
+
+    def _same_layer(self, one: int, other: int, *, strict: bool) -> bool:
+        """Whether two module calls hold parameters of the same shapes; one padded axis is allowed in a sure place."""
+        if not self.one.tree.is_module[one]:
+            return True
+        mine, theirs = self.one.weights(one), self.other.weights(other)
+        for name in mine.keys() & theirs.keys():
+            if mine[name] == theirs[name]:
+                continue
+            sizes = dims(mine[name]), dims(theirs[name])
+            if strict or None in sizes or len(sizes[0]) != len(sizes[1]):  # type: ignore[arg-type]
+                return False
+            if sum(size != partner for size, partner in zip(*sizes, strict=True)) > 1:  # type: ignore[arg-type]
+                return False
+        return True
+
+    def _values(self, one: int, other: int, role: int) -> Twins:
+        ops = self.one.tree.op[one], self.other.tree.op[other]
+        rows = self.one.prints.rows(ops[0], role)[:_MOST_ROWS], self.other.prints.rows(ops[1], role)[:_MOST_ROWS]
+        return list(zip(*rows, strict=False))
+
+    def _agree(self, one: int, other: int, role: int) -> bool | None:
+        """Whether what two calls take or give is the same within tolerance; None where nothing tells."""
+        told = None
+        for row, partner in self._values(one, other, role):
+            same = row_values_agree(self.one.prints, row, self.other.prints, partner)
+            if same is False:
+                return False
+            told = told or same
+        return told
+
+    def _equal(self, one: int, other: int, role: int) -> bool:
+        mine, theirs = self.one.prints.listed, self.other.prints.listed
+        return all(mine[row] == theirs[partner] for row, partner in self._values(one, other, role))
+
+
+def _common(mine: Sequence[int], theirs: Sequence[int], same: Callable[[int, int], bool]) -> int:
+    count = 0
+    for one, other in zip(mine, theirs, strict=False):
+        if not same(one, other):
+            break
+        count += 1
+    return count
+
+
+def _anchors(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
+    """Places of what occurs once on both sides, in the longest order that both share."""
+    counts = Counter(mine), Counter(theirs)
+    places = {token: to for to, token in enumerate(theirs) if counts[1][token] == 1}
+    once = [(at, places[token]) for at, token in enumerate(mine) if counts[0][token] == 1 and token in places]
+    ends: list[int] = []  # by length, the place where the best row of that length ends
+    last: list[int] = []
+    before: list[int] = []
+    for number, (_, to) in enumerate(once):
+        length = bisect_left(ends, to)
+        before.append(last[length - 1] if length else NONE)
+        ends[length : length + 1] = [to]
+        last[length : length + 1] = [number]
+    found, number = [], last[-1] if last else NONE
+    while number != NONE:
+        found.append(once[number])
+        number = before[number]
+    return found[::-1]
+
+
+def _fewest_edits(mine: list[Hashable], theirs: list[Hashable]) -> Twins:
+    """Myers' greedy walk: equal tokens in order, as few as possible left out; what lies too far off stays alone."""
+    rows, columns = len(mine), len(theirs)
+    furthest = {1: 0}
+    history: list[dict[int, int]] = []
+    edits, diagonal = 0, 0
+    done = False
+    while not done and edits <= _MOST_EDITS:
+        history.append(dict(furthest))
+        for diagonal in range(-edits, edits + 1, 2):
+            down = diagonal == -edits or (
+                diagonal != edits and furthest.get(diagonal - 1, -1) < furthest.get(diagonal + 1, -1)
+            )
+            at = furthest[diagonal + 1] if down else furthest[diagonal - 1] + 1
+            to = at - diagonal
+            while at < rows and to < columns and mine[at] == theirs[to]:
+                at, to = at + 1, to + 1
+            furthest[diagonal] = at
+            if at >= rows and to >= columns:
+                done = True
+                break
+        edits += 1
+    if not done:
+        return []
+    found: Twins = []
+    at, to = rows, columns
+    for step in range(len(history) - 1, -1, -1):
+        known, diagonal = history[step], at - to
+        down = diagonal == -step or (diagonal != step and known.get(diagonal - 1, -1) < known.get(diagonal + 1, -1))
+        previous = diagonal + 1 if down else diagonal - 1
+        start = known[previous] if step else 0
+        begin = (start, start - previous) if step else (0, 0)
+        while at > begin[0] and to > begin[1] and mine[at - 1] == theirs[to - 1]:
+            at, to = at - 1, to - 1
+            found.append((at, to))
+        at, to = begin
+    return found[::-1]
