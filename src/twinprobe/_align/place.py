@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import numpy as np
+
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree, call_tree
 from twinprobe._align.calls import Side, bare_path, dims, split
@@ -27,7 +29,9 @@ _MOST_CELLS = 20_000  # so many combinations are scored one by one
 _MOST_EDITS = 1_500
 _SHARE = 20  # fewer than one layer in so many: two models, not one
 # What speaks for a pair. Values outweigh a second pair without them: a wrong pair is worse than none.
+# Gradients only settle what is equal otherwise: they are what one wants to find wrong.
 _SAME_KEY, _SAME_NAME, _SAME_DTYPES, _SAME_WAY_BACK, _SAME_INPUTS, _SAME_OUTPUTS = 30, 1, 3, 4, 20, 30
+_SAME_GRADIENTS = 2
 _EXACT = 4
 _MOST_ROWS = 4  # so many values of a call are looked at
 
@@ -52,6 +56,9 @@ def link_places(board: Board) -> None:
         name = board.target.ops[op]
         board.link(op, partner, NAME if name == board.golden.ops[partner] else RULE)
     board.follow_forward()
+    for one, other in walk.way_back():
+        op, partner = (other, one) if turned else (one, other)
+        board.link(op, partner, RULE)
     _link_gradients(board)
     _link_the_rest(board)
     _say(board, before)
@@ -172,13 +179,16 @@ class _Calls:
         """Shapes and dtypes of a call's outputs, and whether it has a backward call."""
         found = self._facts.get(node)
         if found is None:
-            op, side = self.tree.op[node], self.side
-            rows = self.prints.rows(op, OUTPUT)
+            rows = self.prints.rows(self.tree.op[node], OUTPUT)
             shapes = tuple(self.prints.shape_text[row] for row in rows)
             dtypes = tuple(self.prints.dtype[row] for row in rows)
-            back = op != NONE and side.call[op] in side.head_of[op].calls.get(BACKWARD, ())
-            found = self._facts[node] = shapes, dtypes, back
+            found = self._facts[node] = shapes, dtypes, self.backward(node) != NONE
         return found
+
+    def backward(self, node: int) -> int:
+        """The backward call of a forward call; -1 where there is none."""
+        op, side = self.tree.op[node], self.side
+        return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE) if op != NONE else NONE
 
     def weights(self, node: int) -> dict[str, str | None]:
         """The shapes of a module's parameters by name."""
@@ -228,6 +238,26 @@ class _Walk:
             ops = self.one.tree.op[one], self.other.tree.op[other]
             if NONE not in ops:
                 yield ops
+
+    def way_back(self) -> Iterable[tuple[int, int]]:
+        """Pairs of backward calls where one run computed a module again, and only that second time has a way back."""
+        for turned, (calls, link) in enumerate(((self.one, self.link), (self.other, self.back))):
+            again: dict[Hashable, list[int]] = defaultdict(list)
+            for node in calls.children[ROOT]:
+                if node not in link and calls.tree.is_module[node] and calls.backward(node) != NONE:
+                    again[calls.key[node]].append(node)
+            first = [node for node in link if calls.key[node] in again and calls.backward(node) == NONE]
+            for node in sorted(first):
+                if not again[calls.key[node]]:
+                    continue
+                scopes = [(again[calls.key[node]].pop(0), link[node])]
+                scopes = [(other, one) for one, other in scopes] if turned else scopes
+                while scopes:
+                    scope = scopes.pop()
+                    ops = self.one.backward(scope[0]), self.other.backward(scope[1])
+                    if NONE not in ops:
+                        yield ops
+                    scopes += self._aligned(self.one.children[scope[0]], self.other.children[scope[1]], scope)
 
     def is_one_model(self) -> bool:
         """Whether more than a chance few of the layers (or else the calls) belong together."""
@@ -377,6 +407,7 @@ class _Walk:
             and self._same_layer(one, other, strict=True)
             and self._agree(one, other, INPUT) is not False
             and self._agree(one, other, OUTPUT) is not False
+            and self._agree_on_the_way_back(one, other) is not False
         )
 
     def _score(self, one: int, other: int) -> int:
@@ -394,7 +425,7 @@ class _Walk:
         for role, weight in ((INPUT, _SAME_INPUTS), (OUTPUT, _SAME_OUTPUTS)):
             if self._agree(one, other, role):
                 score += weight + _EXACT * self._equal(one, other, role)
-        return score
+        return score + _SAME_GRADIENTS * bool(self._agree_on_the_way_back(one, other))
 
     def _same_layer(self, one: int, other: int, *, strict: bool) -> bool:
         """Whether two module calls hold parameters of the same shapes; one padded axis is allowed in a sure place."""
@@ -411,15 +442,29 @@ class _Walk:
                 return False
         return True
 
-    def _values(self, one: int, other: int, role: int) -> Twins:
-        ops = self.one.tree.op[one], self.other.tree.op[other]
-        rows = self.one.prints.rows(ops[0], role)[:_MOST_ROWS], self.other.prints.rows(ops[1], role)[:_MOST_ROWS]
+    def _agree_on_the_way_back(self, one: int, other: int) -> bool | None:
+        ops = self.one.backward(one), self.other.backward(other)
+        if NONE in ops:
+            return None
+        mine, theirs = self.one.prints, self.other.prints
+        for row, partner in self._rows(*ops, INPUT):
+            flat = mine.listed[row] is None, theirs.listed[partner] is None
+            # Nothing comes back from a result that nobody used.
+            if flat[0] != flat[1] and not np.isnan([mine.stats[row, 3], theirs.stats[partner, 3]]).any():
+                return False
+        return self._ops_agree(*ops, INPUT)
+
+    def _rows(self, op: int, other: int, role: int) -> Twins:
+        rows = self.one.prints.rows(op, role)[:_MOST_ROWS], self.other.prints.rows(other, role)[:_MOST_ROWS]
         return list(zip(*rows, strict=False))
 
     def _agree(self, one: int, other: int, role: int) -> bool | None:
         """Whether what two calls take or give is the same within tolerance; None where nothing tells."""
+        return self._ops_agree(self.one.tree.op[one], self.other.tree.op[other], role)
+
+    def _ops_agree(self, op: int, other: int, role: int) -> bool | None:
         told = None
-        for row, partner in self._values(one, other, role):
+        for row, partner in self._rows(op, other, role):
             same = row_values_agree(self.one.prints, row, self.other.prints, partner)
             if same is False:
                 return False
@@ -428,7 +473,8 @@ class _Walk:
 
     def _equal(self, one: int, other: int, role: int) -> bool:
         mine, theirs = self.one.prints.listed, self.other.prints.listed
-        return all(mine[row] == theirs[partner] for row, partner in self._values(one, other, role))
+        rows = self._rows(self.one.tree.op[one], self.other.tree.op[other], role)
+        return all(mine[row] == theirs[partner] for row, partner in rows)
 
 
 def _common(mine: Sequence[int], theirs: Sequence[int], same: Callable[[int, int], bool]) -> int:

@@ -7,7 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
-from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats_or_dataset, numbers, path
+from twinprobe._cli.options import (
+    FORMATS,
+    add_engine_arguments,
+    add_pair_arguments,
+    engine_options,
+    formats_or_dataset,
+    numbers,
+    pair_rule,
+    path,
+)
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,16 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"result files, any of {','.join(FORMATS)},dataset (default: xlsx; above 16 ranks dataset)")  # fmt: skip
     add("--xlsx", action="store_true", help="same as --format xlsx")
     add("--csv", action="store_true", help="same as --format csv")
-    mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
+    mapping = parser.add_argument_group("how the two runs are paired (default: equal names at the same place)")
     pair = mapping.add_argument
     pair("-fm", "--fuzzy_match", action="store_true", help="same name, any call number, in order")
     pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by API, across frameworks")
     pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="by cell or module name")
     pair("-dm", "--data_mapping", type=path, metavar="YAML", help="value by value")
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="by layers of the model code")
-    pair("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
-    pair("--align", choices=("auto", "names", "none"), default="auto",
-         help="what no file pairs: align where names do not meet (auto), equal names alone, or nothing")  # fmt: skip
+    add_pair_arguments(pair)
     add("-da", "--diff_analyze", action="store_true", help="find the first differing call, over all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -119,6 +126,7 @@ def _request(args: argparse.Namespace) -> Request:
             cell=args.cell_mapping,
             data=args.data_mapping,
             layer=args.layer_mapping,
+            pair=pair_rule(args),
             align=args.align,
             alignment=args.alignment,
         ),

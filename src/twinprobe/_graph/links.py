@@ -8,14 +8,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align import links as equal_names
-from twinprobe._align import links as exact
-from twinprobe._align.links import Pairs, from_partners
+from twinprobe._align.links import RULE, Pairs, from_partners
 from twinprobe._graph.tree import COLLECTION, Tree
 from twinprobe._runs.run import Run
 
 NONE = -1
-_BY_NAME = frozenset({exact.RULE, equal_names.RULE})
 Matcher = Callable[[Run, Run], Pairs]
 
 
@@ -55,7 +52,7 @@ class TreeMatcher:
         marks = bytearray(count)
         if self._same_ancestors:
             for op, rule in zip(t_op.tolist(), pairs.rule, strict=False):
-                if rule in _BY_NAME:
+                if rule == RULE:
                     marks[op] = 1
         return marks
 
@@ -100,7 +97,8 @@ def _link_nodes(target: Tree, golden: Tree, partners: list[int], paired_by_name:
         other = node_of_op[partners[op]] if op >= 0 and partners[op] >= 0 else NONE
         by_name = other == NONE or paired_by_name[op]
         if other == NONE:
-            other = golden.index.get(target.names[node], NONE)
+            # A call whose values found no partner has none; a name alone speaks only for what holds no values.
+            other = golden.index.get(target.names[node], NONE) if op < 0 else NONE
             if other == NONE or other in spoken_for:
                 continue
         if taken[other] or golden.kinds[other] == COLLECTION:
