@@ -57,7 +57,10 @@ def test_without_options_all_spellings_of_one_function_belong_together(tmp_path:
     golden = small_run(tmp_path / "g", calls("Torch.add.0.forward", "Torch.mul.0.forward"))
     pairs = matched(target, golden, pair="place")
     assert pairs["Tensor.mul.0.forward.output.0"] == "Torch.mul.0.forward.output.0"
-    assert set(matched(target, golden, pair="numbers")) == {"Torch.add.0.forward.input.0", "Torch.add.0.forward.output.0"}
+    assert set(matched(target, golden, pair="numbers")) == {
+        "Torch.add.0.forward.input.0",
+        "Torch.add.0.forward.output.0",
+    }
 
 
 def test_without_options_runs_of_two_frameworks_still_meet(ms: Run, pt: Run) -> None:

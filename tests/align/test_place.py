@@ -206,7 +206,10 @@ def test_a_whole_batch_is_not_paired_with_its_half(tmp_path: Path) -> None:
 def test_swapped_weights_are_paired_by_name_and_not_crosswise(tmp_path: Path, level: str) -> None:
     model = mlp_of(llama(), lambda known, hidden: known(hidden + 0))
     attention = model.model.layers[1].self_attn
-    attention.q_proj.weight.data, attention.k_proj.weight.data = attention.k_proj.weight.data, attention.q_proj.weight.data
+    attention.q_proj.weight.data, attention.k_proj.weight.data = (
+        attention.k_proj.weight.data,
+        attention.q_proj.weight.data,
+    )
     target, _ = recorded(tmp_path / "t", model, level=level)
     golden, _ = recorded(tmp_path / "g", llama(), level=level)
     pairs = matched(target, golden)

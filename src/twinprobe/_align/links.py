@@ -307,7 +307,9 @@ def places_meet(target: list[str], golden: list[str]) -> bool:
     """Whether the modules of one run nearly all have their paths in the other; without modules, whether APIs recur."""
     if target == golden:
         return True
-    modules = [{bare_path(split(name)[0].rpartition(".")[0]) for name in _forward_modules(ops)} for ops in (target, golden)]
+    modules = [
+        {bare_path(split(name)[0].rpartition(".")[0]) for name in _forward_modules(ops)} for ops in (target, golden)
+    ]
     if all(modules):
         fewest = min(len(modules[0]), len(modules[1]))
         return fewest - len(modules[0] & modules[1]) <= _STRANGERS * fewest
