@@ -23,4 +23,5 @@ def warn_of_the_real_tool(distribution: str, command: str) -> None:
 def main() -> int:
     """The msprobe command."""
     warn_of_the_real_tool("mindstudio-probe", "msprobe")
-    return _main(prog="msprobe", allow_missing=True)  # as the tool itself: a lost rank is a warning
+    # As the tool itself: a lost rank is a warning, and equal numbers belong together.
+    return _main(prog="msprobe", allow_missing=True, pair="numbers")

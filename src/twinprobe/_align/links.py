@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import MINDSPORE, Head, Side
+from twinprobe._align.calls import MINDSPORE, Head, Side, bare_path, split
 from twinprobe._align.mapping.api_names import ArgumentMap
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import Run
@@ -75,7 +75,7 @@ class Board:
         self.notes: list[str] = []
         self._both_nested = self.target.has_hierarchy and self.golden.has_hierarchy
         self._backward = _with_forward(self.target)
-        self._both_forward = FORWARD in self.target.direction and FORWARD in self.golden.direction
+        self.both_forward = FORWARD in self.target.direction and FORWARD in self.golden.direction
 
     @property
     def across_frameworks(self) -> bool:
@@ -143,7 +143,7 @@ class Board:
         """
         side, taken = (self.golden, self.back) if golden else (self.target, self.partner)
         ops = [op for head in heads for op in head.calls.get(direction, {}).values() if taken[op] == NONE]
-        if direction == BACKWARD and self._both_forward:
+        if direction == BACKWARD and self.both_forward:
             ops = [op for op in ops if side.forward(op) == NONE]
         return ops if len(heads) == 1 else sorted(ops)
 
@@ -157,6 +157,11 @@ class Board:
         if linked == NONE and linked_back == NONE:
             return True
         return linked != NONE and linked == other
+
+    @staticmethod
+    def shapes(side: Side, op: int) -> list[str | None]:
+        """The shapes of all values of a call."""
+        return side.shapes[side.starts[op] : side.starts[op + 1]]
 
     @staticmethod
     def sign(side: Side, op: int) -> tuple[str | None, ...]:
@@ -286,10 +291,30 @@ _MEETING = 20
 _STRANGERS = 0.05  # so many modules without their like do not make two code bases
 
 
-def needs_help(target: Run, golden: Run) -> bool:
-    """Whether equal names alone would leave much unpaired: other framework, other code base."""
-    across = (target.framework == MINDSPORE) != (golden.framework == MINDSPORE)
-    return across or not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
+def needs_help(target: Run, golden: Run, *, by_place: bool = True) -> bool:
+    """Whether names alone would leave much unpaired: other framework, other code base.
+
+    ``by_place``: names are the paths of modules and the APIs, without call numbers and wrappers.
+    """
+    if (target.framework == MINDSPORE) != (golden.framework == MINDSPORE):
+        return True
+    if by_place:
+        return not places_meet(target.ops, golden.ops)
+    return not names_meet(target, golden) or not modules_meet(target.ops, golden.ops)
+
+
+def places_meet(target: list[str], golden: list[str]) -> bool:
+    """Whether the modules of one run nearly all have their paths in the other; without modules, whether APIs recur."""
+    if target == golden:
+        return True
+    modules = [
+        {bare_path(split(name)[0].rpartition(".")[0]) for name in _forward_modules(ops)} for ops in (target, golden)
+    ]
+    if all(modules):
+        fewest = min(len(modules[0]), len(modules[1]))
+        return fewest - len(modules[0] & modules[1]) <= _STRANGERS * fewest
+    heads = [{split(name)[0] for name in ops} for ops in (target, golden)]
+    return len(heads[0] & heads[1]) * _MEETING >= min(len(heads[0]), len(heads[1]))
 
 
 def names_meet(target: Run, golden: Run) -> bool:

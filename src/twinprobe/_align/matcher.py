@@ -29,6 +29,7 @@ class MappingOptions:
     output: Path | None = None
     timestamp: str = ""
     label: str = ""
+    pair: Literal["place", "numbers"] = "place"
     align: Literal["auto", "names", "none"] = "auto"
     alignment: Path | None = None
 
@@ -46,14 +47,21 @@ class MappingOptions:
 
 @dataclass
 class NamesMatcher:
-    """Pair by equal names; where names differ, by everything else that TwinProbe knows."""
+    """Pair equal names at the same place; where names differ, use everything else that TwinProbe knows."""
 
     options: MappingOptions
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair two runs."""
-        if self.options.align == "names" or not needs_help(target, golden):
+        by_place = self.options.pair == "place"
+        if target.ops == golden.ops or target.single_points:
             return match_names(target, golden)
+        if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
+            from twinprobe._align.place import note_of_other_places
+
+            pairs = match_names(target, golden)
+            pairs.notes += note_of_other_places(target, golden, pairs)
+            return pairs
         from twinprobe._align.mapping.mapped import read_mappings
 
         return read_mappings(self.options)(target, golden)

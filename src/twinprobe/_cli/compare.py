@@ -7,7 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
-from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats_or_dataset, numbers, path
+from twinprobe._cli.options import (
+    FORMATS,
+    add_engine_arguments,
+    add_pair_arguments,
+    engine_options,
+    formats_or_dataset,
+    numbers,
+    pair_rule,
+    path,
+)
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,16 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"result formats: any of {','.join(FORMATS)},dataset (default: xlsx; dataset above 16 ranks)")  # fmt: skip
     add("--xlsx", action="store_true", help="same as --format xlsx")
     add("--csv", action="store_true", help="same as --format csv")
-    mapping = parser.add_argument_group("how the two runs are paired (default: by equal names)")
+    mapping = parser.add_argument_group("how the two runs are paired (default: equal names at the same place)")
     pair = mapping.add_argument
     pair("-fm", "--fuzzy_match", action="store_true", help="pair equal names in order, whatever their call numbers")
     pair("-am", "--api_mapping", type=path, nargs="?", const=True, metavar="YAML", help="pair APIs across frameworks")
     pair("-cm", "--cell_mapping", type=path, nargs="?", const=True, metavar="YAML", help="pair modules (cells) by name")
     pair("-dm", "--data_mapping", type=path, metavar="YAML", help="pair single values")
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="pair layers of the model code")
-    pair("--alignment", type=path, metavar="JSON", help="use an alignment.json written by twinprobe align")
-    pair("--align", choices=("auto", "names", "none"), default="auto",
-         help="how unmapped calls are paired: aligned if names differ (auto), by equal names, or not")  # fmt: skip
+    add_pair_arguments(pair)
     add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -105,6 +112,7 @@ def _request(args: argparse.Namespace) -> Request:
             cell=args.cell_mapping,
             data=args.data_mapping,
             layer=args.layer_mapping,
+            pair=pair_rule(args),
             align=args.align,
             alignment=args.alignment,
         ),

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import add_engine_arguments, engine_options, path
+from twinprobe._cli.options import add_engine_arguments, add_pair_arguments, engine_options, pair_rule, path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
         help="layer mapping file; without a file, pair equal names regardless of the enclosing module")  # fmt: skip
     add("-fm", "--fuzzy_match", action="store_true", help="pair equal names in order, whatever their call numbers")
     add("-oc", "--overflow_check", action="store_true", help="mark where NaN, infinity or a jump in size first appears")
-    add("--align", choices=("auto", "names", "none"), default="auto", help="how unmapped calls are paired")
-    add("--alignment", type=path, metavar="FILE", help="use an alignment.json written by twinprobe align")
+    add_pair_arguments(add)
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
@@ -89,6 +88,7 @@ def build_request(
         fuzzy=args.fuzzy_match,
         layer=None if layer is True else layer,
         timestamp=timestamp,
+        pair=pair_rule(args),
         align=args.align,
         alignment=args.alignment,
     )

@@ -123,16 +123,19 @@ FOREIGN = frozenset({
 })  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None, *, prog: str = "twinprobe", allow_missing: bool = False) -> int:
+def main(
+    argv: Sequence[str] | None = None, *, prog: str = "twinprobe", allow_missing: bool = False, pair: str = "place"
+) -> int:
     """Run a command; the exit code is 0, 1 (divergence, with --fail-on) or 2 (bad input, or an incomplete result).
 
-    ``allow_missing`` stands in for the option of that name where the user gives none.
+    ``allow_missing`` and ``pair`` stand in for the options of these names where the user gives none.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(words, prog)
         if getattr(args, "allow_missing", False) is None:
             args.allow_missing = allow_missing
+        args.usual_pair = pair
         with tidy_on_signals(_without_framework(words, prog)[0]):
             return int(args.run(args))
     except TwinProbeError as error:

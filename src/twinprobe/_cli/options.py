@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from twinprobe._runs.places import place, remote
 from twinprobe.errors import BadInput
@@ -51,6 +52,40 @@ def numbers(text: str) -> frozenset[int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1 or 0-3")
         found.update(range(int(first), int(last if dash else first) + 1))
     return frozenset(found)
+
+
+# How calls of two runs are paired: the same arguments for compare and graph.
+
+
+def add_pair_arguments(add: Callable[..., object]) -> None:
+    """Declare what governs the pairing by names."""
+    add("--pair", choices=("place", "numbers"),
+        help="calls of equal name: by their place in the model (default), or by their call number")  # fmt: skip
+    add("--align", choices=("auto", "names", "none"), default="auto",
+        help="what names leave unpaired: align where names do not meet (auto), nothing (names), or use mapping files "
+        "alone (none)")  # fmt: skip
+    add("--alignment", type=path, metavar="JSON", help="by an alignment.json of twinprobe align, edited or not")
+
+
+def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
+    """The rule for equal names; BadInput where options contradict each other."""
+    from twinprobe.errors import BadInput
+
+    instead = {
+        "-fm": args.fuzzy_match,
+        "--alignment": args.alignment is not None,
+        "--align none": args.align == "none",
+        "-lm without a file": args.layer_mapping is True,
+    }
+    asked = [flag for flag, is_given in instead.items() if is_given]
+    if args.pair is not None and asked:
+        raise BadInput(f"--pair {args.pair} contradicts {asked[0]}", hint=f"leave out --pair or {asked[0]}")
+    if args.fuzzy_match and len(asked) > 1 and asked[1] != "-lm without a file":
+        raise BadInput(f"-fm contradicts {asked[1]}", hint=f"leave out -fm or {asked[1]}")
+    if args.layer_mapping is True:
+        return "numbers"
+    rule: Literal["place", "numbers"] = args.pair or args.usual_pair
+    return rule
 
 
 # Where a command's work runs: the same arguments for every command.

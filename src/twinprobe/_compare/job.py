@@ -36,7 +36,7 @@ from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, NothingToCompare
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -112,7 +112,14 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
     options = Options(match, job.request.thresholds, progress, measure)
     with unchanged(job.target, job.golden):
-        return compare_paths(job.target, job.golden, options)
+        comparison = compare_paths(job.target, job.golden, options)
+    if not comparison.summary.matched:
+        calls = comparison.summary.target.ops
+        raise NothingToCompare(
+            f"nothing to compare: none of its {calls:,} calls has a counterpart in {job.golden}", where=job.target,
+            hint="are these two runs of one model? twinprobe align says what fits, a mapping file pairs other names",
+        )  # fmt: skip
+    return comparison
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:

@@ -71,7 +71,8 @@ class TreeMatcher:
             partner = node_of_op[partners[op]] if op >= 0 and partners[op] >= 0 else NONE
             by_name = partner == NONE or paired_by_name[op]
             if partner == NONE:
-                partner = golden.index.get(target.names[node], NONE)
+                # A call whose values found no partner has none; a name alone speaks only for what holds no values.
+                partner = golden.index.get(target.names[node], NONE) if op < 0 else NONE
                 if partner == NONE or partner in spoken_for:
                     continue
             if taken[partner] or golden.kinds[partner] == COLLECTION:

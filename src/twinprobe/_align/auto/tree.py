@@ -70,14 +70,18 @@ class CallTree:
         return [node for node in range(1, len(self)) if self.is_module[node]]
 
 
-def call_tree(side: Side) -> CallTree:
-    """Build the tree of a run's forward calls from construct.json, or from the module paths where there is none."""
-    tree = CallTree(side, has_hierarchy=side.has_hierarchy)
+def call_tree(side: Side, *, nested: bool | None = None) -> CallTree:
+    """Build the tree of a run's forward calls from construct.json, or from the module paths where there is none.
+
+    ``nested`` is given as False where the other run has no construct.json, so that both are taken alike.
+    """
+    nested = side.has_hierarchy if nested is None else nested
+    tree = CallTree(side, has_hierarchy=nested)
     numbers: dict[str, int] = {}
     for op, name in enumerate(side.ops):
         if side.direction[op] == FORWARD:
             numbers[name] = _add(tree, name, op)
-    parents = _parents_by_path(side) if not side.has_hierarchy else side.run.parents
+    parents = side.run.parents if nested else _parents_by_path(side)
     for node in range(1, len(tree)):
         _attach(tree, node, parents, numbers)
     _settle(tree)

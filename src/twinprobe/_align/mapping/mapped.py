@@ -23,6 +23,7 @@ from twinprobe._align.mapping.data_mapping import DataFile, link_data, read_data
 from twinprobe._align.mapping.layer_mapping import link_layers
 from twinprobe._align.mapping.layer_tree import LayerFile, read_layer_file
 from twinprobe._align.matcher import MappingOptions
+from twinprobe._align.place import link_places
 from twinprobe._align.rows import pairs_of
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import Run
@@ -116,14 +117,19 @@ class MappedMatcher:
                 link_cells(board)
             link_fuzzy(board)
             return None
+        by_place = options.pair == "place" and not board.target.run.single_points
         links = link_alignment(board, self.alignment, where=options.alignment) if self.alignment is not None else None
-        if links is None and options.fills and not board.target.run.single_points and needs_help(*_runs(board)):
+        tried = links is None and options.fills and needs_help(*_runs(board), by_place=by_place)
+        if tried and not board.target.run.single_points:
             links = link_automatically(board, by_results=not options.any)
         if options.align == "none":
             return links
         if links is not None:
             link_equal_modules(board)
             return links
+        if by_place and not board.across_frameworks:
+            link_places(board)
+            return None
         help_wanted = options.align == "auto" and self.layer is None
         if help_wanted and (board.across_frameworks or not names_meet(*_runs(board))):
             link_cells(board)

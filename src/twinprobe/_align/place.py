@@ -1,0 +1,231 @@
+"""Pairing by place: the same call is the one in the same module, of the same API, at the same turn.
+
+The number in a recorded name counts all calls of an API in a run, so one more call anywhere shifts every number behind
+it. Here both call trees are walked together instead: what two paired module calls enclose are two sequences, and these
+are aligned by path or API, order, shapes, dtypes and values, in that order of trust.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
+from twinprobe._align.auto.tree import ROOT
+from twinprobe._align.calls import Side, bare_path, split
+from twinprobe._align.links import NONE, Board, Pairs, link_equal_names
+from twinprobe._align.links import RULE as NAME
+from twinprobe._align.siblings import Calls, Siblings, Twins
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
+
+RULE = "place"
+_SHARE = 20  # fewer than one layer in so many: two models, not one
+
+
+def link_places(board: Board) -> None:
+    """Link what no earlier rule has linked and what lies at the same place in both runs."""
+    if not board.both_forward:
+        link_equal_names(board)
+        return
+    before = list(board.partner)
+    # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
+    # mirrored answer.
+    turned = _order(board.golden) < _order(board.target)
+    sides = (board.golden, board.target) if turned else (board.target, board.golden)
+    given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
+    walk = _Walk(sides, given)
+    if not walk.is_one_model() and not given:
+        board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
+        return
+    for one, other in walk.pairs():
+        op, partner = (other, one) if turned else (one, other)
+        name = board.target.ops[op]
+        board.link(op, partner, NAME if name == board.golden.ops[partner] else RULE)
+    board.follow_forward()
+    for one, other in walk.way_back():
+        op, partner = (other, one) if turned else (one, other)
+        board.link(op, partner, RULE)
+    _link_gradients(board)
+    _link_the_rest(board)
+    _say(board, before)
+
+
+def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
+    """A warning where equal numbers have paired calls that lie in different modules."""
+    if target.ops == golden.ops or not (target.parents and golden.parents):
+        return []
+    ops = target.table["op"].to_list(), golden.table["op"].to_list()
+    together = {
+        (ops[0][row], ops[1][other])
+        for row, other in zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)
+        if row >= 0 and other >= 0
+    }
+    apart = [
+        target.ops[one]
+        for one, other in sorted(together)
+        if _module_around(target, one) != _module_around(golden, other)
+    ]
+    if not apart:
+        return []
+    calls = "1 call was" if len(apart) == 1 else f"{len(apart):,} calls were"
+    return [f"{calls} paired by number with a call of another module, {apart[0]} first; --pair place goes by the place"]
+
+
+def _module_around(run: Run, op: int) -> str:
+    head, direction, _ = split(run.parents.get(run.ops[op]) or "")
+    return bare_path(head.partition(".")[2].rpartition(".")[0]) if direction else ""
+
+
+def _order(side: Side) -> tuple[int, list[str], str]:
+    return len(side.ops), side.ops, str(side.run.path)
+
+
+def _link_gradients(board: Board) -> None:
+    """Gradients of parameters belong to the module's path. Where one run has fewer of them, they are its last."""
+    queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for side, taken, queue in ((board.target, board.partner, queues[0]), (board.golden, board.back, queues[1])):
+        for head in side.heads.values():
+            if GRADIENTS in head.calls:
+                queue[bare_path(head.body)] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+    for path, ops in queues[0].items():
+        for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
+            shapes = Board.shapes(board.target, op), Board.shapes(board.golden, other)
+            if shapes[0] == shapes[1]:
+                board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+
+
+def _link_the_rest(board: Board) -> None:
+    """What is no call (saved values, names outside the grammar) goes by name, a lone backward call by its order."""
+    for head in board.target.heads.values():
+        other = board.golden.heads.get(head.name)
+        if other is None:
+            continue
+        for direction, calls in head.calls.items():
+            if direction not in (FORWARD, BACKWARD, GRADIENTS):
+                for call, op in calls.items():
+                    if call in other.calls.get(direction, {}):
+                        board.link(op, other.calls[direction][call], NAME)
+        board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
+
+
+def _say(board: Board, before: list[int]) -> None:
+    alone = sum(
+        link == NONE and side.direction[op] == FORWARD
+        for side, links in ((board.target, board.partner), (board.golden, board.back))
+        for op, link in enumerate(links)
+    )
+    moved = any(
+        rule == RULE and board.target.direction[op] == FORWARD and old == NONE
+        for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
+    )
+    calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
+    if alone and any(link != NONE for link in board.partner):
+        board.notes.append(f"{calls} in one run only; the rest was paired by place")
+    elif moved:
+        board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
+
+
+class _Walk:
+    """Two call trees, walked together from the top."""
+
+    def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
+        nested = all(side.has_hierarchy for side in sides)
+        self.one, self.other = (Calls(side, nested=nested) for side in sides)
+        self._siblings = Siblings(self.one, self.other)
+        self.link: dict[int, int] = {ROOT: ROOT}
+        self.back: dict[int, int] = {ROOT: ROOT}
+        nodes = [{op: node for node, op in enumerate(calls.tree.op)} for calls in (self.one, self.other)]
+        known = [(nodes[0][op], nodes[1][other]) for op, other in given if op in nodes[0] and other in nodes[1]]
+        for one, other in known:
+            self._join(one, other)
+        self._given = len(self.link)
+        self._descend([(ROOT, ROOT), *known])
+        self._join_by_path()
+
+    def pairs(self) -> Iterable[tuple[int, int]]:
+        """Pairs of recorded calls."""
+        for one, other in self.link.items():
+            ops = self.one.tree.op[one], self.other.tree.op[other]
+            if NONE not in ops:
+                yield ops
+
+    def way_back(self) -> Iterable[tuple[int, int]]:
+        """Pairs of backward calls where one run computed a module again, and only that second time has a way back."""
+        for turned, (calls, link) in enumerate(((self.one, self.link), (self.other, self.back))):
+            again: dict[Hashable, list[int]] = defaultdict(list)
+            for node in calls.children[ROOT]:
+                if node not in link and calls.tree.is_module[node] and calls.backward(node) != NONE:
+                    again[calls.key[node]].append(node)
+            first = [node for node in link if calls.key[node] in again and calls.backward(node) == NONE]
+            for node in sorted(first):
+                if not again[calls.key[node]]:
+                    continue
+                scopes = [(again[calls.key[node]].pop(0), link[node])]
+                scopes = [(other, one) for one, other in scopes] if turned else scopes
+                while scopes:
+                    scope = scopes.pop()
+                    ops = self.one.backward(scope[0]), self.other.backward(scope[1])
+                    if NONE not in ops:
+                        yield ops
+                    scopes += self._siblings.aligned(self.one.children[scope[0]], self.other.children[scope[1]], scope)
+
+    def is_one_model(self) -> bool:
+        """Whether more than a chance few of the layers (or else the calls) belong together."""
+        sizes = []
+        for calls in (self.one, self.other):
+            layers = [node for node in calls.tree.modules if calls.weights(node)]
+            sizes.append(len(layers))
+        if all(sizes):
+            paired = sum(
+                bool(weights := self.one.weights(node)) and weights == self.other.weights(other)
+                for node, other in self.link.items()
+                if self.one.tree.is_module[node]
+            )
+            return paired * _SHARE >= min(sizes)
+        return (len(self.link) - 1) * _SHARE >= min(len(self.one.tree), len(self.other.tree)) - 1
+
+    def _join(self, one: int, other: int) -> None:
+        self.link[one] = other
+        self.back[other] = one
+        wrappers = self.one.wrapper.get(one), self.other.wrapper.get(other)
+        if None not in wrappers and wrappers[0] not in self.link and wrappers[1] not in self.back:
+            self._join(*wrappers)  # type: ignore[arg-type]
+
+    def _descend(self, scopes: Twins) -> None:
+        while scopes:
+            scope = scopes.pop()
+            mine = [node for node in self.one.children[scope[0]] if node not in self.link]
+            theirs = [node for node in self.other.children[scope[1]] if node not in self.back]
+            for one, other in self._siblings.aligned(mine, theirs, scope):
+                self._join(one, other)
+                if self.one.tree.is_module[one]:
+                    scopes.append((one, other))
+
+    def _join_by_path(self) -> None:
+        """Modules whose surroundings exist in one run only: the path is their name, wherever they were called from."""
+        queues: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+        sides = (self.one, self.link, queues[0]), (self.other, self.back, queues[1])
+        for calls, link, queue in sides:
+            for node in calls.tree.modules:
+                if node not in link:
+                    queue[calls.key[node]].append(node)
+        for key, mine in queues[0].items():
+            theirs = queues[1].get(key)
+            if not theirs:
+                continue
+            around: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
+            for (calls, link, _), nodes, found in zip(sides, (mine, theirs), around, strict=True):
+                for node in nodes:
+                    if node not in link:
+                        found[self._linked_above(calls, link, node)].append(node)
+            for above, nodes in around[0].items():
+                for one, other in self._siblings.by_score(nodes, around[1].get(self.link[above], [])):
+                    self._join(one, other)
+                    self._descend([(one, other)])
+
+    @staticmethod
+    def _linked_above(calls: Calls, link: dict[int, int], node: int) -> int:
+        node = calls.around[node]
+        while node not in link:
+            node = calls.around[node]
+        return node

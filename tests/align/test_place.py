@@ -1,0 +1,390 @@
+"""Pairing by place: real models that make a few other calls, random trees, and what the commands say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairing import calls, is_identity, match, matched, named, small_run
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from support import forward, slow, tensor, write_dump
+from twinprobe._align.calls import bare_path, split
+from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._cli import main
+from twinprobe._compare.one import Comparison, Options, compare_runs
+from twinprobe._runs.run import Run, open_run
+from twinprobe.torch import record
+
+FAULTY = "model.layers.1.mlp.down_proj"
+IDS = (torch.arange(16) * 7 % 64).reshape(2, 8)
+OTHER_IDS = (torch.arange(16) * 5 % 64).reshape(2, 8)
+Change = Callable[[nn.Module], Any]
+
+
+def llama(attention: str = "eager") -> nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        attn_implementation=attention, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def step(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    return loss.detach()
+
+
+def recorded(folder: Path, model: nn.Module, body: Change = step, level: str = "mix") -> tuple[Run, Any]:
+    with record(model, folder, level=level, task="statistics"):
+        result = body(model)
+    return open_run(next(folder.rglob("dump.json"))), result
+
+
+def compared(target: Run, golden: Run, **options: Any) -> Comparison:
+    return compare_runs(target, golden, Options(build_matcher(MappingOptions(**options))))
+
+
+def place_of_first(comparison: Comparison) -> str:
+    """The path of the module where the runs part first."""
+    assert comparison.summary.first is not None
+    name, parents = comparison.summary.first.op, comparison.target.parents
+    while not name.startswith("Module."):
+        name = parents[name] or "Module.."
+    return bare_path(split(name)[0].removeprefix("Module.").rpartition(".")[0])
+
+
+def mlp_of(model: nn.Module, forward: Callable[[Callable[..., Any], torch.Tensor], torch.Tensor]) -> nn.Module:
+    mlp = model.model.layers[0].mlp
+    known = mlp.forward
+    mlp.forward = lambda hidden: forward(known, hidden)
+    return model
+
+
+def other_layer(model: nn.Module) -> nn.Module:
+    """A residual sum beside another sum of the same shape: only values tell which of the two is the extra one."""
+    norm = model.model.layers[0].post_attention_layernorm
+    known = norm.forward
+    norm.forward = lambda hidden: known((hidden + 1) - 1 + 0)
+    return model
+
+
+def twice(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
+    with torch.no_grad():
+        model(input_ids=OTHER_IDS)
+    return step(model, ids)
+
+
+def checkpointed(*, reentrant: bool) -> nn.Module:
+    model = llama()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
+    return model.train()
+
+
+class Wrapper(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.module(**inputs)
+
+
+def compiled() -> nn.Module:
+    model = llama()
+    model.model.layers[0] = torch.compile(model.model.layers[0], backend="eager")
+    return model
+
+
+def plain() -> nn.Module:
+    return llama()
+
+
+# What one run does and the other does not: the model, and what is done with it.
+CHANGES: dict[str, tuple[Callable[[], nn.Module], Change]] = {
+    "extra sum": (lambda: mlp_of(llama(), lambda known, hidden: known(hidden + 0)), step),
+    "extra sums beside a sum": (lambda: other_layer(llama()), step),
+    "warm-up": (plain, twice),
+    "sdpa": (lambda: llama("sdpa"), step),
+    "module called twice": (lambda: mlp_of(llama(), lambda known, hidden: known(hidden) * 0 + known(hidden)), step),
+    "extra dropout": (lambda: mlp_of(llama(), lambda known, hidden: functional.dropout(known(hidden), 0.0)), step),
+    "recomputed": (lambda: checkpointed(reentrant=False), step),
+    "wrapped": (lambda: Wrapper(llama()), step),
+    "compiled": (compiled, step),
+}
+CASES = [*[name for name in CHANGES if name != "compiled"], *slow("compiled")]
+
+
+def broken(model: nn.Module) -> nn.Module:
+    layer = model.get_submodule(("module." if isinstance(model, Wrapper) else "") + FAULTY)
+    layer.weight.data *= 1.25
+    return model
+
+
+@pytest.fixture(scope="module", params=["mix", "L0"])
+def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, torch.Tensor, str]:
+    run, loss = recorded(tmp_path_factory.mktemp("golden"), llama(), level=request.param)
+    return run, loss, request.param
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_that_makes_other_calls_still_agrees(
+    tmp_path: Path, golden: tuple[Run, torch.Tensor, str], case: str
+) -> None:
+    run, loss, level = golden
+    model, body = CHANGES[case]
+    target, changed = recorded(tmp_path, model(), body, level)
+    assert torch.allclose(changed, loss, rtol=1e-5)
+    for found in (compared(target, run), compared(run, target)):
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert found.summary.matched > 0.7 * min(target.table.height, run.table.height)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_is_found_at_its_module(tmp_path: Path, golden: tuple[Run, torch.Tensor, str], case: str) -> None:
+    run, _, level = golden
+    model, body = CHANGES[case]
+    target, _ = recorded(tmp_path, broken(model()), body, level)
+    assert place_of_first(compared(target, run)) == FAULTY
+    assert place_of_first(compared(run, target)) == FAULTY
+
+
+def test_what_is_computed_again_takes_the_way_back(tmp_path: Path, golden: tuple[Run, torch.Tensor, str]) -> None:
+    """Reentrant checkpointing: the first pass has no backward calls, the second has those of the golden run."""
+    run, _, level = golden
+    target, _ = recorded(tmp_path, checkpointed(reentrant=True), level=level)
+    found = compared(target, run)
+    assert found.summary.first is None
+    met = matched(target, run).values()
+    alone = [name for name in run.table["name"].to_list() if name not in met]
+    assert [name for name in alone if ".backward" not in name] == []
+    assert len(alone) <= 3  # what goes into the first layer asks for no gradient there
+
+
+def accumulated(*batches: torch.Tensor) -> Change:
+    def body(model: nn.Module) -> torch.Tensor:
+        return [step(model, ids) for ids in batches][-1]
+
+    return body
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_micro_batches_meet_by_their_values(tmp_path: Path, level: str) -> None:
+    target, _ = recorded(tmp_path / "t", llama(), accumulated(OTHER_IDS, IDS), level)
+    golden, _ = recorded(tmp_path / "g", llama(), level=level)
+    found = compared(target, golden)
+    assert found.summary.first is None
+    assert found.summary.golden_only == 0
+    both, _ = recorded(tmp_path / "b", CHANGES["extra sum"][0](), accumulated(OTHER_IDS, IDS), level)
+    assert compared(both, target).summary.first is None
+    faulty, _ = recorded(tmp_path / "f", broken(llama()), level=level)
+    assert place_of_first(compared(target, faulty)) == FAULTY
+
+
+def test_a_whole_batch_is_not_paired_with_its_half(tmp_path: Path) -> None:
+    halves, _ = recorded(tmp_path / "t", llama(), accumulated(IDS[:1], IDS[1:]))
+    whole, _ = recorded(tmp_path / "g", llama())
+    found = compared(halves, whole)
+    pairs = found.evidence.pairs
+    shapes = pairs.filter(pairs["t_shape"].is_not_null() & pairs["g_shape"].is_not_null())
+    assert (shapes["t_shape"] == shapes["g_shape"]).all()
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_swapped_weights_are_paired_by_name_and_not_crosswise(tmp_path: Path, level: str) -> None:
+    model = mlp_of(llama(), lambda known, hidden: known(hidden + 0))
+    attention = model.model.layers[1].self_attn
+    attention.q_proj.weight.data, attention.k_proj.weight.data = (
+        attention.k_proj.weight.data,
+        attention.q_proj.weight.data,
+    )
+    target, _ = recorded(tmp_path / "t", model, level=level)
+    golden, _ = recorded(tmp_path / "g", llama(), level=level)
+    pairs = matched(target, golden)
+    row = "Module.model.layers.1.self_attn.{}_proj.Linear.forward.0.output.0"
+    assert (pairs[row.format("q")], pairs[row.format("k")]) == (row.format("q"), row.format("k"))
+    assert place_of_first(compared(target, golden)).startswith("model.layers.1.self_attn.q_proj")
+
+
+def convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_two_unrelated_models_are_nothing_to_compare(
+    tmp_path: Path, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, _ = recorded(tmp_path / "t", llama(), level=level)
+    golden, _ = recorded(
+        tmp_path / "g", convolutions(), lambda model: model(torch.ones(1, 3, 8, 8)).sum().backward(), level
+    )
+    for one, other in ((target, golden), (golden, target)):
+        assert matched(one, other) == {}
+        code = main(["compare", "-tp", str(one.path), "-gp", str(other.path), "-o", str(tmp_path / "out")])
+        told = capsys.readouterr()
+        assert code == 2
+        assert "nothing to compare" in told.err
+        assert str(other.path) in told.err
+        assert "ends successfully" not in told.out
+
+
+# What wrappers put into a path.
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "module.layers.0.mlp", "_orig_mod.layers.0.mlp", "layers.0._fsdp_wrapped_module.mlp",
+        "layers.0._checkpoint_wrapped_module.mlp", "base_model.model.layers.0.mlp", "module.module.layers.0.mlp",
+    ],
+)  # fmt: skip
+def test_wrappers_do_not_count(tmp_path: Path, path: str) -> None:
+    mine, theirs = f"Module.{path}.MLP.forward.0", "Module.layers.0.mlp.MLP.forward.0"
+    target = small_run(
+        tmp_path / "t", calls("Torch.add.0.forward", "Torch.relu.0.forward", mine),
+        parents={"Torch.add.0.forward": None, "Torch.relu.0.forward": mine, mine: None},
+    )  # fmt: skip
+    golden = small_run(
+        tmp_path / "g", calls("Torch.relu.0.forward", theirs), parents={"Torch.relu.0.forward": theirs, theirs: None}
+    )
+    pairs = matched(target, golden)
+    assert pairs[f"{mine}.output.0"] == f"{theirs}.output.0"
+    assert len(pairs) == 4
+
+
+# Random trees: what is untouched is paired with itself.
+
+APIS = ("Torch.add", "Tensor.__mul__", "Functional.softmax", "Torch.matmul")
+Node = tuple[str, int, list[Any]]  # API or module, an identity, what is inside
+
+
+@st.composite
+def trees(draw: st.DrawFn, depth: int = 0) -> list[Node]:
+    nodes: list[Node] = []
+    for _ in range(draw(st.integers(1, 4))):
+        number = draw(st.integers(0, 10**6))
+        if depth < 2 and draw(st.booleans()):
+            nodes.append((f"m{len(nodes)}", number, draw(trees(depth=depth + 1))))
+        else:
+            nodes.append((draw(st.sampled_from(APIS)), number, []))
+    return nodes
+
+
+def changed(draw: st.DrawFn, nodes: list[Node]) -> list[Node]:
+    found: list[Node] = []
+    for name, number, inside in nodes:
+        if draw(st.integers(0, 5)) == 0:
+            found.append((draw(st.sampled_from(APIS)), draw(st.integers(10**6 + 1, 2 * 10**6)), []))
+        if name not in APIS or draw(st.integers(0, 7)):
+            found.append((name, number, changed(draw, inside)))
+    return found
+
+
+@st.composite
+def two_trees(draw: st.DrawFn) -> tuple[list[Node], list[Node]]:
+    tree = draw(trees())
+    return tree, changed(draw, tree)
+
+
+def run_of(folder: Path, nodes: list[Node]) -> tuple[Run, dict[str, int]]:
+    """Record a tree: every call has values of its own, told by its identity."""
+    data: dict[str, Any] = {}
+    parents: dict[str, str | None] = {}
+    numbers = dict.fromkeys(APIS, 0)
+    identity: dict[str, int] = {}
+
+    def add(nodes: list[Node], around: str | None, path: str) -> None:
+        for name, number, inside in nodes:
+            if name in APIS:
+                call = f"{name}.{numbers[name]}.forward"
+                numbers[name] += 1
+            else:
+                call = f"Module.{path}{name}.Block.forward.0"
+                add(inside, call, f"{path}{name}.")
+            data[call] = forward([tensor(norm=number + 1.0)], [tensor(norm=2.0 * number + 3.0)])
+            parents[call] = around
+            identity[call] = number
+
+    add(nodes, None, "")
+    return small_run(folder, data, parents=parents), identity
+
+
+@settings(max_examples=60)
+@given(pair=two_trees())
+def test_what_is_untouched_is_paired_with_itself(
+    tmp_path_factory: pytest.TempPathFactory, pair: tuple[list[Node], list[Node]]
+) -> None:
+    folder = tmp_path_factory.mktemp("runs")
+    target, mine = run_of(folder / "t", pair[0])
+    if not pair[1]:
+        return
+    golden, theirs = run_of(folder / "g", pair[1])
+    assert is_identity(target, match(target, target))
+    found = named(target, golden, match(target, golden))
+    assert {other: row for row, other in found.items()} == named(golden, target, match(golden, target))
+    together = {row.removesuffix(".input.0"): other.removesuffix(".input.0") for row, other in found.items()}
+    counts = [list(known.values()) for known in (mine, theirs)]
+    for call, number in mine.items():
+        like = [other for other, known in theirs.items() if known == number]
+        if counts[0].count(number) == 1 and len(like) == 1:
+            assert together.get(call) == like[0]
+
+
+# What the commands say.
+
+
+def shifted(folder: Path, extra: int) -> Path:
+    """A run of two modules; the first makes so many more sums."""
+    data: dict[str, Any] = {}
+    parents: dict[str, str | None] = {}
+    number = 0
+    for place, count in (("a", 1 + extra), ("b", 1)):
+        module = f"Module.{place}.Block.forward.0"
+        for at in range(count):
+            norm = 1.0 if place == "a" and at < count - 1 else 2.0 if place == "a" else 9.0
+            name = f"Torch.add.{number}.forward"
+            number += 1
+            data[name] = forward([tensor(norm=norm)], [tensor(norm=norm + 1)])
+            parents[name] = module
+        data[module] = forward([tensor(norm=1.0)], [tensor(norm=5.0 if place == "a" else 7.0)])
+        parents[module] = None
+    return write_dump(folder, data, level="mix", parents=parents)
+
+
+def test_the_terminal_says_what_was_paired_by_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(shifted(tmp_path / name, extra)) for name, extra in (("t", 2), ("g", 0))]
+    command = ["compare", "-tp", paths[0], "-gp", paths[1], "-o", str(tmp_path / "out")]
+    assert main([*command, "--fail-on", "error"]) == 0
+    assert "2 calls exist in one run only; the rest was paired by place" in capsys.readouterr().out
+    assert main([*command, "--pair", "numbers"]) == 0
+    told = capsys.readouterr().out
+    assert "1 call was paired by number with a call of another module, Torch.add.1.forward first" in told
+    assert "by place" not in told
+    assert main(command, prog="msprobe", pair="numbers") == 0
+    assert "paired by number" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--pair", "numbers", "-fm"], ["--pair", "place", "--align", "none"], ["--pair", "place", "--alignment", "a.json"],
+     ["-fm", "--align", "none"]],
+)  # fmt: skip
+def test_options_that_contradict_each_other_are_refused(
+    tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(shifted(tmp_path / "t", 0))
+    assert main(["compare", "-tp", path, "-gp", path, "-o", str(tmp_path / "out"), *flags]) == 2
+    assert "contradicts" in capsys.readouterr().err
