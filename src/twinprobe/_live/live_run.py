@@ -14,9 +14,8 @@ import numpy as np
 
 from twinprobe._measure.elements import address_of
 from twinprobe._measure.tolerance import Spot, spot_of
-from twinprobe._record.config import RecordConfig
+from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
-from twinprobe._record.filters import NameFilter
 from twinprobe._record.rows import Entry, Note
 from twinprobe._record.rows import Leaf as PlainLeaf
 from twinprobe._record.stacks import StackTable

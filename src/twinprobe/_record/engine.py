@@ -15,8 +15,7 @@ from types import FrameType
 from typing import IO, Any
 
 from twinprobe._record.bench_check import BenchCheck
-from twinprobe._record.config import RecordConfig
-from twinprobe._record.filters import NameFilter
+from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.render import Renderer
 from twinprobe._record.rows import Entry, notes_of
 from twinprobe._record.stacks import Stack, StackTable

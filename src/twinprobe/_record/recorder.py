@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, ClassVar
 
-from twinprobe._record.apis import Api, wanted_ranks
 from twinprobe._record.bench_check import BenchCheck
+from twinprobe._record.calls import Api, wanted_ranks
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework
 from twinprobe._record.render import Capturer, unrecorded
@@ -101,10 +101,6 @@ class Recorder(Framework):
     def loose_parent(self, _frame: FrameType | None = None) -> str | None:
         """The parent of a call outside every module."""
         return None
-
-    @abstractmethod
-    def note_gradient_value(self, gradient: Any) -> Any:
-        """Note a gradient."""
 
     @abstractmethod
     def note_parameter_gradient(self, module: Any, name: str, gradient: Any) -> Any:
@@ -233,7 +229,7 @@ class Recorder(Framework):
         """Note a gradient that belongs to the backward of a call."""
         if self.paused or self.muted or not self.wants(name, () if self.takes_all else self.ancestors(name)):
             return None
-        return self.note_gradient_value(gradient)
+        return self.capture(gradient)
 
     def backward_ended(self, crossing: Any) -> None:
         """All gradients of a call that will come have come."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from paddle_networks import Recomputed, Residual, TwoUsers, batch
 from shared_records import *  # noqa: F403
 
 from dump_reading import Dump
-from twinprobe.paddle import record
+from twinprobe.errors import BadInput
+from twinprobe.paddle import PrecisionDebugger, record
 
 
 def trained(path: Path, model: nn.Layer, **options: Any) -> Dump:
@@ -151,3 +154,15 @@ def test_a_traced_layer_is_named_and_recorded_at_its_boundary(
     assert layers == ["Module.0.Sequential.forward.0", "Module.1.Linear.forward.0"]
     assert data[layers[0]]["parameters"]["0.weight"]["layout"] == "in_out"
     assert "0 (Sequential) was given to paddle.jit.to_static" in caplog.text
+
+
+def test_recording_needs_no_other_framework() -> None:
+    code = "import sys; sys.modules['torch'] = None; import twinprobe.paddle"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_token_range_without_a_model_is_refused(tmp_path: Path) -> None:
+    debugger = PrecisionDebugger(dump_path=tmp_path / "dump", level="L1")
+    with pytest.raises(BadInput, match="token_range counts the calls of a model"):
+        debugger.start(token_range=[0, 1])

@@ -240,7 +240,7 @@ def test_a_forked_child_records_nothing(tmp_path: Path) -> None:
 
 DEFECTS = [
     "engine.Engine.emit", "engine.Engine.link", "engine.Engine.stack", "engine.Engine.count",
-    "engine.Engine._open_step", "engine.Engine._hand_over", "filters.NameFilter.entering", "render.Capturer.mapping",
+    "engine.Engine._open_step", "engine.Engine._hand_over", "config.NameFilter.entering", "render.Capturer.mapping",
     "rows.ParameterGradients._arrived", "render.Renderer.entry", "stacks.StackTable.place",
     "torch.autograd.Graph.edges", "torch.autograd.Graph.install", "torch.autograd.Graph.note_pass",
     "torch.autograd.Graph.end", "torch.autograd.Crossing.arrive",
@@ -249,7 +249,7 @@ DEFECTS = [
     "torch.graph_index.GraphIndex.walk", "torch.graph_index.LeafEdges.edge", "calls.ModuleWatch.watch_models",
     "torch.hooks.ModuleHooks._enter", "calls.ModuleWatch._leave", "torch.hooks.ModuleHooks.detach",
     "torch.names.ApiTable._find", "torch.function_mode.spelled_as", "torch.recorder.OptimizerScope.attach",
-    "torch.recorder.OptimizerScope.loose_parent", "rows.ParameterGradients.attach",
+    "torch.recorder.TorchRecorder.loose_parent", "rows.ParameterGradients.attach",
     "torch.recorder.PassGradients.flush", "torch.tensors.StorageNumbers.__call__",
     "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
     "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_statistics",

@@ -10,8 +10,7 @@ from operator import is_
 from types import FrameType, ModuleType
 from typing import Any
 
-from twinprobe._record.apis import Api, Site
-from twinprobe._record.calls import ApiCall
+from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import KnownRows
 from twinprobe._record.rows import is_pending
 

@@ -11,8 +11,7 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from twinprobe._record.apis import FOCUS, Api, Site
-from twinprobe._record.calls import ModuleInfo, tensors_in
+from twinprobe._record.calls import FOCUS, Api, ModuleInfo, Site, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import ApiWatch, Patches, WriteWatch
 from twinprobe._record.eager.gradients import Crossing, Crossings
@@ -271,9 +270,9 @@ class EagerRecorder(Recorder):
             note.extra = {**note.extra, "layout": mark} if note.extra else _LAYOUTS.setdefault(mark, {"layout": mark})
         return note
 
-    def note_gradient_value(self, gradient: Any) -> Note:
-        note = self.note(gradient, save=self.save)
-        if note.requires_grad is not None:
+    def note_gradient(self, name: str, gradient: Any) -> Any:
+        note = super().note_gradient(name, gradient)
+        if isinstance(note, Note) and note.requires_grad is not None:
             note.requires_grad = False  # some frameworks say otherwise while a pass runs; nobody differentiates it
         return note
 

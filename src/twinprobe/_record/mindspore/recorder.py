@@ -9,8 +9,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-from twinprobe._record.apis import Site
-from twinprobe._record.calls import outside_compiled
+from twinprobe._record.calls import Site, outside_compiled
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
 from twinprobe._record.eager.apis import Replaced, around

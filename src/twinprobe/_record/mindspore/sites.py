@@ -13,7 +13,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import ops
 
-from twinprobe._record.apis import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
+from twinprobe._record.calls import CORE, CORE_NAMES, FOCUS, IMPURE_NAMES, NEVER_NAMES, Api, Site, words
 
 _HOMES = (
     "mindspore.ops.function",

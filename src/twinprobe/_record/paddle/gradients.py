@@ -16,8 +16,7 @@ from typing import Any
 import paddle
 from paddle.autograd import PyLayer
 
-from twinprobe._record.apis import FOCUS, Api, Site, words
-from twinprobe._record.calls import replaced, tensors_in
+from twinprobe._record.calls import FOCUS, Api, Site, replaced, tensors_in, words
 from twinprobe._record.eager.gradients import Crossing
 
 Heard = Callable[[Any], None]

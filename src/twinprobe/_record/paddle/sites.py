@@ -9,7 +9,7 @@ from typing import Any
 
 import paddle
 
-from twinprobe._record.apis import CORE, CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, Api, Site, rank_of, words
+from twinprobe._record.calls import CORE, CORE_NAMES, LOW_NAMES, MINOR_NAMES, NEVER_NAMES, Api, Site, rank_of, words
 
 _HOMES = (
     "paddle.tensor.",

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from twinprobe._record.apis import words
+from twinprobe._record.calls import words
 from twinprobe._record.rows import without_values
 from twinprobe._record.torch.names import UNSEEN
 from twinprobe._record.torch.tensors import silence

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from twinprobe._record.apis import Api
-from twinprobe._record.calls import ApiCall
+from twinprobe._record.calls import Api, ApiCall
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.compiled import in_compiled_code
 from twinprobe._record.torch.names import UNSEEN, ApiTable, make_api

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from twinprobe._record.apis import CORE, IMPURE_NAMES, NEVER_NAMES, Api, rank_of
+from twinprobe._record.calls import CORE, IMPURE_NAMES, NEVER_NAMES, Api, rank_of
 
 _RANDOM_FILL = frozenset({"uniform_", "normal_"})
 _HIDDEN_SPACES = frozenset({"profiler", "prim", "prims", "debugprims"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import IO, Any
@@ -10,8 +10,7 @@ from typing import IO, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twinprobe._record.apis import Api
-from twinprobe._record.calls import ModuleInfo, tensors_in
+from twinprobe._record.calls import Api, ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
@@ -43,7 +42,7 @@ class OptimizerScope:
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self._handles: list[Any] = []
-        self._inside = 0
+        self.inside = 0
 
     def attach(self) -> None:
         self._handles = [
@@ -55,24 +54,14 @@ class OptimizerScope:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._inside = 0
-
-    def loose_parent(self, frame: FrameType | None = None) -> str | None:
-        """The parent of a call outside every module: the optimizer, clipping, a recomputing backward, or none."""
-        if self._inside:
-            self._recorder.engine.link(OPTIMIZER, None)
-            return OPTIMIZER
-        if frame is not None and frame.f_code.co_filename.endswith("clip_grad.py"):
-            self._recorder.engine.link(CLIP_GRAD, None)
-            return CLIP_GRAD
-        return self._recorder.graph.enclosing()  # type: ignore[no-any-return]
+        self.inside = 0
 
     def _before(self, *_: Any) -> None:
-        self._inside += 1
+        self.inside += 1
         self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
 
     def _after(self, *_: Any) -> None:
-        self._inside = max(0, self._inside - 1)
+        self.inside = max(0, self.inside - 1)
         self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
 
 
@@ -107,6 +96,7 @@ class TorchRecorder(Recorder):
     module_title = "torch.nn.Module"
     grad_enabled = staticmethod(torch.is_grad_enabled)
     custom_api = staticmethod(make_api)
+    watched_modules = staticmethod(watched_modules)
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
@@ -161,10 +151,6 @@ class TorchRecorder(Recorder):
     def needs_gradient(self, tensor: Any) -> bool:
         return bool(tensor.requires_grad)
 
-    def watched_modules(self, model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, bool]]:
-        """The modules to watch: path, module, whether it runs as compiled code."""
-        return watched_modules(model)
-
     def parameters_of(self, info: ModuleInfo) -> dict[str, Any]:
         own = info.module._parameters
         notes = {name: self.capture(one) for name, one in own.items() if one is not None}
@@ -180,7 +166,14 @@ class TorchRecorder(Recorder):
         return output if isinstance(output, tuple) and not isinstance(output, torch.Size) else (output,)
 
     def loose_parent(self, frame: FrameType | None = None) -> str | None:
-        return self.optimizer.loose_parent(frame)
+        """The parent of a call outside every module: the optimizer, clipping, a recomputing backward, or none."""
+        if self.optimizer.inside:
+            self.engine.link(OPTIMIZER, None)
+            return OPTIMIZER
+        if frame is not None and frame.f_code.co_filename.endswith("clip_grad.py"):
+            self.engine.link(CLIP_GRAD, None)
+            return CLIP_GRAD
+        return self.graph.enclosing()
 
     # -- starting and stopping --------------------------------------------------------------------------------------
 
@@ -270,9 +263,6 @@ class TorchRecorder(Recorder):
             self.engine.emit(Entry(name, self.mark("preparing to see gradients", error, {}) or {}))
         if is_api and not self.modules.calls:
             self.graph.index.clear()
-
-    def note_gradient_value(self, gradient: torch.Tensor) -> Any:
-        return self.capture(gradient)
 
     def note_parameter_gradient(self, _module: Any, _name: str, gradient: torch.Tensor) -> Any:
         """Note a gradient on its way into ``.grad``. What waits shares its memory, which stays as it is until the pass
