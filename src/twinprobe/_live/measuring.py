@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from math import nan, prod
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from twinprobe._live.live_run import Values, address_in
 from twinprobe._measure.tolerance import Gap, Gaps, Job, Places, Tolerance, compare_all, compare_places
@@ -14,9 +14,6 @@ from twinprobe._runs.names import GRADIENTS, parse_op
 from twinprobe._runs.table import GRADIENT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
-
-if TYPE_CHECKING:
-    from twinprobe._live.findings import Finding
 
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
 _ELEMENTS_AT_ONCE = 16 << 20
@@ -211,31 +208,3 @@ def _parameter(run: Values, row: int) -> tuple[str, str]:
 
 def _joined(*parts: str) -> str:
     return ".".join(filter(None, parts))
-
-
-# Pairs that all agree: counted at once, told one by one only to who asks.
-
-
-class Calm:
-    """So many findings, none of which differs. ``make`` makes them; it must hold no tensor."""
-
-    def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
-        self._count = count
-        self._make = make
-        self._made: list[Finding] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Finding]:
-        if self._made is None:
-            self._made = self._make()
-        return iter(self._made)
-
-
-Found = list["Finding"] | Calm
-
-
-def differing(found: Found) -> list[Finding]:
-    """Those that differ."""
-    return [] if isinstance(found, Calm) else [one for one in found if one.differs]

@@ -12,8 +12,8 @@ from typing import Any
 
 from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
 from twinprobe._live.frameworks.adapter import OnGradient
-from twinprobe._live.kept_state import KeptState
 from twinprobe._live.live_run import Values
+from twinprobe._live.model_state import KeptState
 from twinprobe._live.options import FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches, match_runs

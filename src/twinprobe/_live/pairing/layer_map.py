@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from twinprobe._live.console import say
 from twinprobe._live.frameworks import adapter_of, framework_of
 from twinprobe._live.frameworks.adapter import Adapter
 from twinprobe._live.live_run import LiveRows, MemoryEngine
@@ -117,9 +118,6 @@ class LayerMap:
 
         Says why and changes nothing where the two models do not have the same number of them.
         """
-        from twinprobe._live.console import say
-        from twinprobe._live.weights.special import special_pairs
-
         try:
             self._pairs += special_pairs(one, other, self)
         except BadInput as error:
@@ -144,12 +142,17 @@ class LayerMap:
                 return one
         return None
 
-    def layers(self) -> list[Any]:
-        """Every layer that is named anywhere, for checking that it belongs to one of the models."""
+    def refuse_strangers(self, known: set[int]) -> None:
+        """Raise where it names a layer that is not among these identities."""
         found = [layer for pair in self._pairs for layer in pair]
         found += [layer for group in self.groups for layer in (*group.one, *group.other)]
         found += [api.layer for api in self.apis]
-        return found + list(self._ignored.values())
+        for layer in (*found, *self._ignored.values()):
+            if id(layer) not in known:
+                raise BadInput(
+                    f"the LayerMap names a {type(layer).__name__} that is in neither model",
+                    hint="make the map from the very models that are compared",
+                )
 
 
 def as_layer_map(value: Any) -> LayerMap:
@@ -182,6 +185,58 @@ def _sequential(root: Any) -> type:
     package = import_module({"torch": "torch.nn", "paddle": "paddle.nn"}.get(framework or "", "mindspore.nn"))
     found: type = package.SequentialCell if framework == "mindspore" else package.Sequential
     return found
+
+
+# Layers that two frameworks build so differently that only a rule of its own copies their weights.
+
+# By class names along the class hierarchy, so that subclasses count.
+_SPECIAL = {
+    "MultiheadAttention": "attention", "MultiHeadAttention": "attention",
+    "LSTM": "LSTM", "GRU": "GRU", "RNN": "RNN", "SimpleRNN": "RNN",
+    "_BatchNorm": "batch norm", "_BatchNormBase": "batch norm",
+}  # fmt: skip
+
+
+def kind_of(layer: Any) -> str:
+    """What kind of special layer this is; empty for an ordinary one."""
+    for one in type(layer).__mro__:
+        kind = _SPECIAL.get(one.__name__)
+        if kind:
+            return kind
+    return ""
+
+
+def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
+    """The special layers of two models, in the order of definition, paired by their place."""
+    found = [special_layers(model, layer_map) for model in (one, other)]
+    kinds = [[kind_of(layer) for layer in layers] for layers in found]
+    if kinds[0] != kinds[1]:
+        raise BadInput(
+            f"LayerMap.auto found {_listed(kinds[0])} in {type(one).__name__} and {_listed(kinds[1])} in "
+            f"{type(other).__name__}",
+            hint="map them by hand with LayerMap.map",
+        )
+    return list(zip(*found, strict=True))
+
+
+def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
+    """The special layers of one model that a map does not name yet, in the order of definition."""
+    found: list[Any] = []
+    inside: list[str] = []
+    for path, layer in adapter_of(model).modules(model):
+        if any(path.startswith(f"{outer}.") for outer in inside):
+            continue
+        if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
+            inside.append(path)
+        elif kind_of(layer):
+            found.append(layer)
+            inside.append(path)
+    return found
+
+
+def _listed(kinds: list[str]) -> str:
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no such layer"
 
 
 # A recorded model with the user's LayerMap laid over it: which calls take part, and what encloses them.

@@ -12,6 +12,7 @@ from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.links import NONE, Board, modules_meet
 from twinprobe._align.rows import pairs_of
+from twinprobe._live.console import shortened
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import ApiCall, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
@@ -335,12 +336,16 @@ def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
 
 
 def _tell_alone(board: Board, found: Matches) -> None:
-    for side, partner, alone in (
-        (board.target, board.partner, found.raw_alone), (board.golden, board.back, found.base_alone),
-    ):  # fmt: skip
+    for who, side, partner, alone in (
+        ("raw", board.target, board.partner, found.raw_alone),
+        ("base", board.golden, board.back, found.base_alone),
+    ):
         for op, other in enumerate(partner):
             if side.direction[op] == FORWARD:
                 if other == NONE:
                     alone.append(side.ops[op])
                 elif side is board.target:
                     found.calls[side.ops[op]] = board.golden.ops[other]
+        modules = [name for name in alone if name.startswith(_MODULES)]
+        if modules:
+            found.notes.append(f"only in the {who} model, not compared: {shortened(modules)}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinprobe._live.console import shortened
 from twinprobe._live.weights.copying import WeightReport, copy_aligned
 from twinprobe._live.weights.layers import joined
 from twinprobe._live.weights.special import has_rules
@@ -41,7 +42,6 @@ def copy_weights(
 
     ``known`` are pairs of paths that were found otherwise, by running the models say.
     """
-    from twinprobe._live.findings import shortened
     from twinprobe._live.pairing.layer_map import as_layer_map
     from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 

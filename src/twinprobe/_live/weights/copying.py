@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below
-from twinprobe._live.weights.matching import Match, Paths, Problem, Side, Work, match_layers, refuse, works_of
+from twinprobe._live.weights.matching import Match, Paths, Problem, StoredModel, Work, match_layers, refuse, works_of
 from twinprobe._live.weights.stores import AS_IS, Array, Store, framework_of, store_of, submodule
 from twinprobe.errors import BadInput
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Weights of layers that a LayerMap groups: copied where they pair up in their order, shape by shape.
 
 
-def match_group(target: Side, source: Side, group: Group) -> Match | None:
+def match_group(target: StoredModel, source: StoredModel, group: Group) -> Match | None:
     """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
     places = [_places(side) for side in (target, source)]
     members = [group.one, group.other]
@@ -56,7 +56,7 @@ def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
     return found if len(found) == len(parts) == 3 * len(whole) and fits else []
 
 
-def _places(side: Side) -> dict[int, tuple[str, Any]]:
+def _places(side: StoredModel) -> dict[int, tuple[str, Any]]:
     found: dict[int, tuple[str, Any]] = {}
 
     def visit(module: Any, path: str) -> None:
@@ -131,7 +131,7 @@ def copy_aligned(
     target's and the source's modules, a parameter that no pair speaks of is an error too, unless its module is there.
     Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
     """
-    sides = Side(target, store_of(target)), Side(source, store_of(source))
+    sides = StoredModel(target, store_of(target)), StoredModel(source, store_of(source))
     works = works_of(*sides, pairs, mapped)
     report = WeightReport()
     matches = _match_all(works, *sides, report, left_out)
@@ -155,8 +155,8 @@ def copy_aligned(
 
 def _match_all(
     works: list[Work],
-    target: Side,
-    source: Side,
+    target: StoredModel,
+    source: StoredModel,
     report: WeightReport,
     left_out: tuple[Collection[str], Collection[str]] | None,
 ) -> list[Match]:
@@ -182,11 +182,11 @@ def _match_all(
     return matches
 
 
-def _everything(side: Side, layer: Layer) -> list[Held]:
+def _everything(side: StoredModel, layer: Layer) -> list[Held]:
     return held_below(side.store, layer.module, layer.path)
 
 
-def _alone(works: list[Work], side: Side, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
+def _alone(works: list[Work], side: StoredModel, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
     """Parameters of a model that no aligned pair speaks of."""
     spoken: set[object] = set()
     for work in works:
@@ -232,7 +232,7 @@ def _assignments(matches: list[Match]) -> dict[object, tuple[Held, list[tuple[Sl
     return found
 
 
-def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Side, source: Side) -> Array:
+def _array(held: Held, parts: list[tuple[Slot, _Value]], target: StoredModel, source: StoredModel) -> Array:
     """The new content of a tensor, in the layout of the target."""
     wanted, value = parts[0]
     covers = len(parts) == 1 and math.prod(wanted.shape) == math.prod(held.shape)
@@ -265,7 +265,7 @@ def _can_be_nan(array: Array) -> bool:
 
 
 def _packed_arrays(
-    filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side
+    filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: StoredModel, source: StoredModel
 ) -> dict[object, Array]:
     """Tensors that take several weights, made before anything is written: tied ones may be in conflict."""
     return {key: _array(held, parts, target, source) for key, (held, parts) in filled.items() if len(parts) > 1}
@@ -298,7 +298,9 @@ def _run_special(works: list[Work], store: Store) -> None:
         raise
 
 
-def _rounding(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side) -> list[str]:
+def _rounding(
+    filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: StoredModel, source: StoredModel
+) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for held, parts in filled.values():
         to = target.store.dtype(held.tensor)

@@ -263,7 +263,7 @@ Paths = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Side:
+class StoredModel:
     """One of the two models and how to reach its weights."""
 
     model: Any
@@ -286,7 +286,9 @@ class Work:
     without_rule: bool = False
 
 
-def works_of(target: Side, source: Side, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
+def works_of(
+    target: StoredModel, source: StoredModel, pairs: Iterable[Paths], mapped: Collection[Paths] | None
+) -> list[Work]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
     around = tuple({outer for pair in wanted for outer in _around(pair[at])} for at in (0, 1))
@@ -318,7 +320,9 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _work(target: Side, source: Side, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
+def _work(
+    target: StoredModel, source: StoredModel, paths: Paths, mapped: Collection[Paths] | None, *, below: bool
+) -> Work:
     here, there = (submodule(side.store, side.model, path) for side, path in zip((target, source), paths, strict=True))
     function = special_init(here, there)
     if function is not None:
@@ -339,7 +343,9 @@ def _work(target: Side, source: Side, paths: Paths, mapped: Collection[Paths] | 
     return Work(paths, *layers)
 
 
-def _layers(target: Side, source: Side, here: Any, there: Any, paths: Paths, *, below: bool) -> tuple[Layer, Layer]:
+def _layers(
+    target: StoredModel, source: StoredModel, here: Any, there: Any, paths: Paths, *, below: bool
+) -> tuple[Layer, Layer]:
     one, other = layer_at(target.store, here, paths[0]), layer_at(source.store, there, paths[1])
     if one.family == other.family:
         return one, other
@@ -359,7 +365,7 @@ def _layers(target: Side, source: Side, here: Any, there: Any, paths: Paths, *, 
     return one, other
 
 
-def _unwrapped(side: Side, layer: Layer) -> Layer:
+def _unwrapped(side: StoredModel, layer: Layer) -> Layer:
     """The one layer with weights inside a module that adds nothing of its own, or the layer itself."""
     while layer.family is None and not layer.others:
         inner = [
@@ -376,11 +382,11 @@ def _weighs(layer: Layer) -> bool:
     return bool(layer.slots or layer.others)
 
 
-def _has_weights(side: Side, module: Any) -> bool:
+def _has_weights(side: StoredModel, module: Any) -> bool:
     return any(not held.is_buffer for held in held_below(side.store, module))
 
 
-def _looks_mapped(target: Side, source: Side, here: Any, there: Any, paths: Paths, below: bool) -> bool:
+def _looks_mapped(target: StoredModel, source: StoredModel, here: Any, there: Any, paths: Paths, below: bool) -> bool:
     """A pair of composed modules, nothing inside of which is paired, was put together by the user's map."""
     if below or paths == ("", ""):
         return False
