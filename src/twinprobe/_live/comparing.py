@@ -32,7 +32,6 @@ from twinprobe._live.pairing.matching import Matches, match_runs
 from twinprobe._live.recorders import aliases
 from twinprobe._live.result import Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
-from twinprobe._live.single_step import run_fed
 from twinprobe._live.weights.assigning import copy_plain, copy_weights
 from twinprobe._measure.tolerance import compare
 from twinprobe.errors import BadInput
@@ -115,6 +114,8 @@ def _one_step(
         reference = run_model(base, options, layer_map, masks)
         more: list[Finding] = []
         if options.single_step:
+            from twinprobe._live.single_step import run_fed  # few comparisons need it
+
             tested, more = run_fed(raw, reference, base, options, layer_map, masks, kept)
         else:
             tested = run_model(raw, options, layer_map, masks)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from twinprobe._report.console import visible
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.names import FORWARD, GRADIENTS, parse_op
 
 AGREES, DIFFERS, FIRST, UNSEEN = "agrees", "differs", "first", "not compared"
 SIGNS = {AGREES: "✔", DIFFERS: "✖", FIRST: "➤", UNSEEN: "·"}
@@ -104,14 +104,14 @@ def _grow(branch: Branch, lead: str, next_lead: str, lines: list[tuple[str, str]
         )  # fmt: skip
 
 
-def forward_name(name: str) -> str:
-    """The forward call that a backward call or a gradient of a parameter belongs to."""
+def sibling(name: str, direction: str) -> str:
+    """The forward or backward call that a call or a gradient of a parameter belongs to."""
     op = parse_op(name)
     head = ".".join(filter(None, (op.prefix, op.body, op.cls)))
     call = max(op.call, 0)
-    return (
-        f"{head}.{FORWARD}.{call}" if op.is_module or op.direction == "parameters_grad" else f"{head}.{call}.{FORWARD}"
-    )
+    if op.is_module or op.direction == GRADIENTS:
+        return f"{head}.{direction}.{call}"
+    return f"{head}.{call}.{direction}"
 
 
 def _label(name: str) -> str:

@@ -21,8 +21,7 @@ from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.recorded import compare_with_recording
-from twinprobe._live.recorders import collector_paused
+from twinprobe._live.recorders import collector_paused, keep_freed_memory
 from twinprobe._live.result import Result
 from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
@@ -105,9 +104,12 @@ def _compare(comparison: Comparison) -> Result:
     for one in models:
         check_optimizers(one, next((other for other in models if other is not one), None))
     if len(models) == 2:
+        keep_freed_memory()
         with collector_paused(), state_kept(models) as kept:
             compare_live(comparison, kept)
     else:
+        from twinprobe._live.recorded import compare_with_recording  # few comparisons need it
+
         with state_kept(models) as kept:
             compare_with_recording(comparison, kept)
     return comparison.result()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import nan
 
+from twinprobe._live.console import sibling
 from twinprobe._live.live_run import Values, short_dtype
 from twinprobe._live.measuring import Pair, PairGaps, missing_gradients
 from twinprobe._live.pairing.matching import Matches
@@ -188,7 +189,12 @@ def settle_causes(findings: list[Finding], raw: Values) -> None:
     for one in findings:
         if one.differs:
             by_call[one.raw].append(one)
-    has_inner = _with_differing_inside(by_call, raw)
+    has_inner: set[str] = set()
+    for name in by_call:
+        parent = raw.parents.get(name)
+        while parent is not None and parent not in has_inner:
+            has_inner.add(parent)
+            parent = raw.parents.get(parent)
     for name, differing in by_call.items():
         came_in = _came_in(name, by_call)
         for one in differing:
@@ -209,31 +215,11 @@ def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
     if op.direction == FORWARD:
         return False
     # A gradient follows from what its forward call saw, and a parameter's from what flowed back.
-    forward = _sibling(name, FORWARD)
-    if forward in by_call:
+    if sibling(name, FORWARD) in by_call:
         return True
     return op.direction == GRADIENTS and any(
-        one.cause != "" or one.differs for one in by_call.get(_sibling(name, BACKWARD), ())
+        one.cause != "" or one.differs for one in by_call.get(sibling(name, BACKWARD), ())
     )
-
-
-def _sibling(name: str, direction: str) -> str:
-    op = parse_op(name)
-    head = ".".join(filter(None, (op.prefix, op.body, op.cls)))
-    call = max(op.call, 0)
-    if op.is_module or op.direction == GRADIENTS:
-        return f"{head}.{direction}.{call}"
-    return f"{head}.{call}.{direction}"
-
-
-def _with_differing_inside(by_call: dict[str, list[Finding]], raw: Values) -> set[str]:
-    found: set[str] = set()
-    for name in by_call:
-        parent = raw.parents.get(name)
-        while parent is not None and parent not in found:
-            found.add(parent)
-            parent = raw.parents.get(parent)
-    return found
 
 
 def find_first(
@@ -256,8 +242,10 @@ def find_first(
     chosen = _innermost(names, raw) if phase in (FORWARD_PHASE, BACKWARD_PHASE) else names[0]
     chosen = _named_by_its_layer(chosen, names, raw)
     mine = [one for one in differing if one.raw == chosen]
+    causes = [one.cause for one in mine]
+    cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
     return First(
-        step, phase, chosen, mine[0].base, _cause(mine),
+        step, phase, chosen, mine[0].base, cause,
         _explain(mine, raw, _given(findings)) + _suspects(mine, raw, base, alone), mine,
         _line(raw, chosen), _line(base, mine[0].base),
     )  # fmt: skip
@@ -282,11 +270,6 @@ def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
         return name
     has_modules = any(other == parent and parse_op(child).is_module for child, other in raw.parents.items())
     return name if has_modules else parent
-
-
-def _cause(mine: list[Finding]) -> str:
-    causes = [one.cause for one in mine]
-    return next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
 
 
 _EXPLANATIONS = {
@@ -315,27 +298,27 @@ def _explain(mine: list[Finding], raw: Values, given: list[Finding]) -> str:
     places = {one.place for one in mine}
     why = mine[0].gap.why
     named = ", ".join(one.tensor.rpartition(".")[2] for one in mine if one.place in ("parameter", "gradient"))
-    told = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
+    reason = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
     if "input" in places:
-        told = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
+        reason = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
         differing = [one for one in given if one.differs]
         if differing and all(SAME_NAN in one.gap.why for one in differing):
-            told = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
+            reason = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
         elif differing or (not given and raw.ops[:1] == [mine[0].raw]):
-            told = "the two models are given different inputs"
+            reason = "the two models are given different inputs"
     elif "buffer" in places:
         buffers = ", ".join(one.tensor for one in mine)
         when = "before anything runs" if mine[0].phase == BEFORE_PHASE else "after the step"
-        told = f"its buffers differ {when}: {buffers} ({why})"
+        reason = f"its buffers differ {when}: {buffers} ({why})"
     elif "parameter" in places:
-        told = f"its parameters differ before anything runs: {named}"
+        reason = f"its parameters differ before anything runs: {named}"
     elif "output" in places:
-        told = f"its inputs agree, its output does not ({why})"
+        reason = f"its inputs agree, its output does not ({why})"
     elif "gradient" in places:
-        told = f"the gradient of its parameter differs: {named} ({why})"
+        reason = f"the gradient of its parameter differs: {named} ({why})"
     elif "loss" in places:
-        told = f"the losses differ although all outputs agree ({why})"
-    return told or why
+        reason = f"the losses differ although all outputs agree ({why})"
+    return reason or why
 
 
 def _suspects(mine: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]]) -> str:
@@ -364,7 +347,7 @@ _FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspor
 
 def _line(run: Values, name: str) -> str:
     """The user's line of code that made a call."""
-    frames = run.stacks[name] or run.stacks[_sibling(name, FORWARD)]
+    frames = run.stacks[name] or run.stacks[sibling(name, FORWARD)]
     for text in frames:
         if not any(part in text.partition(", line")[0] for part in _FRAMEWORK_FILES):
             place, _, source = text.partition(", \n")

@@ -11,12 +11,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, forward_name, tree_lines
+from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, sibling, tree_lines
 from twinprobe._live.findings import Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._runs.names import FORWARD
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ class Result:
         marks: dict[str, str] = {}
         for one in self.findings:
             if first is None or (one.step, one.phase) == (first.step, first.phase):
-                name = forward_name(getattr(one, side))
+                name = sibling(getattr(one, side), FORWARD)
                 marks[name] = DIFFERS if one.differs else marks.get(name, AGREES)
         if first is not None:
-            marks[forward_name(getattr(first, side))] = FIRST
+            marks[sibling(getattr(first, side), FORWARD)] = FIRST
         return call_tree(calls, marks)
 
     @property

@@ -266,23 +266,29 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
     if layer_map.is_empty:
         return
-    scene = _Scene(engine.parents, paths, layer_map)
+    hidden = _HiddenCalls(engine.parents, paths, layer_map)
     kept = LiveRows()
     for call, name in enumerate(engine.rows.names):
-        if not scene.drops(name):
+        if not hidden.holds(name):
             kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
         for side in (group.one, group.other):
             if all(id(layer) in paths.of for layer in side):
                 kept = _merged(kept, [paths.of[id(layer)] for layer in side])
     parents = engine.parents
-    moved = {name: _kept_parent(name, parents, scene) for name in parents if not scene.drops(name)}
+    moved: dict[str, str | None] = {}
+    for name in parents:
+        if not hidden.holds(name):
+            parent = parents[name]
+            while parent is not None and hidden.holds(parent):
+                parent = parents.get(parent)
+            moved[name] = parent
     engine.rows = kept
     parents.clear()
     parents.update(moved)
 
 
-class _Scene:
+class _HiddenCalls:
     def __init__(self, parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> None:
         self._parents = parents
         self._paths = paths
@@ -295,7 +301,7 @@ class _Scene:
         self._gone_inside = {path for path, layer in paths.layer.items() if layer_map.is_ignored_inside(layer)}
         self._known: dict[str, bool] = {}
 
-    def drops(self, name: str) -> bool:
+    def holds(self, name: str) -> bool:
         """Whether this call takes no part."""
         found = self._known.get(name)
         if found is None:
@@ -316,13 +322,6 @@ class _Scene:
             return False
         path = parse_op(around).body
         return any(path == one or path.startswith(f"{one}.") or not one for one in inner)
-
-
-def _kept_parent(name: str, parents: dict[str, str | None], scene: _Scene) -> str | None:
-    parent = parents.get(name)
-    while parent is not None and scene.drops(parent):
-        parent = parents.get(parent)
-    return parent
 
 
 def _merged(rows: LiveRows, members: list[str]) -> LiveRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ def structure(tree: LayerTree) -> Run:
     return run
 
 
-def _around(path: str, known: dict[str, str]) -> str:
+def _around(path: str, known: Collection[str]) -> str:
+    """The nearest of these modules that a module lies in; the model where there is none."""
     while path:
         path = path.rpartition(".")[0]
         if path in known:
@@ -107,10 +108,7 @@ def _inside_first(paths: list[str]) -> list[str]:
     known = set(paths)
     for path in paths:
         if path:
-            parent = path.rpartition(".")[0]
-            while parent and parent not in known:
-                parent = parent.rpartition(".")[0]
-            children.setdefault(parent, []).append(path)
+            children.setdefault(_around(path, known), []).append(path)
     order: list[str] = []
 
     def visit(path: str) -> None:
@@ -216,14 +214,16 @@ def _by_name(target: LayerTree, source: LayerTree) -> list[Pair]:
 def pair_trees(target: LayerTree, source: LayerTree, one_run: Run, other_run: Run) -> list[Pair]:
     """Pair layers by how the two models ran, or by their structure in the form of a run."""
     ones, others = set(target.holding), set(source.holding)
-    known = [*_specials(target, source)]
+    known = _specials(target, source)
     strangers = len(ones ^ others)
     if strangers <= _MOST_STRANGERS * len(ones | others):
         taken = {one for one, _ in known}, {other for _, other in known}
         known += [
             (path, path)
             for path in target.holding
-            if path in others and path not in taken[0] | taken[1] and _alike(target, source, path)
+            if path in others
+            and path not in taken[0] | taken[1]
+            and sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())
         ]
     names = [_first_calls(run) for run in (one_run, other_run)]
     given = [
@@ -302,7 +302,3 @@ def _specials(target: LayerTree, source: LayerTree) -> list[Pair]:
         if len(paths[0]) == len(paths[1]):
             found += zip(*paths, strict=True)
     return found
-
-
-def _alike(target: LayerTree, source: LayerTree, path: str) -> bool:
-    return sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from twinprobe._live.weights.stores import framework_of
+from twinprobe._live.frameworks import framework_of
 from twinprobe.errors import BadInput
 
 Named = type | str
