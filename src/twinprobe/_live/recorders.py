@@ -212,8 +212,8 @@ _LARGEST_LEARNED = (32 << 20) - 8192
 def keep_freed_memory() -> None:
     """Let glibc keep what a comparison frees, for the next one.
 
-    By default it gives the end of its heap back at once: 200 layers then cost up to 2,200 page faults, 5 to 15 % of
-    the time, in each call. A large block that is freed, untouched, raises its bound, as any large tensor would.
+    By default it may give the end of its heap back at once: with 200 layers some processes then take 1,200 page faults
+    in each call, with this none. A large block that is freed, untouched, raises its bound, as any large tensor would.
     """
     np.empty(_LARGEST_LEARNED, np.uint8)
 
