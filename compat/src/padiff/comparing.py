@@ -6,19 +6,19 @@ What PaDiff answers with True or False is True or False here: old scripts compar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import twinprobe._live
+from padiff.layer_lists import LayerLists
 from padiff.proxy import ProxyModel
 from twinprobe._live.comparing import copy_all_weights
 from twinprobe._live.console import say
 from twinprobe._live.frameworks import adapter_of, framework_of
 from twinprobe._live.options import Options, read_options
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.result import Result
 from twinprobe._live.running import Model
 from twinprobe._runs.run import DUMP, open_run
 from twinprobe.errors import BadInput, TwinProbeError
@@ -66,16 +66,22 @@ def auto_diff(*given: Any, **named: Any) -> bool:
     layer_map = _with_mapped_layers(asked)
     if asked.copy_weights and not _copied(asked.models, inputs, layer_map, chosen):
         return False
-    proxies = [one for one in asked.models if isinstance(one, ProxyModel)]
+    # What a black or white list leaves out; the model itself is always compared.
+    unlisted = _layers(asked.models, lambda lists, path: bool(path) and not lists.wants(path))
     for model, given_inputs, loss in zip(asked.models, inputs, _two(asked.loss_fns), strict=True):
         if isinstance(model, ProxyModel):
             model.dump_pass(given_inputs, loss, backward=chosen.backward)
     result = twinprobe._live.auto_diff(
-        *map(_bare, asked.models), asked.inputs, auto_weights=False, layer_map=_extended(layer_map, _unlisted(proxies)),
+        *map(_bare, asked.models), asked.inputs, auto_weights=False, layer_map=_extended(layer_map, unlisted),
         loss_fns=asked.loss_fns, optimizers=asked.optimizers, **options,
     )  # fmt: skip
     if result and chosen.tolerance.mode == "mean" and not chosen.quiet:
-        _tell_what_means_hide(result)
+        far = [one for one in result.findings if one.decides and one.gap.same and one.gap.relative_norm > _FAR]
+        if far:
+            say(
+                f"note: means agree, but elements of {len(far)} pairs of tensors do not, first {far[0].tensor} of "
+                f'{far[0].raw} (relative norm {far[0].gap.relative_norm:.3g}): compare_mode="strict" compares elements'
+            )
     return bool(result)
 
 
@@ -202,24 +208,19 @@ def _extended(layer_map: LayerMap, left_out: list[Any]) -> LayerMap:
     return made
 
 
-def _unlisted(proxies: list[ProxyModel]) -> list[Any]:
-    """Layers that a black or white list leaves out; the model itself is always compared."""
-    return [
-        layer
-        for proxy in proxies
-        for path, layer in adapter_of(proxy.model).modules(proxy.model)
-        if path and not proxy.lists.wants(path)
-    ]
-
-
-def _unassigned(models: Iterable[Any]) -> list[Any]:
+def _layers(models: Iterable[Any], is_wanted: Callable[[LayerLists, str], bool]) -> list[Any]:
+    """The layers of models made by create_model whose lists and path answer yes."""
     return [
         layer
         for proxy in models
         if isinstance(proxy, ProxyModel)
         for path, layer in adapter_of(proxy.model).modules(proxy.model)
-        if path in proxy.lists.unassigned
+        if is_wanted(proxy.lists, path)
     ]
+
+
+def _unassigned(models: Iterable[Any]) -> list[Any]:
+    return _layers(models, lambda lists, path: path in lists.unassigned)
 
 
 def _copied(models: tuple[Any, Any], inputs: tuple[Any, Any], layer_map: LayerMap, options: Options) -> bool:
@@ -240,15 +241,6 @@ def _copied(models: tuple[Any, Any], inputs: tuple[Any, Any], layer_map: LayerMa
 def _words_of_copy(base: Any, raw: Any) -> str:
     titles = [f"{type(model).__name__} ({adapter_of(model).title})" for model in (base, raw)]
     return f"weights: copied from base {titles[0]} to raw {titles[1]}"
-
-
-def _tell_what_means_hide(result: Result) -> None:
-    far = [one for one in result.findings if one.decides and one.gap.same and one.gap.relative_norm > _FAR]
-    if far:
-        say(
-            f"note: means agree, but elements of {len(far)} pairs of tensors do not, first {far[0].tensor} of "
-            f'{far[0].raw} (relative norm {far[0].gap.relative_norm:.3g}): compare_mode="strict" compares elements'
-        )
 
 
 # -- dumps -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from math import nan
 from pathlib import Path
@@ -13,18 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.comparing import compare_models
+from twinprobe._live.comparing import Comparison, compare_live
 from twinprobe._live.console import Calls
 from twinprobe._live.findings import INJECTED, Finding, First
-from twinprobe._live.frameworks import framework_of
+from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, framework_of
+from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
+from twinprobe._live.recorders import collector_paused, keep_freed_memory
 from twinprobe._live.result import Result
-from twinprobe._live.running import Model, two_calls
+from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import BadInput, did_you_mean
+from twinprobe.errors import BadInput, NothingToCompare
 
 _MISSING: Any = object()
 _SWAPPED = (
@@ -32,21 +34,6 @@ _SWAPPED = (
     "copies the first model's weights to the second. Give the reference first; leave auto_weights=True out to silence "
     "this; `from padiff import auto_diff` (twinprobe-compat) keeps PaDiff's order"
 )
-
-
-@dataclass
-class _Asked:
-    """What a call of auto_diff asks for, in the order of its arguments."""
-
-    models: tuple[Any, Any]
-    calls: tuple[Any, Any]
-    losses: tuple[Any, Any]
-    optimizers: tuple[Any, Any]
-    base: int  # which of the two is the reference
-    auto_weights: bool
-    layer_map: LayerMap
-    options: Options
-    notes: list[str]
 
 
 def auto_diff(
@@ -74,79 +61,61 @@ def auto_diff(
     elif auto_init is not _MISSING:
         warnings.warn("auto_init is called auto_weights", FutureWarning, stacklevel=2)
         auto_weights = auto_init
-    asked = _Asked(
-        models=(base, raw),
-        calls=two_calls(inputs),
-        losses=_two(loss_fns, "loss_fns"),
-        optimizers=_two(optimizers, "optimizers"),
-        base=_reference(base, raw),
-        auto_weights=_flag(auto_weights),
-        layer_map=as_layer_map(layer_map),
-        options=read_options(options),
-        notes=[],
+    given = [(base, raw), two_calls(inputs), _two(loss_fns, "loss_fns"), _two(optimizers, "optimizers")]
+    if _is_only_second_recorded(base, raw):  # a recording is always the base: nothing can be written to it
+        given = [(second, first) for first, second in given]
+    auto_weights = True if auto_weights is _MISSING else auto_weights
+    if not isinstance(auto_weights, bool):
+        raise BadInput(f"auto_weights is {auto_weights!r}", hint="True or False")
+    chosen_map, chosen = as_layer_map(layer_map), read_options(options)
+    notes: list[str] = []
+    runs_once = chosen.single_step or chosen.phase == FORWARD
+    has_optimizer = given[3][0] is not None
+    if runs_once:
+        if has_optimizer or chosen.steps > 1:
+            why = "single_step" if chosen.single_step else 'diff_phase="forward"'
+            notes.append(f"{why} runs one step and no optimizer")
+        given[3] = None, None
+    elif chosen.steps > 1 and not has_optimizer:
+        notes.append("without optimizers every step is the same: one is run")
+        runs_once = True
+    if runs_once:
+        chosen = replace(chosen, steps=1)
+    golden, target = (
+        Path(model) if isinstance(model, str | Path) else Model(role, model, *rest)
+        for role, model, *rest in zip(("base", "raw"), *given, strict=True)
     )
-    _settle_steps(asked)
-    result = _compare(asked)
-    if asked.options.report is not None:
-        result.save(asked.options.report, asked.options.formats)
-    if not asked.options.quiet:
-        result.show()
-    return result
-
-
-def _compare(asked: _Asked) -> Result:
-    places = asked.base, 1 - asked.base
-    sides: list[Any] = []
-    for place, role in zip(places, ("base", "raw"), strict=True):
-        model = asked.models[place]
-        if isinstance(model, str | Path):
-            sides.append(Path(model))
-            continue
-        one = Model(role, model, asked.calls[place], asked.losses[place], asked.optimizers[place])
-        sides.append(one)
-    base, raw = sides
-    if isinstance(base, Model) and isinstance(raw, Model) and (base.inputs is None or raw.inputs is None):
+    live = [side for side in (golden, target) if isinstance(side, Model)]
+    if len(live) == 2 and any(side.inputs is None for side in live):
         raise BadInput("auto_diff got no inputs", hint="auto_diff(base, raw, inputs)")
-    if asked.models[0] is asked.models[1] and not isinstance(base, Path):
-        asked.notes.append("both models are one object: they can only differ by chance")
-    _check_layers(asked, base, raw)
-    result = compare_models(
-        base, raw, asked.layer_map, asked.options, auto_weights=asked.auto_weights, notes=asked.notes
-    )
-    result.weights_copied = asked.auto_weights and isinstance(raw, Model)
-    return result
+    if base is raw and live:
+        notes.append("both models are one object: they can only differ by chance")
+    chosen_map.refuse_strangers({layer for side in live for layer in side.paths.of})
+    result = _compare(Comparison(golden, target, chosen_map, chosen, auto_weights, notes))
+    result.weights_copied = auto_weights and isinstance(target, Model)
+    if chosen.report is not None:
+        result.save(chosen.report, chosen.formats)
+    return _shown(result, chosen.quiet)
 
 
-def _check_layers(asked: _Asked, base: Any, raw: Any) -> None:
-    known: set[int] = set()
-    for side in (base, raw):
-        if isinstance(side, Model):
-            known |= side.paths.of.keys()
-    for layer in asked.layer_map.layers():
-        if id(layer) not in known:
-            raise BadInput(
-                f"the LayerMap names a {type(layer).__name__} that is in neither model",
-                hint="make the map from the very models that are compared",
-            )
+def _compare(comparison: Comparison) -> Result:
+    sides = comparison.base, comparison.raw
+    models = [side for side in sides if isinstance(side, Model)]
+    for one in models:
+        check_optimizers(one, next((other for other in models if other is not one), None))
+    if len(models) == 2:
+        keep_freed_memory()
+        with collector_paused(), state_kept(models) as kept:
+            compare_live(comparison, kept)
+    else:
+        from twinprobe._live.recorded import compare_with_recording  # few comparisons need it
+
+        with state_kept(models) as kept:
+            compare_with_recording(comparison, kept)
+    return comparison.result()
 
 
-def _settle_steps(asked: _Asked) -> None:
-    """Steps need optimizers, and optimizers need gradients."""
-    options = asked.options
-    has_optimizer = asked.optimizers[0] is not None
-    if options.single_step or options.phase == FORWARD:
-        why = "single_step" if options.single_step else 'diff_phase="forward"'
-        if has_optimizer or options.steps > 1:
-            asked.notes.append(f"{why} runs one step and no optimizer")
-        asked.optimizers = (None, None)
-        asked.options = replace(options, steps=1)
-    elif options.steps > 1 and not has_optimizer:
-        asked.notes.append("without optimizers every step is the same: one is run")
-        asked.options = replace(options, steps=1)
-
-
-def _reference(first: Any, second: Any) -> int:
-    """The place of the reference: the first, unless only the second is a recording, which nothing is written to."""
+def _is_only_second_recorded(first: Any, second: Any) -> bool:
     recorded = [isinstance(one, str | Path) for one in (first, second)]
     for one, is_recorded in zip((first, second), recorded, strict=True):
         if not is_recorded and framework_of(one) is None:
@@ -154,7 +123,7 @@ def _reference(first: Any, second: Any) -> int:
                 f"auto_diff got a {type(one).__name__}",
                 hint="give two models (torch Module, paddle Layer, mindspore Cell) or the folder of a recording",
             )
-    return int(recorded == [False, True])
+    return recorded == [False, True]
 
 
 def _two(value: Any, name: str) -> tuple[Any, Any]:
@@ -170,18 +139,9 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
     raise BadInput(f"{name} is a {type(value).__name__}", hint=f"{name}=[of the first model, of the second]")
 
 
-def _flag(value: Any) -> bool:
-    if value is _MISSING:
-        return True
-    if not isinstance(value, bool):
-        raise BadInput(f"auto_weights is {value!r}", hint="True or False")
-    return value
-
-
 # Two recordings against each other: everything, or only the parameters, or only their gradients.
 
 _KEYS = ("atol", "rtol", "compare_mode", "equal_nan")
-_PLACES = {"parameter": ("parameter",), "gradient": ("gradient",), "both": ("parameter", "gradient")}
 
 
 def check_report(
@@ -202,21 +162,21 @@ def check_weights(
     base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
 ) -> Result:
     """Compare the recorded parameters."""
-    return _shown(_compare_recordings(base, raw, cfg, FORWARD, _PLACES["parameter"]), quiet)
+    return _shown(_compare_recordings(base, raw, cfg, FORWARD, ("parameter",)), quiet)
 
 
 def check_grads(
     base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
 ) -> Result:
     """Compare the recorded gradients of the parameters."""
-    return _shown(_compare_recordings(base, raw, cfg, BOTH, _PLACES["gradient"]), quiet)
+    return _shown(_compare_recordings(base, raw, cfg, BOTH, ("gradient",)), quiet)
 
 
 def check_params(
     base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
 ) -> Result:
     """Compare the recorded parameters and their gradients."""
-    return _shown(_compare_recordings(base, raw, cfg, BOTH, _PLACES["both"]), quiet)
+    return _shown(_compare_recordings(base, raw, cfg, BOTH, ("parameter", "gradient")), quiet)
 
 
 def _compare_recordings(
@@ -227,7 +187,7 @@ def _compare_recordings(
             hint = f"{did_you_mean(key, _KEYS)}known: {', '.join(_KEYS)}"
             raise BadInput(f"unknown key {key!r} in cfg", hint=hint)
     options = Options(tolerance=read_tolerance(cfg or {}), phase=phase, only=places)
-    return compare_models(Path(base), Path(raw), LayerMap(), options, auto_weights=False, notes=[])
+    return _compare(Comparison(Path(base), Path(raw), LayerMap(), options))
 
 
 def _shown(result: Result, quiet: bool) -> Result:
@@ -263,13 +223,9 @@ def check_dataloader(
             first = First(number, PHASE, differing[0].raw, differing[0].base, INJECTED, differing[0].gap.why, differing)
             break
     if not batches and first is None:
-        from twinprobe.errors import NothingToCompare
-
         raise NothingToCompare("both loaders are empty")
-    result = Result("base loader", "raw loader", [findings], first, Calls([], {}), Calls([], {}), batches)
-    if not quiet:
-        result.show()
-    return result
+    no_calls = Calls([], {})
+    return _shown(Result("base loader", "raw loader", [findings], first, no_calls, no_calls, batches), quiet)
 
 
 def _compare_batch(number: int, raw: Any, base: Any, tolerance: Tolerance) -> list[Finding]:
@@ -311,10 +267,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _hosted(value: Any) -> Any:
     framework = type(value).__module__.partition(".")[0]
-    if framework in ("torch", "paddle", "mindspore") and hasattr(value, "shape"):
-        from importlib import import_module
-
-        return import_module(f"twinprobe._live.frameworks.{framework}").adapter.to_host(value)
+    if framework in FRAMEWORKS and hasattr(value, "shape"):
+        return adapter_named(framework).to_host(value)
     if isinstance(value, bool | int | float | np.generic | np.ndarray):
         array = np.asarray(value)
         if array.dtype.name in STORAGE:

@@ -1,13 +1,15 @@
-"""Every pair of tensors of two runs, measured."""
+"""Every pair of tensors of two runs, measured; where the first difference begins, and which others follow from it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import nan
 
+from twinprobe._live.console import sibling
 from twinprobe._live.live_run import Values, short_dtype
-from twinprobe._live.measuring import Calm, Found, Pair, PairGaps, missing_gradients
+from twinprobe._live.measuring import Pair, PairGaps, missing_gradients
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName, parse_op
@@ -45,20 +47,45 @@ class Finding:
         return not self.gap.same
 
 
+class AgreeingPairs:
+    """So many findings, none of which differs. ``make`` makes them when somebody looks; it must hold no tensor."""
+
+    def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
+        self._count = count
+        self._make = make
+        self._made: list[Finding] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Finding]:
+        if self._made is None:
+            self._made = self._make()
+        return iter(self._made)
+
+
+Findings = list[Finding] | AgreeingPairs
+
+
+def differing(findings: Findings) -> list[Finding]:
+    """Those that differ."""
+    return [] if isinstance(findings, AgreeingPairs) else [one for one in findings if one.differs]
+
+
 def find_differences(
     raw: Values, base: Values, matches: Matches, tolerance: Tolerance, step: int, phases: frozenset[str]
-) -> Found:
+) -> Findings:
     """Measure every paired row of the phases that are asked for."""
-    telling = _Telling(raw, base, matches.doubtful, step)
+    maker = _FindingMaker(raw, base, matches.doubtful, step)
     wanted = matches.rows
     if raw.plain or base.plain:
         wanted = [row for row in wanted if row[0] not in raw.plain and row[1] not in base.plain]
     if not phases >= frozenset(PHASE_ORDER):
-        wanted = [row for row in wanted if telling.phase(row) in phases]
+        wanted = [row for row in wanted if maker.phase(row) in phases]
     gaps = PairGaps(raw, base, wanted, tolerance)
     if matches.equal and wanted and gaps.all_same:
-        return Calm(len(wanted), lambda: telling.findings(wanted, gaps))
-    found = telling.findings(wanted, gaps)
+        return AgreeingPairs(len(wanted), lambda: maker.findings(wanted, gaps))
+    found = maker.findings(wanted, gaps)
     for one in found:
         if one.place == "input" and "NaN" in one.gap.why and not parse_op(one.raw).body:
             row, other, _ = next(pair for pair in wanted if pair[0] == one.order)
@@ -66,12 +93,17 @@ def find_differences(
             if hosts[0] is not None and hosts[1] is not None:
                 again = compare(hosts[0], hosts[1], replace(tolerance, equal_nan=True))
                 one.gap = replace(one.gap, why=f"{one.gap.why}, {SAME_NAN}") if again.same else one.gap
-    missing = missing_gradients(raw, base, matches.rows) if GRADIENT_PHASE in phases and not matches.equal else []
-    return found + [telling.without_gradient(*one) for one in missing]
+    if GRADIENT_PHASE in phases and not matches.equal:
+        for calls, parameter, why, rule, row in missing_gradients(raw, base, matches.rows):
+            gap = Gap(False, why, nan, nan, nan, nan, nan)
+            found.append(
+                Finding(step, GRADIENT_PHASE, *calls, "gradient", parameter, gap, True, rule=rule, order=row)
+            )  # fmt: skip
+    return found
 
 
-class _Telling:
-    """Puts measured pairs into words."""
+class _FindingMaker:
+    """Makes findings of measured pairs."""
 
     def __init__(self, raw: Values, base: Values, doubtful: set[str], step: int) -> None:
         self._ops = raw.ops, base.ops
@@ -82,12 +114,8 @@ class _Telling:
 
     def findings(self, rows: list[Pair], gaps: PairGaps) -> list[Finding]:
         """All pairs that could be measured."""
-        found = []
-        for at, row in enumerate(rows):
-            gap = gaps[at]
-            if gap is not None:
-                found.append(self._finding(*row, gap))
-        return found
+        measured = ((row, gaps[at]) for at, row in enumerate(rows))
+        return [self._finding(*row, gap) for row, gap in measured if gap is not None]
 
     def phase(self, row: Pair) -> str:
         """In which phase a pair belongs."""
@@ -98,7 +126,8 @@ class _Telling:
         found = self._names.get(op)
         if found is None:
             name = parse_op(self._ops[0][op])
-            found = self._names[op] = name, _phase(name)
+            phase = {GRADIENTS: GRADIENT_PHASE, BACKWARD: BACKWARD_PHASE}.get(name.direction, FORWARD_PHASE)
+            found = self._names[op] = name, phase
         return found
 
     def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
@@ -106,11 +135,12 @@ class _Telling:
         name, phase = self._name(mine["op"][row])
         role = mine["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
+        dtype, other_dtype = short_dtype(mine["dtype"][row] or ""), short_dtype(theirs["dtype"][other] or "")
         return Finding(
             self._step, phase, name.text, self._ops[1][theirs["op"][other]], places.get(role, "value"),
             mine["name"][row].removeprefix(name.text + "."), gap, self._decides(name, role, phase),
-            mine["shape"][row] or "", theirs["shape"][other] or "", _dtypes(mine["dtype"][row], theirs["dtype"][other]),
-            rule, row,
+            mine["shape"][row] or "", theirs["shape"][other] or "",
+            dtype if dtype == other_dtype else f"{dtype}/{other_dtype}", rule, row,
         )  # fmt: skip
 
     def _decides(self, name: OpName, role: int, phase: str) -> bool:
@@ -121,37 +151,13 @@ class _Telling:
             return role == OUTPUT or (role == INPUT and not name.body)
         return True
 
-    def without_gradient(self, calls: tuple[str, str], parameter: str, why: str, rule: str, row: int) -> Finding:
-        """A parameter of which only one model has a gradient."""
-        gap = Gap(False, why, nan, nan, nan, nan, nan)
-        return Finding(
-            self._step, GRADIENT_PHASE, *calls, "gradient", parameter, gap, True, rule=rule, order=row
-        )  # fmt: skip
 
-
-def shortened(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{', '.join(names[:3])}{more}"
-
-
-def only_places(found: Found, places: tuple[str, ...]) -> list[Finding]:
+def only_places(found: Findings, places: tuple[str, ...]) -> list[Finding]:
     """The findings of these places; each of them decides."""
     kept = [one for one in found if one.place in places]
     for one in kept:
         one.decides = True
     return kept
-
-
-def _phase(name: OpName) -> str:
-    if name.direction == GRADIENTS:
-        return GRADIENT_PHASE
-    return BACKWARD_PHASE if name.direction == BACKWARD else FORWARD_PHASE
-
-
-def _dtypes(one: str | None, other: str | None) -> str:
-    mine, theirs = short_dtype(one or ""), short_dtype(other or "")
-    return mine if mine == theirs else f"{mine}/{theirs}"
 
 
 # Where the first difference begins, and which others follow from it.
@@ -183,7 +189,12 @@ def settle_causes(findings: list[Finding], raw: Values) -> None:
     for one in findings:
         if one.differs:
             by_call[one.raw].append(one)
-    has_inner = _with_differing_inside(by_call, raw)
+    has_inner: set[str] = set()
+    for name in by_call:
+        parent = raw.parents.get(name)
+        while parent is not None and parent not in has_inner:
+            has_inner.add(parent)
+            parent = raw.parents.get(parent)
     for name, differing in by_call.items():
         came_in = _came_in(name, by_call)
         for one in differing:
@@ -204,31 +215,11 @@ def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
     if op.direction == FORWARD:
         return False
     # A gradient follows from what its forward call saw, and a parameter's from what flowed back.
-    forward = _sibling(name, FORWARD)
-    if forward in by_call:
+    if sibling(name, FORWARD) in by_call:
         return True
     return op.direction == GRADIENTS and any(
-        one.cause != "" or one.differs for one in by_call.get(_sibling(name, BACKWARD), ())
+        one.cause != "" or one.differs for one in by_call.get(sibling(name, BACKWARD), ())
     )
-
-
-def _sibling(name: str, direction: str) -> str:
-    op = parse_op(name)
-    head = ".".join(filter(None, (op.prefix, op.body, op.cls)))
-    call = max(op.call, 0)
-    if op.is_module or op.direction == GRADIENTS:
-        return f"{head}.{direction}.{call}"
-    return f"{head}.{call}.{direction}"
-
-
-def _with_differing_inside(by_call: dict[str, list[Finding]], raw: Values) -> set[str]:
-    found: set[str] = set()
-    for name in by_call:
-        parent = raw.parents.get(name)
-        while parent is not None and parent not in found:
-            found.add(parent)
-            parent = raw.parents.get(parent)
-    return found
 
 
 def find_first(
@@ -251,8 +242,10 @@ def find_first(
     chosen = _innermost(names, raw) if phase in (FORWARD_PHASE, BACKWARD_PHASE) else names[0]
     chosen = _named_by_its_layer(chosen, names, raw)
     mine = [one for one in differing if one.raw == chosen]
+    causes = [one.cause for one in mine]
+    cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
     return First(
-        step, phase, chosen, mine[0].base, _cause(mine),
+        step, phase, chosen, mine[0].base, cause,
         _explain(mine, raw, _given(findings)) + _suspects(mine, raw, base, alone), mine,
         _line(raw, chosen), _line(base, mine[0].base),
     )  # fmt: skip
@@ -277,11 +270,6 @@ def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
         return name
     has_modules = any(other == parent and parse_op(child).is_module for child, other in raw.parents.items())
     return name if has_modules else parent
-
-
-def _cause(mine: list[Finding]) -> str:
-    causes = [one.cause for one in mine]
-    return next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
 
 
 _EXPLANATIONS = {
@@ -310,27 +298,27 @@ def _explain(mine: list[Finding], raw: Values, given: list[Finding]) -> str:
     places = {one.place for one in mine}
     why = mine[0].gap.why
     named = ", ".join(one.tensor.rpartition(".")[2] for one in mine if one.place in ("parameter", "gradient"))
-    told = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
+    reason = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
     if "input" in places:
-        told = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
+        reason = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
         differing = [one for one in given if one.differs]
         if differing and all(SAME_NAN in one.gap.why for one in differing):
-            told = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
+            reason = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
         elif differing or (not given and raw.ops[:1] == [mine[0].raw]):
-            told = "the two models are given different inputs"
+            reason = "the two models are given different inputs"
     elif "buffer" in places:
         buffers = ", ".join(one.tensor for one in mine)
         when = "before anything runs" if mine[0].phase == BEFORE_PHASE else "after the step"
-        told = f"its buffers differ {when}: {buffers} ({why})"
+        reason = f"its buffers differ {when}: {buffers} ({why})"
     elif "parameter" in places:
-        told = f"its parameters differ before anything runs: {named}"
+        reason = f"its parameters differ before anything runs: {named}"
     elif "output" in places:
-        told = f"its inputs agree, its output does not ({why})"
+        reason = f"its inputs agree, its output does not ({why})"
     elif "gradient" in places:
-        told = f"the gradient of its parameter differs: {named} ({why})"
+        reason = f"the gradient of its parameter differs: {named} ({why})"
     elif "loss" in places:
-        told = f"the losses differ although all outputs agree ({why})"
-    return told or why
+        reason = f"the losses differ although all outputs agree ({why})"
+    return reason or why
 
 
 def _suspects(mine: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]]) -> str:
@@ -359,7 +347,7 @@ _FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspor
 
 def _line(run: Values, name: str) -> str:
     """The user's line of code that made a call."""
-    frames = run.stacks[name] or run.stacks[_sibling(name, FORWARD)]
+    frames = run.stacks[name] or run.stacks[sibling(name, FORWARD)]
     for text in frames:
         if not any(part in text.partition(", line")[0] for part in _FRAMEWORK_FILES):
             place, _, source = text.partition(", \n")

@@ -93,7 +93,12 @@ class LiveRows:
             values = [*args, *kwargs.values(), *own.values(), *given]
             layout = _layout(FORWARD, len(args), tuple(kwargs), tuple(own), len(given))
         if values and set(map(type, values)) != _NOTES:
-            self._append_mixed(entry.name, parts, direction)
+            # Other values than tensors, or tensors inside of others.
+            rows: list[tuple[int, str, Any]] = []
+            for key, role, front in _PARTS[direction]:
+                if parts.get(key):
+                    _flatten(role, front, parts[key], rows)
+            self._add_mixed(entry.name, rows)
         else:
             self._add(entry.name, layout, values)
 
@@ -108,15 +113,6 @@ class LiveRows:
         self.plain |= {row: _plain(one, "") for row, (_, _, one) in numbered if type(one) is not Note}
         layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
         self._add(name, layout, [one for _, _, one in rows])
-
-    def _append_mixed(self, name: str, parts: dict[str, Any], direction: str) -> None:
-        """A call with other values than tensors, or with tensors inside of others."""
-        rows: list[tuple[int, str, Any]] = []
-        for key, role, front in _PARTS[direction]:
-            held = parts.get(key)
-            if held:
-                _flatten(role, front, held, rows)
-        self._add_mixed(name, rows)
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
         """Append a call made of another's rows: of each of these calls those in these roles."""
@@ -170,14 +166,9 @@ class Columns:
     def __getitem__(self, name: str) -> list[Any]:
         found = self._made.get(name)
         if found is None:
-            found = self._made[name] = getattr(self, f"_{name}")()
+            found = getattr(self._rows, name) if name in ("op", "role") else getattr(self, f"_{name}")()
+            self._made[name] = found
         return found
-
-    def _op(self) -> list[int]:
-        return self._rows.op
-
-    def _role(self) -> list[int]:
-        return self._rows.role
 
     def _name(self) -> list[str]:
         rows = self._rows
@@ -225,16 +216,9 @@ def _plain(value: Any, argument: str) -> Leaf:
     return settle(Leaf(type(value).__name__, value=value), argument)
 
 
-_texts: dict[tuple[int, ...], str] = {}
-
-
+@lru_cache(maxsize=10_000)
 def _shown(shape: tuple[int, ...]) -> str:
-    text = _texts.get(shape)
-    if text is None:
-        if len(_texts) > 10_000:
-            _texts.clear()
-        text = _texts[shape] = str(list(shape))
-    return text
+    return str(list(shape))
 
 
 # An engine for the recorders that keeps what they record in memory: no thread, no folder, no file.
@@ -321,7 +305,13 @@ class Values(Run):
     @cached_property
     def stacks(self) -> Stacks:
         """Call sites of the calls."""
-        return super().stacks if self.stack_table is None else _stacks(self.stack_table.to_json())
+        if self.stack_table is None:
+            return super().stacks
+        stacks = Stacks()
+        for names, frames in self.stack_table.to_json().values():
+            stacks.of_op.update(dict.fromkeys(names, len(stacks.frames)))
+            stacks.frames.append(frames)
+        return stacks
 
     def __getattr__(self, name: str) -> Any:
         if name != "table" or self.__dict__.get("live") is None:
@@ -340,19 +330,15 @@ class Values(Run):
             return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
         return Columns(self.live)
 
-    def _note(self, row: int) -> Note | None:
-        assert self.live is not None
-        value = self.live.value[row]
-        return value if type(value) is Note else None
-
     def tensor(self, row: int) -> HostTensor | None:
         """The tensor of a row; None where it was not kept."""
         if self.to_host is not None:
-            note = self._note(row)
-            if note is None or note.row is None:
+            assert self.live is not None
+            note = self.live.value[row]
+            if type(note) is not Note or note.row is None:
                 return None
             if note.row.payload is None:
-                return _empty(note)
+                return HostTensor("float32", note.shape, np.empty(0, np.float32)) if 0 in note.shape else None
             return _hosted(note.row, self.to_host)
         file = self.table["file"][row]
         return open_tensor(inside(self.tensor_folder, file)) if file else None
@@ -421,10 +407,16 @@ def read_run(run: Run) -> Values:
     return Values(run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes)
 
 
-def _leaf(note: Note, statistics: ToHost | None) -> Leaf:
+def _leaf(note: Note, to_host: ToHost | None) -> Leaf:
+    """What a table tells of a tensor; with its statistics where ``to_host`` brings it to the host."""
     leaf = Leaf(note.type, note.dtype, list(note.shape), requires_grad=note.requires_grad, kind=TENSOR)
-    if statistics is not None and note.row is not None and note.row.payload is not None:
-        leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = _statistics(note.row, statistics)
+    if to_host is not None and note.row is not None and note.row.payload is not None:
+        from twinprobe._measure.statistics import statistics
+
+        row = note.row
+        if row.values is None:
+            row.values = statistics(_hosted(row, to_host))
+        leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = row.values.max, row.values.min, row.values.mean, row.values.norm
     return leaf
 
 
@@ -441,15 +433,6 @@ def address_in(note: Note) -> int:
     return address_of(payload) if payload.dtype == _FLOAT32 and payload.flags.c_contiguous else 0
 
 
-def _statistics(row: Any, to_host: ToHost) -> tuple[Any, Any, Any, Any]:
-    if row.values is None:
-        from twinprobe._measure.statistics import statistics
-
-        row.values = statistics(_hosted(row, to_host))
-    values = row.values
-    return values.max, values.min, values.mean, values.norm
-
-
 def _hosted(row: Any, to_host: ToHost) -> HostTensor:
     if not isinstance(row.payload, HostTensor):
         row.payload = to_host(row.payload)
@@ -457,20 +440,7 @@ def _hosted(row: Any, to_host: ToHost) -> HostTensor:
     return found
 
 
-def _empty(note: Note) -> HostTensor | None:
-    return HostTensor("float32", note.shape, np.empty(0, np.float32)) if 0 in note.shape else None
-
-
 @lru_cache(maxsize=256)
 def short_dtype(text: str) -> str:
     """``float32`` for torch.float32, paddle.float32 and Float32."""
     return text.rpartition(".")[2].lower()
-
-
-def _stacks(document: dict[str, Any]) -> Stacks:
-    stacks = Stacks()
-    for names, frames in document.values():
-        at = len(stacks.frames)
-        stacks.frames.append(frames)
-        stacks.of_op.update(dict.fromkeys(names, at))
-    return stacks

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from math import nan, prod
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from twinprobe._live.live_run import Values, address_in
 from twinprobe._measure.tolerance import Gap, Gaps, Job, Places, Tolerance, compare_all, compare_places
@@ -15,16 +15,13 @@ from twinprobe._runs.table import GRADIENT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
 
-if TYPE_CHECKING:
-    from twinprobe._live.findings import Finding
-
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
 _ELEMENTS_AT_ONCE = 16 << 20
 _STATISTICS = ("max", "min", "mean", "norm")
-_BUNCH = 1 << 32  # a place is a number: so many times the bunch, and the place in it
+_BATCH = 1 << 32  # a place is a number: so many times the batch, and the place in it
 
 
-class _Bunch:
+class _Batch:
     """Pairs that wait to be measured: plain ones by their places, or any by their jobs."""
 
     def __init__(self) -> None:
@@ -68,7 +65,7 @@ class PairGaps:
     def __init__(self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance) -> None:
         self._raw, self._base, self._tolerance = raw, base, tolerance
         self._found: list[Gap | int | None] = [None] * len(rows)
-        self._bunches: list[Gaps] = []
+        self._batches: list[Gaps] = []
         self._measure_all(rows)
         del self._raw, self._base  # the tensors must not live as long as the numbers
 
@@ -78,19 +75,19 @@ class PairGaps:
         for one in self._found:
             if type(one) is not int and (one is None or (isinstance(one, Gap) and not one.same)):
                 return False
-        return all(bunch.all_same for bunch in self._bunches)
+        return all(batch.all_same for batch in self._batches)
 
     def __getitem__(self, at: int) -> Gap | None:
         """The gap of a pair; None where there is nothing to measure."""
         found = self._found[at]
         if not isinstance(found, int):
             return found
-        gap: Gap = self._bunches[found // _BUNCH][found % _BUNCH]
+        gap: Gap = self._batches[found // _BATCH][found % _BATCH]
         return gap
 
     def _measure_all(self, rows: list[Pair]) -> None:
         """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
-        plain, odd = _Bunch(), _Bunch()
+        plain, odd = _Batch(), _Batch()
         again: list[tuple[int, int]] = []
         turned_rows, other_turned = self._raw.turned, self._base.turned
         first: dict[tuple[Row | None, Row | None, bool], int] = {}
@@ -116,7 +113,7 @@ class PairGaps:
         for at, known in again:
             self._found[at] = self._found[known]
 
-    def _add_odd(self, bunch: _Bunch, at: int, pair: Pair, turned: bool) -> None:
+    def _add_odd(self, batch: _Batch, at: int, pair: Pair, turned: bool) -> None:
         try:
             one, two = self._raw.spot(pair[0]), self._base.spot(pair[1])
         except DamagedTensor as damage:
@@ -125,27 +122,27 @@ class PairGaps:
         if one is None or two is None:
             self._found[at] = self._by_statistics(pair[0], pair[1])
             return
-        bunch.pairs.append(at)
-        bunch.jobs.append((one, two, turned))
-        bunch.elements += one.size
+        batch.pairs.append(at)
+        batch.jobs.append((one, two, turned))
+        batch.elements += one.size
 
-    def _measure(self, bunch: _Bunch, rows: list[Pair]) -> None:
+    def _measure(self, batch: _Batch, rows: list[Pair]) -> None:
         def hosts(at: int) -> tuple[HostTensor, HostTensor]:
-            row, other, _ = rows[bunch.pairs[at]]
+            row, other, _ = rows[batch.pairs[at]]
             one, two = self._raw.tensor(row), self._base.tensor(other)
             assert one is not None
             assert two is not None
             return one, two
 
-        if bunch.jobs:
-            gaps = compare_all(bunch.jobs, hosts, self._tolerance, in_all=len(rows))
+        if batch.jobs:
+            gaps = compare_all(batch.jobs, hosts, self._tolerance, in_all=len(rows))
         else:
-            columns = tuple(map(list, zip(*bunch.places, strict=True))) or ([], [], [], [])
+            columns = tuple(map(list, zip(*batch.places, strict=True))) or ([], [], [], [])
             gaps = compare_places(cast(Places, columns), hosts, self._tolerance, in_all=len(rows))
-        for place, pair in enumerate(bunch.pairs, _BUNCH * len(self._bunches)):
+        for place, pair in enumerate(batch.pairs, _BATCH * len(self._batches)):
             self._found[pair] = place
-        self._bunches.append(gaps)
-        bunch.clear()
+        self._batches.append(gaps)
+        batch.clear()
         self._raw.let_go_files()
         self._base.let_go_files()
 
@@ -211,31 +208,3 @@ def _parameter(run: Values, row: int) -> tuple[str, str]:
 
 def _joined(*parts: str) -> str:
     return ".".join(filter(None, parts))
-
-
-# Pairs that all agree: counted at once, told one by one only to who asks.
-
-
-class Calm:
-    """So many findings, none of which differs. ``make`` makes them; it must hold no tensor."""
-
-    def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
-        self._count = count
-        self._make = make
-        self._made: list[Finding] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[Finding]:
-        if self._made is None:
-            self._made = self._make()
-        return iter(self._made)
-
-
-Found = list["Finding"] | Calm
-
-
-def differing(found: Found) -> list[Finding]:
-    """Those that differ."""
-    return [] if isinstance(found, Calm) else [one for one in found if one.differs]

@@ -54,6 +54,9 @@ def read_options(given: Mapping[str, Any]) -> Options:
     steps = given.get("steps", 1)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
         raise BadInput(f"steps is {steps!r}", where="auto_diff", hint="a whole number from 1 on")
+    seed = given.get("seed", 1234)
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise BadInput(f"seed is {seed!r}", hint="a whole number")
     report = given.get("report")
     formats = given.get("formats", Options.formats)
     formats = (formats,) if isinstance(formats, str) else tuple(formats)
@@ -66,7 +69,7 @@ def read_options(given: Mapping[str, Any]) -> Options:
         single_step=_flag(given, "single_step", False),
         steps=steps,
         random=_choice(given, "random", RANDOM, "auto"),
-        seed=_whole(given, "seed", 1234),
+        seed=seed,
         apis=_flag(given, "apis", True),
         quiet=_flag(given, "quiet", False),
         report=Path(report) if report is not None else None,
@@ -120,11 +123,4 @@ def _flag(given: Mapping[str, Any], name: str, default: bool) -> bool:
     value = given.get(name, default)
     if not isinstance(value, bool):
         raise BadInput(f"{name} is {value!r}", hint="True or False")
-    return value
-
-
-def _whole(given: Mapping[str, Any], name: str, default: int) -> int:
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"{name} is {value!r}", hint="a whole number")
     return value

@@ -12,16 +12,15 @@ import numpy as np
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
-from twinprobe._live.comparing import PHASES, Story, add_findings, alone_notes, finish
+from twinprobe._live.comparing import PHASES, Comparison
 from twinprobe._live.findings import find_differences, only_places
-from twinprobe._live.kept_state import KeptState, copying
 from twinprobe._live.live_run import Values, read_run
-from twinprobe._live.options import Options
-from twinprobe._live.pairing.layer_map import LayerMap
-from twinprobe._live.pairing.layers import Tree, structure
+from twinprobe._live.model_state import KeptState, copying
+from twinprobe._live.pairing.layer_map import LayerMap, Paths
+from twinprobe._live.pairing.layers import LayerTree, structure
 from twinprobe._live.pairing.matching import match_runs
-from twinprobe._live.result import Result
 from twinprobe._live.running import Model, recorded_masks, run_model
+from twinprobe._live.weights.stores import store_of
 from twinprobe._measure.tolerance import transposed
 from twinprobe._runs.dtypes import widened
 from twinprobe._runs.names import FORWARD, parse_op
@@ -57,103 +56,76 @@ def recorded_runs(path: Path) -> list[RecordedRun]:
     return found
 
 
-def compare_with_recording(
-    base: Model | Path,
-    raw: Model | Path,
-    layer_map: LayerMap,
-    options: Options,
-    kept: KeptState,
-    *,
-    auto_weights: bool,
-    notes: list[str],
-) -> Result:
-    """Compare a model, run step by step, with what another left on disk."""
-    story = Story(notes=notes)
+def compare_with_recording(comparison: Comparison, kept: KeptState) -> None:
+    """Compare a model, run step by step, with what another left on disk; or two recordings."""
+    base, raw, options = comparison.base, comparison.raw, comparison.options
+    assert isinstance(base, Path)
     if options.single_step:
-        story.notes.append("single_step needs two live models: the recording is compared as it is")
-    if not isinstance(base, Path):
-        raise BadInput("a recording is always the base", hint="give the model and the folder in either order")
+        comparison.notes.append("single_step needs two live models: the recording is compared as it is")
     if isinstance(raw, Path):
-        _two_recordings(base, raw, layer_map, options, story)
-        return finish(story, str(base), str(raw))
-    runs = _one_per_step(recorded_runs(base), story)
+        _two_recordings(comparison, base, raw)
+        return
+    recorded = recorded_runs(base)
+    runs: dict[int, Path] = {}
+    for run in recorded:
+        runs.setdefault(run.step, run.path)
+    if len(runs) < len(recorded):  # a live model is one rank
+        comparison.notes.append(
+            f"the recording holds {len(recorded)} runs of {len(runs)} steps: the first of each is compared"
+        )
     begin = min(runs)
     if max(runs) - begin >= options.steps:
-        story.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
+        comparison.notes.append(f"{base} holds {len(runs)} steps; steps={max(runs) - begin + 1} compares all of them")
     for step in range(begin, min(begin + options.steps, max(runs) + 1)):
         if step in runs:
-            _compare_step(raw, read_run(open_run(runs[step])), layer_map, options, step, story, kept, auto_weights)
+            _compare_step(comparison, raw, read_run(open_run(runs[step])), step, kept)
         else:  # not recorded, but what comes after depends on it
-            story.notes += run_model(raw, options, layer_map, None).problems
+            comparison.notes += run_model(raw, options, comparison.layer_map, None).problems
         if raw.optimizer is not None:
             kept.steps += 1
             raw.adapter.step(raw.model, raw.optimizer)
-        if story.first is not None:
+        if comparison.first is not None:
             break
-    return finish(story, str(base), raw.title)
 
 
-def _one_per_step(runs: list[RecordedRun], story: Story) -> dict[int, Path]:
-    """A live model is one rank: it is compared with the first of each step."""
-    found: dict[int, Path] = {}
-    for run in runs:
-        found.setdefault(run.step, run.path)
-    if len(found) < len(runs):
-        story.notes.append(f"the recording holds {len(runs)} runs of {len(found)} steps: the first of each is compared")
-    return found
-
-
-def _compare_step(
-    raw: Model,
-    reference: Values,
-    layer_map: LayerMap,
-    options: Options,
-    step: int,
-    story: Story,
-    kept: KeptState,
-    auto_weights: bool,
-) -> None:
-    story.notes += reference.notes
+def _compare_step(comparison: Comparison, raw: Model, reference: Values, step: int, kept: KeptState) -> None:
+    options, layer_map = comparison.options, comparison.layer_map
+    comparison.notes += reference.notes
     if raw.inputs is None:
         raw.inputs = inputs_of(reference, raw)
-    if story.steps == 0:
-        if auto_weights:
+    if comparison.steps == 0:
+        if comparison.auto_weights:
             with copying(kept, raw, str(reference.path)):
-                load_weights(raw, reference, layer_map, story.notes)
+                load_weights(raw, reference, layer_map, comparison.notes)
         kept.keep_buffers()
     masks = recorded_masks(reference, options.seed) if options.random in ("auto", "masks") else None
     tested = run_model(raw, options, layer_map, masks)
-    story.notes += tested.problems
-    _compare(tested.run, reference, layer_map, raw, options, step, story)
+    comparison.notes += tested.problems
+    _compare(comparison, tested.run, reference, raw.paths, step)
 
 
-def _two_recordings(base: Path, raw: Path, layer_map: LayerMap, options: Options, story: Story) -> None:
+def _two_recordings(comparison: Comparison, base: Path, raw: Path) -> None:
     sides = recorded_runs(base), recorded_runs(raw)
     if len(sides[0]) != len(sides[1]):
         raise BadInput(
             f"holds {len(sides[1])} runs, {base} holds {len(sides[0])}",
-            where=raw,
-            hint="record the same steps and ranks",
-        )
-    for one, other in zip(*sides, strict=True):
-        if one.label != other.label:
+            where=raw, hint="record the same steps and ranks",
+        )  # fmt: skip
+    for golden, target in zip(*sides, strict=True):
+        if golden.label != target.label:
             raise BadInput(
-                f"holds {other.label} where {base} holds {one.label}",
-                where=raw,
-                hint="record the same steps and ranks, or give the folders of two steps",
-            )
-    for one, other in zip(*sides, strict=True):
-        _compare(
-            read_run(open_run(other.path)), read_run(open_run(one.path)), layer_map, None, options, one.step, story
-        )
-        if story.first is not None:
+                f"holds {target.label} where {base} holds {golden.label}",
+                where=raw, hint="record the same steps and ranks, or give the folders of two steps",
+            )  # fmt: skip
+    for golden, target in zip(*sides, strict=True):
+        _compare(comparison, read_run(open_run(target.path)), read_run(open_run(golden.path)), None, golden.step)
+        if comparison.first is not None:
             break
 
 
-def _compare(
-    tested: Values, reference: Values, layer_map: LayerMap, raw: Model | None, options: Options, step: int, story: Story
-) -> None:
-    matches = match_runs(tested, reference, layer_map, raw.paths if raw is not None else None, None)
+def _compare(comparison: Comparison, tested: Values, reference: Values, paths: Paths | None, step: int) -> None:
+    options = comparison.options
+    matches = match_runs(tested, reference, comparison.layer_map, paths, None)
     found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
     tested.release()
     reference.release()
@@ -164,12 +136,11 @@ def _compare(
             "nothing of it could be compared", where=reference.path,
             hint="record it with level mix or L0 and, for element-wise comparison, task tensor",
         )  # fmt: skip
-    if story.steps == 0:
-        story.notes += [*matches.notes, *alone_notes(matches)]
+    if comparison.steps == 0:
+        comparison.notes += matches.notes
         if reference.task != "tensor":
-            story.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    add_findings(story, found, [], tested, reference, matches)
-    story.steps += 1
+            comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
+    comparison.add(found, [], tested, reference, matches)
 
 
 def inputs_of(reference: Values, raw: Model) -> Any:
@@ -204,14 +175,12 @@ def _is_forward_module(name: str) -> bool:
 
 def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list[str]) -> None:
     """The recorded parameters, to the live model, where layers and shapes leave no doubt."""
-    from twinprobe._live.weights.stores import store_of
-
     store = store_of(raw.model)
     recorded = _recorded_parameters(reference)
     if not recorded:
         notes.append("the recording holds no parameters: the model keeps its own")
         return
-    tree = Tree.of(raw.model, layer_map)
+    tree = LayerTree.of(raw.model, layer_map)
     missing = []
     for path, weights in tree.weights.items():
         if not weights:
@@ -245,7 +214,7 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
         )
 
 
-def _turned(tree: Tree, path: str, name: str, reference: Values, rows: dict[str, int]) -> bool:
+def _turned(tree: LayerTree, path: str, name: str, reference: Values, rows: dict[str, int]) -> bool:
     row = rows.get(name)
     mine = tree.adapter.is_transposed(tree.layers[path], name)
     return mine != (row in reference.turned)
@@ -262,7 +231,7 @@ def _recorded_parameters(reference: Values) -> dict[str, dict[str, int]]:
     return found
 
 
-def _partners(tree: Tree, reference: Values, recorded: dict[str, dict[str, int]]) -> dict[str, str]:
+def _partners(tree: LayerTree, reference: Values, recorded: dict[str, dict[str, int]]) -> dict[str, str]:
     """Which recorded path each live layer belongs to, where their paths differ."""
     known = tree.partners
     if known:

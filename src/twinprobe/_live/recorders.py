@@ -7,9 +7,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from operator import is_
 from threading import get_ident
 from typing import Any, Protocol
+
+import numpy as np
 
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._record.config import RecordConfig
@@ -18,15 +21,15 @@ from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.tensors.elements import HostTensor
 
 
-class RecorderShelf:
-    """Lends recorders. One that is lent is not there for others; one whose framework has changed is not used again."""
+class RecorderPool:
+    """Recorders for reuse: one at a time for each user, and none whose framework has changed since."""
 
     def __init__(self, make: Callable[[RecordConfig, Any], Any]) -> None:
         self._make = make
         self._free: dict[tuple[str, frozenset[str]], tuple[Any, list[_Snapshot]]] = {}
 
     @contextmanager
-    def lend(self, config: RecordConfig) -> Iterator[Any]:
+    def borrow(self, config: RecordConfig) -> Iterator[Any]:
         """A recorder with an empty engine."""
         key = config.level, frozenset(config.data_mode)
         recorder, seen = self._free.pop(key, (None, []))
@@ -35,16 +38,11 @@ class RecorderShelf:
             recorder = self._make(config, MemoryEngine)
         yield recorder  # one that met an exception is not kept
         if fresh:  # not before: a recorder looks for functions only when some of them are replaced already
-            seen = [_Snapshot(owner) for owner in _owners(recorder)]
+            sites: Any = getattr(recorder, "sites", tuple)()  # PyTorch's recorder replaces none
+            owners = {id(site.owner): site.owner for site in sites}
+            seen = [_Snapshot(owner) for owner in owners.values()]
         recorder.engine = MemoryEngine(config, recorder)
         self._free[key] = recorder, seen
-
-
-def _owners(recorder: Any) -> list[Any]:
-    """The modules and classes in which the recorder replaces functions."""
-    sites: Any = getattr(recorder, "sites", tuple)()  # PyTorch's recorder replaces none
-    found = {id(site.owner): site.owner for site in sites}
-    return list(found.values())
 
 
 class _Snapshot:
@@ -87,7 +85,7 @@ class Aliases:
     def __init__(self) -> None:
         self._waiting: list[Holding] = []
         self._thread: int | None = None
-        self._lent: set[int] = set()  # where held tensors lie whose memory somebody else may free
+        self._foreign: set[int] = set()  # where held tensors lie whose memory somebody else may free
 
     @property
     def allowed(self) -> bool:
@@ -101,20 +99,20 @@ class Aliases:
         self._waiting.append(held)
         return True
 
-    def lend(self, address: int) -> None:
+    def mark_foreign(self, address: int) -> None:
         """What lies here is held, but belongs to somebody who may free it."""
-        self._lent.add(address)
+        self._foreign.add(address)
 
     def settle_before_freeing(self, address: int) -> None:
         """Somebody is about to free what lies here."""
-        if address in self._lent:
+        if address in self._foreign:
             self.settle()
 
     def settle(self) -> None:
         """Somebody is about to write."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            self._lent.clear()
+            self._foreign.clear()
             for note, tensor, _, holder in waiting:
                 row = note.row
                 if row is None:
@@ -148,7 +146,7 @@ class Aliases:
         finally:
             self._thread = None
             self._waiting = []
-            self._lent.clear()
+            self._foreign.clear()
 
 
 aliases = Aliases()  # of this process: two models may share memory
@@ -189,7 +187,11 @@ class LeftGradients:
         if not recorder.active:
             return
         recorder.wants("")  # tensors are kept
-        for info in sorted(self._infos, key=_turn(recorder.engine)):
+        names = recorder.engine.rows.names
+        mark = f".{BACKWARD}."
+        turns = {name.rpartition(mark)[0] + ".": at for at, name in enumerate(names) if mark in name}
+        # A module of which nothing is known comes last.
+        for info in sorted(self._infos, key=lambda info: turns.get(info.prefix, len(names))):
             notes = {}
             for name, one in self._parameters(info).items():
                 gradient = None if one is None else one.grad
@@ -200,14 +202,20 @@ class LeftGradients:
                 emit_gradients(recorder, info.prefix, notes)
 
 
-def _turn(engine: MemoryEngine) -> Callable[[Any], int]:
-    """When a module was done with its backward; one of which nothing is known comes last."""
-    mark = f".{BACKWARD}."
-    turns = {name.rpartition(mark)[0] + ".": at for at, name in enumerate(engine.rows.names) if mark in name}
-    return lambda info: turns.get(info.prefix, len(engine.rows.names))
+# The garbage collector and the system's memory, out of the way for a while.
+
+# The largest block from which glibc learns how much free memory to keep, less its own header and a page.
+_LARGEST_LEARNED = (32 << 20) - 8192
 
 
-# The garbage collector, out of the way for a while.
+@cache
+def keep_freed_memory() -> None:
+    """Let glibc keep what a comparison frees, for the next one.
+
+    By default it may give the end of its heap back at once: with 200 layers some processes then take 1,200 page faults
+    in each call, with this none. A large block that is freed, untouched, raises its bound, as any large tensor would.
+    """
+    np.empty(_LARGEST_LEARNED, np.uint8)
 
 
 @contextmanager

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._live.console import DIFFERS, FIRST, Branch, Calls, model_tree, tree_lines
-from twinprobe._live.findings import Finding, First
-from twinprobe._live.measuring import Found, differing
+from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, sibling, tree_lines
+from twinprobe._live.findings import Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._runs.names import FORWARD
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
+    from rich.text import Text
 
 
 @dataclass
@@ -29,7 +32,7 @@ class Result:
 
     base: str
     raw: str
-    found: list[Found]
+    found: list[Findings]
     first: First | None
     base_calls: Calls
     raw_calls: Calls
@@ -54,24 +57,29 @@ class Result:
     @cached_property
     def table(self) -> pl.DataFrame:
         """One row per pair of tensors, in the order of execution."""
-
         return table_of(self.findings)
 
     @cached_property
     def base_tree(self) -> list[Branch]:
         """The calls of the base model inside one another, with marks."""
-        return model_tree(self.base_calls, self._shown, self.first.base if self.first else "", golden=True)
+        return self._tree(self.base_calls, "base")
 
     @cached_property
     def raw_tree(self) -> list[Branch]:
         """The calls of the raw model inside one another, with marks."""
-        return model_tree(self.raw_calls, self._shown, self.first.raw if self.first else "", golden=False)
+        return self._tree(self.raw_calls, "raw")
 
-    @property
-    def _shown(self) -> list[Finding]:
-        """What the marks in the trees tell of: the step and phase of the first difference."""
-        at = (self.first.step, self.first.phase) if self.first is not None else None
-        return [one for one in self.findings if at is None or (one.step, one.phase) == at]
+    def _tree(self, calls: Calls, side: str) -> list[Branch]:
+        """Marked by the step and phase of the first difference."""
+        first = self.first
+        marks: dict[str, str] = {}
+        for one in self.findings:
+            if first is None or (one.step, one.phase) == (first.step, first.phase):
+                name = sibling(getattr(one, side), FORWARD)
+                marks[name] = DIFFERS if one.differs else marks.get(name, AGREES)
+        if first is not None:
+            marks[sibling(getattr(first, side), FORWARD)] = FIRST
+        return call_tree(calls, marks)
 
     @property
     def differences(self) -> list[Finding]:
@@ -108,15 +116,12 @@ class Result:
 
     def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json", "html")) -> list[Path]:
         """Write the table as ``auto_diff.csv`` and so on into a folder; other files there stay as they are."""
-
         written = write_files(self, Path(folder), formats)
         self.files += written
         return written
 
     def show(self) -> None:
         """Print the report."""
-        from twinprobe._live.console import print_result
-
         print_result(self)
 
     def __repr__(self) -> str:
@@ -130,8 +135,117 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-
         return fragment(self)
+
+
+# The result on a terminal: the verdict, the guilty pair, its numbers, its line, and the two trees.
+
+_STYLES = {FIRST: "bold red", DIFFERS: "red"}
+_FOLLOWING = 8
+
+
+def print_result(result: Result, console: Console | None = None) -> None:
+    """Print the report."""
+    from rich.console import Console
+
+    console = console or Console()
+    plain = console.options.ascii_only
+    for line in _lines(result, plain=plain):
+        console.print(line, soft_wrap=True, highlight=False)
+    if result.first is not None and (result.raw_tree or result.base_tree):
+        console.print(_trees(result, plain=plain, width=console.width))
+
+
+def _lines(result: Result, *, plain: bool) -> Iterator[Text]:
+    counts = result.counts()
+    compared = f"{counts['compared']:,} pairs of tensors"
+    steps = f", {result.steps} steps" if result.steps > 1 else ""
+    if result.first is None:
+        yield _text("aligned" if plain else "✔ aligned", "bold green").append(
+            f"  {result.raw} against {result.base}: {compared}{steps}, all agree"
+            if not counts["differ"]
+            else f"  {result.raw} against {result.base}: {compared}{steps}; {counts['differ']} inner ones differ"
+        )
+    else:
+        yield _text("not aligned" if plain else "✖ not aligned", "bold red").append(
+            f"  {result.raw} against {result.base}: {counts['differ']:,} of {compared} differ{steps}"
+        )
+        yield from _first(result.first)
+        yield from _following(result)
+    if result.written_to:
+        yield _text("weights: ", "cyan").append(visible(result.written_to))
+    for note in result.notes:
+        yield _text("note: ", "cyan").append(visible(note))
+    for file in result.files:
+        yield _text("written: ", "cyan").append(visible(str(file)))
+
+
+def _first(first: First) -> Iterator[Text]:
+    step = f", step {first.step}" if first.step else ""
+    yield _text(f"  first difference ({first.phase}{step})", "bold")
+    yield _text("    raw   ", "dim").append(visible(first.raw), "bold")
+    if first.raw_line:
+        yield _text("          at ", "dim").append(visible(first.raw_line))
+    yield _text("    base  ", "dim").append(visible(first.base), "bold")
+    if first.base_line:
+        yield _text("          at ", "dim").append(visible(first.base_line))
+    yield _text(f"    {first.why}")
+    for one in first.findings[:4]:
+        gap = one.gap
+        shown = [f"max abs {gap.max_abs:.3g}", f"max rel {gap.max_rel:.3g}", f"cosine {gap.cosine:.6g}"]
+        numbers = [
+            text for text, value in zip(shown, (gap.max_abs, gap.max_rel, gap.cosine), strict=True) if not isnan(value)
+        ]
+        yield _text(f"    {one.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
+
+
+def _following(result: Result) -> Iterator[Text]:
+    assert result.first is not None
+    calls = dict.fromkeys(
+        one.raw for one in result.differences if one.decides and one.raw != result.first.raw
+    )  # fmt: skip
+    if not calls:
+        return
+    names = list(calls)
+    more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
+    yield _text("  then differ  ", "dim").append(visible(", ".join(names[:_FOLLOWING]) + more))
+    others = [
+        one for one in result.differences if one.cause == "injected" and one.decides and one.raw != result.first.raw
+    ]
+    for one in others[:3]:
+        yield _text("  also begins  ", "dim").append(visible(f"{one.raw} ({one.phase}: {one.gap.why})"))
+
+
+def _trees(result: Result, *, plain: bool, width: int) -> Any:
+    """Both trees, side by side where there is room."""
+    from rich.console import Group
+    from rich.table import Table
+
+    sides = [("raw", tree_lines(result.raw_tree, plain=plain)), ("base", tree_lines(result.base_tree, plain=plain))]
+    columns = [_tree(title, lines) for title, lines in sides]
+    if sum(max((len(line) for line, _ in lines), default=0) + 4 for _, lines in sides) > width:
+        return Group(*columns)
+    table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+    for _ in columns:
+        table.add_column(no_wrap=True)
+    table.add_row(*columns)
+    return table
+
+
+def _tree(title: str, lines: list[tuple[str, str]]) -> Text:
+    text = _text(title, "bold")
+    for line, mark in lines:
+        text.append("\n" + visible(line), _STYLES.get(mark, ""))
+    text.no_wrap, text.overflow = True, "ignore"
+    return text
+
+
+def _text(content: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    text = Text()
+    text.append(visible(content), style)
+    return text
 
 
 # The result as files.
@@ -154,23 +268,19 @@ def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Pa
     return written
 
 
-def with_result(table: pl.DataFrame) -> pl.DataFrame:
-    """With the column by which workbooks colour their rows."""
-    import polars as pl
-
-    found = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
-    return table.with_columns(found.alias("Result"))
-
-
 def _fill(name: str, result: Result, path: Path) -> None:
     if name == "csv":
         fill_csv(result.table, path)
     elif name == "parquet":
         fill_parquet(result.table, path)
     elif name == "xlsx":
+        import polars as pl
+
         from twinprobe._report.xlsx import fill_xlsx
 
-        fill_xlsx(with_result(result.table), path)
+        # Workbooks colour their rows by this column.
+        verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
+        fill_xlsx(result.table.with_columns(verdicts.alias("Result")), path)
     elif name == "json":
         path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
     else:
@@ -184,36 +294,21 @@ def table_of(findings: list[Finding]) -> pl.DataFrame:
     """One row per pair of tensors."""
     import polars as pl
 
+    named = {name: attrgetter(name) for name in ("phase", "raw", "base", "place", "tensor")}
     texts = {
-        "phase": [one.phase for one in findings],
-        "raw": [one.raw for one in findings],
-        "base": [one.base for one in findings],
-        "place": [one.place for one in findings],
-        "tensor": [one.tensor for one in findings],
-        "verdict": [_verdict(one) for one in findings],
-        "cause": [one.cause for one in findings],
-        "why": [one.gap.why for one in findings],
-        "raw shape": [one.raw_shape for one in findings],
-        "base shape": [one.base_shape for one in findings],
-        "dtype": [one.dtype for one in findings],
-    }
-    numbers = {
-        "max abs": [one.gap.max_abs for one in findings],
-        "mean abs": [one.gap.mean_abs for one in findings],
-        "max rel": [one.gap.max_rel for one in findings],
-        "relative norm": [one.gap.relative_norm for one in findings],
-        "cosine": [one.gap.cosine for one in findings],
-    }
-    counts = {
-        "mismatched": [one.gap.mismatched for one in findings],
-        "elements": [one.gap.elements for one in findings],
-    }
-    columns = [pl.Series("step", [one.step for one in findings], dtype=pl.Int64)]
-    columns += [pl.Series(name, values, dtype=pl.String) for name, values in texts.items()]
-    columns += [pl.Series(name, values, dtype=pl.Float64) for name, values in numbers.items()]
-    columns += [pl.Series(name, values, dtype=pl.Int64) for name, values in counts.items()]
-    columns.append(pl.Series("rule", [one.rule for one in findings], dtype=pl.String))
-    return pl.DataFrame(columns)
+        **named, "verdict": _verdict, "cause": attrgetter("cause"), "why": attrgetter("gap.why"),
+        "raw shape": attrgetter("raw_shape"), "base shape": attrgetter("base_shape"), "dtype": attrgetter("dtype"),
+    }  # fmt: skip
+    measured = ("max abs", "mean abs", "max rel", "relative norm", "cosine")
+    numbers = {name: attrgetter(f"gap.{name.replace(' ', '_')}") for name in measured}
+    counts = {name: attrgetter(f"gap.{name}") for name in ("mismatched", "elements")}
+    typed: list[tuple[dict[str, Any], Any]] = [
+        ({"step": attrgetter("step")}, pl.Int64), (texts, pl.String), (numbers, pl.Float64), (counts, pl.Int64),
+        ({"rule": attrgetter("rule")}, pl.String),
+    ]  # fmt: skip
+    return pl.DataFrame(
+        [pl.Series(name, [*map(of, findings)], dtype=kind) for columns, kind in typed for name, of in columns.items()]
+    )
 
 
 def _verdict(one: Finding) -> str:
@@ -259,8 +354,11 @@ def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
             f'<p class="first">{_safe(first.phase)}: {_safe(first.raw)} against {_safe(first.base)}</p>'
             f"<p>{_safe(first.why)}</p>"
         )
-        parts += [f"<p>{who}: <code>{_safe(line)}</code></p>" for who, line in _lines(result) if line]
-        parts.append(f'<div class="trees">{_tree("raw", result.raw_tree)}{_tree("base", result.base_tree)}</div>')
+        lines = ("raw", first.raw_line), ("base", first.base_line)
+        parts += [f"<p>{who}: <code>{_safe(line)}</code></p>" for who, line in lines if line]
+        parts.append(
+            f'<div class="trees">{_html_tree("raw", result.raw_tree)}{_html_tree("base", result.base_tree)}</div>'
+        )
         parts.append(_rows(result.differences, most))
     if result.written_to:
         parts.append(f"<p>weights: {_safe(result.written_to)}</p>")
@@ -268,12 +366,7 @@ def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
     return "".join(parts) + "</div>"
 
 
-def _lines(result: Result) -> list[tuple[str, str]]:
-    assert result.first is not None
-    return [("raw", result.first.raw_line), ("base", result.first.base_line)]
-
-
-def _tree(title: str, roots: list[Branch]) -> str:
+def _html_tree(title: str, roots: list[Branch]) -> str:
     classes = {FIRST: "first", DIFFERS: "bad"}
     lines = (f'<span class="{classes.get(mark, "")}">{_safe(line)}</span>' for line, mark in tree_lines(roots))
     return f"<div><b>{title}</b><pre>" + "\n".join(lines) + "</pre></div>"

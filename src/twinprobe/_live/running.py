@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._live.frameworks import adapter_of
-from twinprobe._live.frameworks.adapter import Adapter, Call, Loss
+from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, adapter_of
+from twinprobe._live.frameworks.adapter import Adapter, Call, Loss, array_on_host
 from twinprobe._live.live_run import Values, live_run
 from twinprobe._live.options import Options
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map
@@ -50,11 +51,6 @@ def prepare_call(inputs: Any, adapter: Adapter, model: Any) -> Call:
         args, kwargs = tuple(inputs), {}
     else:
         args, kwargs = (inputs,), {}
-    change = _changer(adapter, model)
-    return Call(tuple(rebuilt(one, change) for one in args), {key: rebuilt(one, change) for key, one in kwargs.items()})
-
-
-def _changer(adapter: Adapter, model: Any) -> Callable[[Any], Any]:
     made: dict[int, Any] = {}  # one tensor given twice stays one tensor
 
     def change(value: Any) -> Any:
@@ -63,25 +59,13 @@ def _changer(adapter: Adapter, model: Any) -> Callable[[Any], Any]:
                 made[id(value)] = adapter.copied(value)
             return made[id(value)]
         if isinstance(value, np.ndarray) and value.dtype.name in STORAGE:
-            flat = np.ascontiguousarray(value).reshape(-1)
-            return adapter.tensor(HostTensor(value.dtype.name, value.shape, flat), model)
-        name = type(value).__module__.partition(".")[0]
-        if name in ("torch", "paddle", "mindspore") and type(value).__name__ in (
-            "Tensor",
-            "Parameter",
-            "EagerParamBase",
-        ):
-            return adapter.tensor(_foreign(value, name), model)
+            return adapter.tensor(array_on_host(value), model)
+        framework, kind = type(value).__module__.partition(".")[0], type(value).__name__
+        if framework in FRAMEWORKS and kind in ("Tensor", "Parameter", "EagerParamBase"):
+            return adapter.tensor(adapter_named(framework).to_host(value), model)
         return value
 
-    return change
-
-
-def _foreign(value: Any, framework: str) -> HostTensor:
-    from importlib import import_module
-
-    found: HostTensor = import_module(f"twinprobe._live.frameworks.{framework}").adapter.to_host(value)
-    return found
+    return Call(tuple(rebuilt(one, change) for one in args), {key: rebuilt(one, change) for key, one in kwargs.items()})
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -109,14 +93,8 @@ class Masks:
 
     def begin(self) -> Callable[[tuple[int, ...], float], Any]:
         """A model starts: its dropouts are counted from here."""
-        at = 0
-
-        def mask(shape: tuple[int, ...], p: float) -> NDArray[np.float32]:
-            nonlocal at
-            number, at = at, at + 1
-            return self._mask(number, tuple(int(size) for size in shape), float(p))
-
-        return mask
+        counter = count()
+        return lambda shape, p: self._mask(next(counter), tuple(int(size) for size in shape), float(p))
 
     def _mask(self, number: int, shape: tuple[int, ...], p: float) -> NDArray[np.float32]:
         if number < len(self._made) and self._made[number].shape == shape:
@@ -137,39 +115,30 @@ class Masks:
 def recorded_masks(run: Values, seed: int) -> Masks | None:
     """The dropout masks of a recording, derived from inputs and outputs; None if it has none."""
     found = []
-    numbers_of = _tensors_of(run)
-    for op, name in enumerate(run.ops):
-        whole = parse_op(name)
-        kind = whole.cls if whole.is_module else whole.body.rpartition(".")[2]
-        around = parse_op(run.parents.get(name) or "").cls
-        if whole.direction != FORWARD or kind.lower() != "dropout" or around == "Dropout":
-            continue
-        taken, given = numbers_of(op, INPUT), numbers_of(op, OUTPUT)
-        if taken is not None and given is not None and taken.shape == given.shape:
-            found.append(_ratio(taken, given))
-    return Masks(seed, found) if found else None
-
-
-def _ratio(taken: NDArray[Any], given: NDArray[Any]) -> NDArray[np.float32]:
-    with np.errstate(all="ignore"):
-        ratio = np.where(taken != 0, given / taken, np.nan)
-    scale = np.nanmax(ratio) if np.isfinite(ratio).any() else 1.0
-    # Where a zero went in, nothing tells whether it was kept: for the result it does not matter.
-    return np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32)
-
-
-def _tensors_of(run: Values) -> Callable[[int, int], NDArray[Any] | None]:
     columns = [run.columns[name] for name in ("op", "role", "kind")]
     first: dict[tuple[int, int], int] = {}
     for row, (op, role, kind) in enumerate(zip(*columns, strict=True)):
         if kind == TENSOR:
             first.setdefault((op, role), row)
 
-    def tensor(op: int, role: int) -> NDArray[Any] | None:
+    def numbers_of(op: int, role: int) -> NDArray[Any] | None:
         host = run.tensor(first[op, role]) if (op, role) in first else None
         return None if host is None else numbers(host.dtype, host.data, FLOAT64).reshape(host.shape)
 
-    return tensor
+    for op, name in enumerate(run.ops):
+        whole = parse_op(name)
+        called = whole.cls if whole.is_module else whole.body.rpartition(".")[2]
+        around = parse_op(run.parents.get(name) or "").cls
+        if whole.direction != FORWARD or called.lower() != "dropout" or around == "Dropout":
+            continue
+        taken, given = numbers_of(op, INPUT), numbers_of(op, OUTPUT)
+        if taken is not None and given is not None and taken.shape == given.shape:
+            with np.errstate(all="ignore"):
+                ratio = np.where(taken != 0, given / taken, np.nan)
+            scale = np.nanmax(ratio) if np.isfinite(ratio).any() else 1.0
+            # Where a zero went in, nothing tells whether it was kept: for the result it does not matter.
+            found.append(np.where(np.isnan(ratio), scale, np.where(ratio != 0, scale, 0)).astype(np.float32))
+    return Masks(seed, found) if found else None
 
 
 @dataclass
@@ -216,8 +185,15 @@ def run_model(
             adapter.recording(model, backward=options.backward, apis=options.apis or bool(layer_map.apis))
         )
         stack.enter_context(around() if around is not None else nullcontext())
-        with _naming(one):
+        try:
             outcome = adapter.run(model, call, _own_loss(one), backward=options.backward)
+        except TwinProbeError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"the {one.role} model {one.title} failed: {type(error).__name__}: {error}",
+                hint="the error above is the model's own; are its inputs in the right order?",
+            ) from error
     apply_map(engine, one.paths, layer_map)
     run = live_run(engine, title=f"{one.role} {one.title}", framework=adapter.name, to_host=adapter.to_host)
     if not run.ops:
@@ -228,18 +204,18 @@ def run_model(
 
 def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
     """Where one model trains and the other does not. ``calls`` are the paired ones, raw -> base."""
-    modes = [{one.adapter.training(layer) for layer in one.paths.layer.values()} for one in (base, raw)]
+    modes = [{bool(layer.training) for layer in one.paths.layer.values()} for one in (base, raw)]
     if modes[0] == modes[1] and len(modes[0]) == 1:
         return []
     shown = {True: "training", False: "evaluation"}
-    roots = [one.adapter.training(one.model) for one in (base, raw)]
+    roots = [bool(one.model.training) for one in (base, raw)]
     if roots[0] != roots[1]:
         return [f"the base model is in {shown[roots[0]]} mode, the raw model in {shown[roots[1]]} mode"]
     found = []
     for mine, theirs in calls.items():
         layers = [one.paths.layer.get(parse_op(name).body) for one, name in ((raw, mine), (base, theirs))]
         if parse_op(mine).is_module and layers[0] is not None and layers[1] is not None:
-            mode, other = raw.adapter.training(layers[0]), base.adapter.training(layers[1])
+            mode, other = bool(layers[0].training), bool(layers[1].training)
             if mode != other:
                 found.append(f"{parse_op(mine).body} ({shown[mode]} against {shown[other]})")
     return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(found))}"] if found else []
@@ -303,29 +279,16 @@ def _own_loss(one: Model) -> Loss | None:
 
 
 @contextmanager
-def _naming(one: Model) -> Iterator[None]:
-    try:
-        yield
-    except TwinProbeError:
-        raise
-    except Exception as error:
-        raise BadInput(
-            f"the {one.role} model {one.title} failed: {type(error).__name__}: {error}",
-            hint="the error above is the model's own; are its inputs in the right order?",
-        ) from error
-
-
-@contextmanager
 def _random(one: Model, options: Options, masks: Masks | None) -> Iterator[None]:
     """The same random numbers for both models, and the program's own afterwards."""
     adapter = one.adapter
     modules = [module for _, module in adapter.modules(one.model)] if options.random == "eval" else []
-    before = [adapter.training(module) for module in modules]
+    before = [module.training for module in modules]
     state = adapter.random_state() if options.random != "off" else None
     try:
         if options.random == "eval":
             for module in modules:
-                adapter.set_training(module, False)
+                module.training = False
         if options.random != "off":
             adapter.seed(options.seed)
         with adapter.dropouts(masks.begin()) if masks is not None else nullcontext():
@@ -335,4 +298,4 @@ def _random(one: Model, options: Options, masks: Masks | None) -> Iterator[None]
             adapter.set_random_state(state)
         if options.random == "eval":
             for module, training in zip(modules, before, strict=True):
-                adapter.set_training(module, training)
+                module.training = training

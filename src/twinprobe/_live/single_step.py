@@ -7,13 +7,13 @@ just before it. The replacement goes both ways: forward by value, backward by gr
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
 from twinprobe._live.frameworks.adapter import OnGradient
-from twinprobe._live.kept_state import KeptState
 from twinprobe._live.live_run import Values
+from twinprobe._live.model_state import KeptState
 from twinprobe._live.options import FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches, match_runs
@@ -40,11 +40,8 @@ def run_fed(
     matches = match_runs(seen.run, reference.run, layer_map, raw.paths, base.paths)
     feeder = Feeder(raw, seen.run, reference.run, matches, options)
 
-    def around() -> AbstractContextManager[None]:
-        return raw.adapter.around_calls(raw.model, feeder.before, feeder.after)
-
-    tested = run_model(raw, options, layer_map, masks, around)
-    return tested, feeder.findings
+    around = partial(raw.adapter.around_calls, raw.model, feeder.before, feeder.after)
+    return run_model(raw, options, layer_map, masks, around), feeder.findings
 
 
 class Feeder:
@@ -57,17 +54,20 @@ class Feeder:
         self._phases = (options.phase != "backward", options.phase != FORWARD)
         self._reference = reference
         self._prefix: dict[int, str] = {}
-        names = [parse_op(name) for name in matches.calls]
-        for op in names:
+        for op in map(parse_op, matches.calls):
             layer = raw.paths.layer.get(op.body) if op.is_module and op.body else None
             if layer is not None and op.text not in matches.doubtful:
                 self._prefix[id(layer)] = op.text.rpartition(".forward.")[0]
-        self._partner = _names(seen, reference, matches)
+        # (raw call, tensor) -> (raw row, base row, base call).
+        self._partner: dict[tuple[str, str], tuple[int, int, str]] = {}
+        ops, names, golden_ops = seen.columns["op"], seen.columns["name"], reference.columns["op"]
+        for row, other, _ in matches.rows:
+            call = seen.ops[ops[row]]
+            name = names[row].removeprefix(f"{call}.")
+            self._partner[call, name] = row, other, reference.ops[golden_ops[other]]
         self._count: dict[int, int] = {}
         self._under_way: list[tuple[int, int]] = []
         self.findings: list[Finding] = []
-
-    # -- around each call -------------------------------------------------------------------------------------------
 
     def before(self, module: Any, args: Any, kwargs: Any) -> Any:
         """Compare what arrives and put the reference's values in its place."""
@@ -84,11 +84,15 @@ class Feeder:
 
         def feed(tensor: Any, name: str) -> Any:
             at = places.differentiable(tensor, self._is_float(tensor))
-            value = self._arrived(f"{prefix}.forward.{number}", f"input.{name}", tensor, FORWARD_PHASE, INPUT_PLACE)
+            call, place = f"{prefix}.forward.{number}", f"input.{name}"
+            value = self._value(call, place, tensor)
+            if value is not None and self._phases[0]:
+                self._note(call, place, self._adapter.to_host(tensor), value, FORWARD_PHASE, INPUT_PLACE)
             if value is None or at is None or in_place:
                 return tensor
             if id(tensor) not in made:
-                leaving = self._leaving(f"{prefix}.backward.{number}", at)
+                # What the layer hands back is recorded already; from here on the reference's gradient goes.
+                leaving = partial(self._value, f"{prefix}.backward.{number}", f"output.{at}")
                 made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
             return made[id(tensor)]
 
@@ -120,58 +124,27 @@ class Feeder:
             return tuple(_mapped(one, str(place), feed, self._adapter.is_tensor) for place, one in enumerate(output))
         return _mapped(output, "0", feed, self._adapter.is_tensor)
 
-    # -- gradients --------------------------------------------------------------------------------------------------
-
-    def _leaving(self, name: str, at: int) -> OnGradient:
-        """What the layer hands back is recorded already; from here on the reference's gradient goes."""
-        return lambda gradient: self._of_shape(name, f"output.{at}", gradient)
-
     def _arriving(self, name: str, at: int) -> OnGradient:
         def arrived(gradient: HostTensor) -> HostTensor | None:
-            value = self._of_shape(name, f"input.{at}", gradient)
+            value = self._value(name, f"input.{at}", gradient)
             if value is not None and self._phases[1]:
                 self._note(name, f"input.{at}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
             return value
 
         return arrived
 
-    # -- values -----------------------------------------------------------------------------------------------------
-
-    def _arrived(self, name: str, tensor_name: str, tensor: Any, phase: str, place: str) -> HostTensor | None:
-        value = self._value(name, tensor_name, tensor)
-        if value is not None and self._phases[0]:
-            self._note(name, tensor_name, self._adapter.to_host(tensor), value, phase, place)
-        return value
-
-    def _value(self, name: str, tensor_name: str, tensor: Any) -> HostTensor | None:
+    def _value(self, name: str, tensor_name: str, like: Any) -> HostTensor | None:
+        """The reference's value, where it has one of this shape."""
         found = self._partner.get((name, tensor_name))
         value = self._reference.tensor(found[1]) if found is not None else None
-        return value if value is not None and value.shape == tuple(int(size) for size in tensor.shape) else None
+        return value if value is not None and value.shape == tuple(int(size) for size in like.shape) else None
 
-    def _of_shape(self, name: str, tensor_name: str, gradient: HostTensor) -> HostTensor | None:
-        found = self._partner.get((name, tensor_name))
-        value = self._reference.tensor(found[1]) if found is not None else None
-        return value if value is not None and value.shape == gradient.shape else None
-
-    def _note(self, name: str, tensor: str, mine: HostTensor, theirs: HostTensor, phase: str, place: str) -> None:
+    def _note(self, name: str, tensor: str, target: HostTensor, golden: HostTensor, phase: str, place: str) -> None:
         row, _, base = self._partner[name, tensor]
-        gap = compare(mine, theirs, self._tolerance)
+        gap = compare(target, golden, self._tolerance)
+        shapes = str(list(target.shape)), str(list(golden.shape))
         self.findings.append(
-            Finding(
-                0,
-                phase,
-                name,
-                base,
-                place,
-                tensor,
-                gap,
-                True,
-                str(list(mine.shape)),
-                str(list(theirs.shape)),
-                mine.dtype,
-                "single step",
-                row,
-            )
+            Finding(0, phase, name, base, place, tensor, gap, True, *shapes, target.dtype, "single step", row)
         )
 
     def _is_float(self, tensor: Any) -> bool:
@@ -208,14 +181,3 @@ def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: C
     if kind is dict:
         return {key: _mapped(one, f"{name}.{key}", feed, is_tensor) for key, one in value.items()}
     return value
-
-
-def _names(seen: Values, reference: Values, matches: Matches) -> dict[tuple[str, str], tuple[int, int, str]]:
-    """(raw call, tensor) -> (raw row, base row, base call)."""
-    ops, names = seen.columns["op"], seen.columns["name"]
-    others = reference.columns["op"]
-    found = {}
-    for row, other, _ in matches.rows:
-        call = seen.ops[ops[row]]
-        found[call, names[row].removeprefix(f"{call}.")] = row, other, reference.ops[others[other]]
-    return found

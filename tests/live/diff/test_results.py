@@ -13,7 +13,7 @@ from torch import nn
 from torch_pairs import Chain, numbers
 
 from twinprobe import auto_diff
-from twinprobe._live.console import print_result
+from twinprobe._live.result import print_result
 
 X = numbers(4, 8)
 

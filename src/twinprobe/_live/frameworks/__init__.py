@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from typing import cast
 
 from twinprobe._live.frameworks.adapter import Adapter
 from twinprobe.errors import BadInput
 
-__all__ = ["Adapter", "adapter_of", "framework_of"]
-
-# What a model derives from: (package, path of the base class).
-_BASES = {"torch": ("torch.nn", "Module"), "paddle": ("paddle.nn", "Layer"), "mindspore": ("mindspore.nn", "Cell")}
-_adapters: dict[str, Adapter] = {}
+# What a model derives from: (package, base class).
+FRAMEWORKS = {"torch": ("torch.nn", "Module"), "paddle": ("paddle.nn", "Layer"), "mindspore": ("mindspore.nn", "Cell")}
 
 
 def framework_of(value: object) -> str | None:
     """Which framework a model belongs to; None where it is no model. Imports nothing: a model's framework is loaded."""
-    for name, (package, base) in _BASES.items():
+    for name, (package, base) in FRAMEWORKS.items():
         module = sys.modules.get(package)
         if module is not None and isinstance(value, getattr(module, base)):
             return name
@@ -33,6 +31,10 @@ def adapter_of(model: object) -> Adapter:
             f"{type(model).__name__} is no model",
             hint="expected a torch.nn.Module, paddle.nn.Layer or mindspore.nn.Cell, or the folder of a recording",
         )
-    if name not in _adapters:
-        _adapters[name] = cast(Adapter, import_module(f"twinprobe._live.frameworks.{name}").adapter)
-    return _adapters[name]
+    return adapter_named(name)
+
+
+@cache
+def adapter_named(framework: str) -> Adapter:
+    """The adapter of torch, paddle or mindspore."""
+    return cast(Adapter, import_module(f"twinprobe._live.frameworks.{framework}").adapter)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderShelf
+from twinprobe._live.recorders import RecorderPool
+from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
@@ -42,26 +43,55 @@ class Adapter(Protocol):
 
     name: str  # as recordings spell it
     title: str
-    container: str
-    model_class: Any
+    container: str = "Module"
+    tensor_class: Any
 
     def is_tensor(self, value: Any) -> bool:
         """Whether this is a tensor of the framework."""
+        return isinstance(value, self.tensor_class)
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         """All modules with their paths in the order of definition, the model itself first under ""."""
 
     def parameters(self, module: Any) -> Mapping[str, Any]:
         """A module's own parameters."""
+        return {name: one for name, one in module._parameters.items() if one is not None}
 
-    def is_transposed(self, module: Any, name: str) -> bool:
+    def is_transposed(self, _module: Any, _name: str, /) -> bool:
         """Whether this parameter is stored [in, out]."""
+        return False
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
         """Record a model, itself included, while the block runs. Nothing is left on the model afterwards."""
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
+        output = model(*call.args, **call.kwargs)
+        if not backward:
+            return Outcome(output)
+        total = (loss or self.mean_of_means)(output)
+        total.backward()
+        return Outcome(output, total)
+
+    def tensors_in(self, value: Any) -> list[Any]:
+        """Every tensor inside a value, in the order in which it is recorded."""
+        return tensors_in(value, self.tensor_class, [])
+
+    def mean_of_means(self, output: Any) -> Any:
+        """The loss where none is given: the mean of the means of all outputs that depend on something."""
+        means = [one for one in map(self.float_mean, self.tensors_in(output)) if one is not None]
+        if not means:
+            raise BadInput(
+                "no output of the model depends on its parameters, so there is nothing to run backward from",
+                hint='give loss_fn, or diff_phase="forward"',
+            )
+        total = means[0]
+        for one in means[1:]:
+            total = total + one
+        return total / len(means)
+
+    def float_mean(self, tensor: Any) -> Any:
+        """The mean of a tensor as float32; None where it depends on nothing."""
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         """Take their gradients from the parameters, to be given back with ``set_gradients``."""
@@ -93,12 +123,6 @@ class Adapter(Protocol):
     def set_random_state(self, state: Any) -> None:
         """Put the random generators back."""
 
-    def training(self, module: Any) -> bool:
-        """Whether a module is in training mode."""
-
-    def set_training(self, module: Any, training: bool) -> None:
-        """Put this one module, not those inside it, into training or evaluation mode."""
-
     def dropouts(self, new_mask: NewMask) -> AbstractContextManager[None]:
         """While the block runs, every dropout multiplies with a mask from ``new_mask(shape, p)``."""
 
@@ -110,9 +134,6 @@ class Adapter(Protocol):
         """A tensor with other values in the place of this one; its gradient passes through ``on_gradient``."""
 
 
-# What all adapters do alike: recording in memory, calls of one class of modules, arrays of numpy.
-
-
 def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
     """Whole tensors of everything, kept in memory and not measured."""
     modes = frozenset({"all"} if backward else {"forward"})
@@ -121,11 +142,11 @@ def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
 
 @contextmanager
 def recorded_in_memory(
-    shelf: RecorderShelf, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
+    pool: RecorderPool, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
 ) -> Iterator[MemoryEngine]:
     """Record a model with an eager recorder. What a framework's own layers (``is_whole``) call inside is left out: it
     says nothing that their output does not."""
-    with shelf.lend(config) as recorder:
+    with pool.borrow(config) as recorder:
         engine = recorder.engine
         assert isinstance(engine, MemoryEngine)
         recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
@@ -169,32 +190,3 @@ def array_on_host(value: np.ndarray) -> HostTensor:
 
 
 _names: dict[np.dtype[Any], str] = {}  # numpy makes a name anew each time it is asked
-
-
-class Modes:
-    """Training and evaluation mode, which all frameworks keep in the same attribute."""
-
-    def training(self, module: Any) -> bool:
-        """Whether a module is in training mode."""
-        return bool(module.training)
-
-    def set_training(self, module: Any, training: bool) -> None:
-        """Change the mode of this module alone."""
-        module.training = training
-
-
-# The loss that stands in where none is given.
-
-
-def mean_of_means(outputs: list[Any], mean: Callable[[Any], Any]) -> Any:
-    """The mean of the means of all outputs that depend on something; ``mean`` answers None for the others."""
-    means = [one for one in map(mean, outputs) if one is not None]
-    if not means:
-        raise BadInput(
-            "no output of the model depends on its parameters, so there is nothing to run backward from",
-            hint='give loss_fn, or diff_phase="forward"',
-        )
-    total = means[0]
-    for one in means[1:]:
-        total = total + one
-    return total / len(means)

@@ -77,7 +77,7 @@ class KeptTensors(PaddleTensors):
         """Note the gradient of a parameter, who may give its memory back."""
         note = self.note(gradient, save=save)
         if note.row is not None and note.row.payload is gradient:
-            aliases.lend(_data_ptr(gradient))
+            aliases.mark_foreign(_data_ptr(gradient))
         return note
 
     def _copied(self, gradient: Any, shape: tuple[int, ...]) -> Row:

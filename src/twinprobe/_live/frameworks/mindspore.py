@@ -13,39 +13,34 @@ from mindspore import nn, ops
 from mindspore.common.api import _pynative_executor as executor
 
 from twinprobe._live.frameworks.adapter import (
+    Adapter,
     Call,
     Loss,
-    Modes,
     NewMask,
     OnGradient,
     Outcome,
     array_on_host,
     calls_around,
-    mean_of_means,
     memory_config,
     recorded_in_memory,
 )
 from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderShelf
-from twinprobe._record.calls import tensors_in
+from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 
 
-class MindSporeAdapter(Modes):
+class MindSporeAdapter(Adapter):
     """The verbs, for MindSpore. Gradients are no part of its parameters, so the last ones are kept here."""
 
     name = "mindspore"
     title = "MindSpore"
     container = "Cell"
-    model_class = nn.Cell
+    tensor_class = ms.Tensor
 
     def __init__(self) -> None:
         self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, ms.Tensor)
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.cells_and_names()
@@ -53,12 +48,9 @@ class MindSporeAdapter(Modes):
     def parameters(self, module: Any) -> Mapping[str, Any]:
         return {name: one for name, one in module._params.items() if one is not None}
 
-    def is_transposed(self, _module: Any, _name: str) -> bool:
-        return False
-
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        shelf = RecorderShelf(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
-        return recorded_in_memory(shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
+        pool = RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
+        return recorded_in_memory(pool, memory_config(backward=backward, apis=apis), model, _is_whole)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         if not backward:
@@ -67,9 +59,7 @@ class MindSporeAdapter(Modes):
 
         def forward() -> Any:
             outcome.output = model(*call.args, **call.kwargs)
-            if loss is not None:
-                return loss(outcome.output)
-            return mean_of_means(tensors_in(outcome.output, ms.Tensor, []), _float_mean)
+            return (loss or self.mean_of_means)(outcome.output)
 
         weights = model.trainable_params()
         try:
@@ -79,6 +69,9 @@ class MindSporeAdapter(Modes):
             raise
         self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
         return outcome
+
+    def float_mean(self, tensor: Any) -> Any:
+        return tensor.astype(ms.float32).mean() if tensor.is_floating_point() else None
 
     def take_gradients(self, _modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         return []
@@ -195,10 +188,6 @@ def _takes_one(function: Any) -> bool:
 
 def _is_whole(module: Any) -> bool:
     return not module._cells and type(module).__module__.startswith("mindspore.")
-
-
-def _float_mean(tensor: Any) -> Any:
-    return tensor.astype(ms.float32).mean() if tensor.is_floating_point() else None
 
 
 adapter = MindSporeAdapter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from inspect import signature
@@ -12,22 +12,17 @@ import numpy as np
 import paddle
 
 from twinprobe._live.frameworks.adapter import (
-    Call,
-    Loss,
-    Modes,
+    Adapter,
     NewMask,
     OnGradient,
-    Outcome,
     array_on_host,
     calls_around,
-    mean_of_means,
     memory_config,
     recorded_in_memory,
 )
 from twinprobe._live.frameworks.kept_paddle import KeepingRecorder
 from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import LeftGradients, RecorderShelf, aliases
-from twinprobe._record.calls import tensors_in
+from twinprobe._live.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._record.config import RecordConfig
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
@@ -36,36 +31,26 @@ _functional: Any = paddle.nn.functional
 _assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
 
 
-class PaddleAdapter(Modes):
+class PaddleAdapter(Adapter):
     """The verbs, for Paddle."""
 
     name = "paddle"
     title = "Paddle"
-    container = "Module"
-    model_class = paddle.nn.Layer
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, paddle.Tensor)
+    tensor_class = paddle.Tensor
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_sublayers(include_self=True)
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        return {name: one for name, one in module._parameters.items() if one is not None}
-
-    def is_transposed(self, module: Any, name: str) -> bool:
+    def is_transposed(self, module: Any, name: str, /) -> bool:
         return name == "weight" and isinstance(module, paddle.nn.Linear)
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        return recorded_in_memory(_shelf, memory_config(backward=backward, apis=apis), model, _is_whole)
+        return recorded_in_memory(_pool, memory_config(backward=backward, apis=apis), model, _is_whole)
 
-    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
-        output = model(*call.args, **call.kwargs)
-        if not backward:
-            return Outcome(output)
-        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, paddle.Tensor, []), _float_mean)
-        total.backward()
-        return Outcome(output, total)
+    def float_mean(self, tensor: Any) -> Any:
+        if tensor.stop_gradient:
+            return None
+        return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [(one, one.grad) for module in modules for one in module._parameters.values() if one is not None]
@@ -196,12 +181,6 @@ def _is_whole(module: Any) -> bool:
     return not module._sub_layers and type(module).__module__.startswith("paddle.")
 
 
-def _float_mean(tensor: Any) -> Any:
-    if tensor.stop_gradient:
-        return None
-    return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
-
-
 def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
     recorder = KeepingRecorder(config, make_engine)
     parameters = recorder.own_parameters
@@ -211,5 +190,5 @@ def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:
     return recorder
 
 
-_shelf = RecorderShelf(_make_recorder)
+_pool = RecorderPool(_make_recorder)
 adapter = PaddleAdapter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,20 +10,15 @@ import numpy as np
 import torch
 
 from twinprobe._live.frameworks.adapter import (
-    Call,
-    Loss,
-    Modes,
+    Adapter,
     NewMask,
     OnGradient,
-    Outcome,
     array_on_host,
-    mean_of_means,
     memory_config,
 )
 from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderShelf
-from twinprobe._record.calls import tensors_in
+from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.render import Capturer
 from twinprobe._record.torch.host import dtype_name
@@ -38,29 +33,19 @@ _DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 0, "dropout3d": 4}
 _accelerator: Any = getattr(torch, "accelerator", torch.cuda)
 
 
-class TorchAdapter(Modes):
+class TorchAdapter(Adapter):
     """The verbs, for PyTorch."""
 
     name = "pytorch"
     title = "PyTorch"
-    container = "Module"
-    model_class = torch.nn.Module
-
-    def is_tensor(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor)
+    tensor_class = torch.Tensor
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_modules()
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        return {name: one for name, one in module._parameters.items() if one is not None}
-
-    def is_transposed(self, _module: Any, _name: str) -> bool:
-        return False
-
     @contextmanager
     def recording(self, model: Any, *, backward: bool, apis: bool) -> Iterator[MemoryEngine]:
-        with _shelf.lend(memory_config(backward=backward, apis=apis)) as recorder:
+        with _pool.borrow(memory_config(backward=backward, apis=apis)) as recorder:
             engine = recorder.engine
             recorder.modules.watch(model, f"Module.{type(model).__name__}.")
             try:
@@ -75,13 +60,10 @@ class TorchAdapter(Modes):
             finally:
                 recorder.stop()
 
-    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
-        output = model(*call.args, **call.kwargs)
-        if not backward:
-            return Outcome(output)
-        total = loss(output) if loss is not None else mean_of_means(tensors_in(output, torch.Tensor, []), _float_mean)
-        total.backward()
-        return Outcome(output, total)
+    def float_mean(self, tensor: Any) -> Any:
+        if not tensor.requires_grad:
+            return None
+        return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [one for module in modules for one in module._parameters.values() if one is not None]
@@ -218,11 +200,5 @@ class _Substitute(torch.autograd.Function):  # type: ignore[misc]  # torch is no
         return gradient, None, None, None
 
 
-def _float_mean(tensor: torch.Tensor) -> torch.Tensor | None:
-    if not tensor.requires_grad:
-        return None
-    return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
-
-
-_shelf = RecorderShelf(_make_recorder)
+_pool = RecorderPool(_make_recorder)
 adapter = TorchAdapter()

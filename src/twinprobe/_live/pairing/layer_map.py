@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from twinprobe._live.console import say
 from twinprobe._live.frameworks import adapter_of, framework_of
 from twinprobe._live.frameworks.adapter import Adapter
 from twinprobe._live.live_run import LiveRows, MemoryEngine
@@ -117,9 +118,6 @@ class LayerMap:
 
         If the two models do not have the same number of them, it prints why and changes nothing.
         """
-        from twinprobe._live.console import say
-        from twinprobe._live.weights.special import special_pairs
-
         try:
             self._pairs += special_pairs(one, other, self)
         except BadInput as error:
@@ -144,12 +142,17 @@ class LayerMap:
                 return one
         return None
 
-    def layers(self) -> list[Any]:
-        """Every layer that is named anywhere, for checking that it belongs to one of the models."""
+    def refuse_strangers(self, known: set[int]) -> None:
+        """Raise where it names a layer that is not among these identities."""
         found = [layer for pair in self._pairs for layer in pair]
         found += [layer for group in self.groups for layer in (*group.one, *group.other)]
         found += [api.layer for api in self.apis]
-        return found + list(self._ignored.values())
+        for layer in (*found, *self._ignored.values()):
+            if id(layer) not in known:
+                raise BadInput(
+                    f"the LayerMap names a {type(layer).__name__} that is in neither model",
+                    hint="make the map from the very models that are compared",
+                )
 
 
 def as_layer_map(value: Any) -> LayerMap:
@@ -184,6 +187,58 @@ def _sequential(root: Any) -> type:
     return found
 
 
+# Layers that two frameworks build so differently that only a rule of its own copies their weights.
+
+# By class names along the class hierarchy, so that subclasses count.
+_SPECIAL = {
+    "MultiheadAttention": "attention", "MultiHeadAttention": "attention",
+    "LSTM": "LSTM", "GRU": "GRU", "RNN": "RNN", "SimpleRNN": "RNN",
+    "_BatchNorm": "batch norm", "_BatchNormBase": "batch norm",
+}  # fmt: skip
+
+
+def kind_of(layer: Any) -> str:
+    """What kind of special layer this is; empty for an ordinary one."""
+    for one in type(layer).__mro__:
+        kind = _SPECIAL.get(one.__name__)
+        if kind:
+            return kind
+    return ""
+
+
+def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
+    """The special layers of two models, in the order of definition, paired by their place."""
+    found = [special_layers(model, layer_map) for model in (one, other)]
+    kinds = [[kind_of(layer) for layer in layers] for layers in found]
+    if kinds[0] != kinds[1]:
+        raise BadInput(
+            f"LayerMap.auto found {_listed(kinds[0])} in {type(one).__name__} and {_listed(kinds[1])} in "
+            f"{type(other).__name__}",
+            hint="map them by hand with LayerMap.map",
+        )
+    return list(zip(*found, strict=True))
+
+
+def special_layers(model: Any, layer_map: LayerMap) -> list[Any]:
+    """The special layers of one model that a map does not name yet, in the order of definition."""
+    found: list[Any] = []
+    inside: list[str] = []
+    for path, layer in adapter_of(model).modules(model):
+        if any(path.startswith(f"{outer}.") for outer in inside):
+            continue
+        if layer_map.partner(layer) is not None or layer_map.is_ignored_inside(layer):
+            inside.append(path)
+        elif kind_of(layer):
+            found.append(layer)
+            inside.append(path)
+    return found
+
+
+def _listed(kinds: list[str]) -> str:
+    counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no such layer"
+
+
 # A recorded model with the user's LayerMap laid over it: which calls take part, and what encloses them.
 
 _TAKEN, _GIVEN = frozenset({INPUT}), frozenset({OUTPUT})
@@ -211,23 +266,29 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
     if layer_map.is_empty:
         return
-    scene = _Scene(engine.parents, paths, layer_map)
+    hidden = _HiddenCalls(engine.parents, paths, layer_map)
     kept = LiveRows()
     for call, name in enumerate(engine.rows.names):
-        if not scene.drops(name):
+        if not hidden.holds(name):
             kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
         for side in (group.one, group.other):
             if all(id(layer) in paths.of for layer in side):
                 kept = _merged(kept, [paths.of[id(layer)] for layer in side])
     parents = engine.parents
-    moved = {name: _kept_parent(name, parents, scene) for name in parents if not scene.drops(name)}
+    moved: dict[str, str | None] = {}
+    for name in parents:
+        if not hidden.holds(name):
+            parent = parents[name]
+            while parent is not None and hidden.holds(parent):
+                parent = parents.get(parent)
+            moved[name] = parent
     engine.rows = kept
     parents.clear()
     parents.update(moved)
 
 
-class _Scene:
+class _HiddenCalls:
     def __init__(self, parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> None:
         self._parents = parents
         self._paths = paths
@@ -240,7 +301,7 @@ class _Scene:
         self._gone_inside = {path for path, layer in paths.layer.items() if layer_map.is_ignored_inside(layer)}
         self._known: dict[str, bool] = {}
 
-    def drops(self, name: str) -> bool:
+    def holds(self, name: str) -> bool:
         """Whether this call takes no part."""
         found = self._known.get(name)
         if found is None:
@@ -261,13 +322,6 @@ class _Scene:
             return False
         path = parse_op(around).body
         return any(path == one or path.startswith(f"{one}.") or not one for one in inner)
-
-
-def _kept_parent(name: str, parents: dict[str, str | None], scene: _Scene) -> str | None:
-    parent = parents.get(name)
-    while parent is not None and scene.drops(parent):
-        parent = parents.get(parent)
-    return parent
 
 
 def _merged(rows: LiveRows, members: list[str]) -> LiveRows:

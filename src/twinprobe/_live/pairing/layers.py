@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from twinprobe._align.calls import Side
 from twinprobe._live.frameworks import adapter_of
 from twinprobe._live.frameworks.adapter import Adapter
 from twinprobe._live.live_run import Values
-from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.weights.special import kind_of
+from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of
 from twinprobe._record.rows import Row
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
@@ -27,7 +26,7 @@ WHOLE = ("attention", "LSTM", "GRU", "RNN")  # kinds of layers that are one thin
 
 
 @dataclass
-class Tree:
+class LayerTree:
     """The layers of a model that take part, each with what it holds."""
 
     adapter: Adapter
@@ -37,7 +36,7 @@ class Tree:
     partners: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Any, layer_map: LayerMap) -> Tree:
+    def of(cls, model: Any, layer_map: LayerMap) -> LayerTree:
         tree = cls(adapter_of(model), model)
         closed: list[str] = []
         for path, layer in tree.adapter.modules(model):
@@ -69,7 +68,7 @@ def sizes_of(tensors: Iterable[Any]) -> list[list[int]]:
     return sorted(sorted(int(size) for size in tensor.shape) for tensor in tensors)
 
 
-def structure(tree: Tree) -> Run:
+def structure(tree: LayerTree) -> Run:
     """The layers of a model as if each had been called once, in the order of definition."""
     name = {
         path: ".".join(filter(None, (tree.adapter.container, path, type(layer).__name__))) + ".forward.0"
@@ -94,7 +93,8 @@ def structure(tree: Tree) -> Run:
     return run
 
 
-def _around(path: str, known: dict[str, str]) -> str:
+def _around(path: str, known: Collection[str]) -> str:
+    """The nearest of these modules that a module lies in; the model where there is none."""
     while path:
         path = path.rpartition(".")[0]
         if path in known:
@@ -108,10 +108,7 @@ def _inside_first(paths: list[str]) -> list[str]:
     known = set(paths)
     for path in paths:
         if path:
-            parent = path.rpartition(".")[0]
-            while parent and parent not in known:
-                parent = parent.rpartition(".")[0]
-            children.setdefault(parent, []).append(path)
+            children.setdefault(_around(path, known), []).append(path)
     order: list[str] = []
 
     def visit(path: str) -> None:
@@ -129,7 +126,7 @@ def _inside_first(paths: list[str]) -> list[str]:
 Pair = tuple[str, str]
 
 
-def pair_by_flow(target: Tree, source: Tree, one: Values, other: Values, pairs: list[Pair]) -> None:
+def pair_by_flow(target: LayerTree, source: LayerTree, one: Values, other: Values, pairs: list[Pair]) -> None:
     """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
     feeds = _feeding(target, one), _feeding(source, other)
     while True:
@@ -156,7 +153,7 @@ def pair_by_flow(target: Tree, source: Tree, one: Values, other: Values, pairs: 
         pairs += found
 
 
-def _feeding(tree: Tree, run: Values) -> dict[str, set[str]]:
+def _feeding(tree: LayerTree, run: Values) -> dict[str, set[str]]:
     """For each layer that holds weights: the layers whose result it takes as it is."""
     made: dict[Row, str] = {}
     taken: dict[str, set[Row]] = defaultdict(set)
@@ -179,14 +176,14 @@ _MOST_STRANGERS = 0.2  # of the layers that hold weights may have another path w
 def pair_modules(target: object, source: object, layer_map: Any = None) -> list[Pair]:
     """Pairs of (target path, source path) of the layers that belong together; "" is the model itself."""
     chosen = as_layer_map(layer_map)
-    sides = Tree.of(target, chosen), Tree.of(source, chosen)
+    sides = LayerTree.of(target, chosen), LayerTree.of(source, chosen)
     mapped = mapped_paths(target, source, chosen)
     return [*mapped, *(_by_name(*sides) or pair_trees(*sides, structure(sides[0]), structure(sides[1])))]
 
 
 def pair_by_names(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
     """All layers of the same path, if those that hold weights have the same paths in both models; else none."""
-    return _by_name(Tree.of(target, layer_map), Tree.of(source, layer_map))
+    return _by_name(LayerTree.of(target, layer_map), LayerTree.of(source, layer_map))
 
 
 def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pair]:
@@ -208,23 +205,25 @@ def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pa
     return found
 
 
-def _by_name(target: Tree, source: Tree) -> list[Pair]:
+def _by_name(target: LayerTree, source: LayerTree) -> list[Pair]:
     if set(target.holding) != set(source.holding):
         return []
     return [(path, path) for path in target.layers if path in source.layers]
 
 
-def pair_trees(target: Tree, source: Tree, one_run: Run, other_run: Run) -> list[Pair]:
+def pair_trees(target: LayerTree, source: LayerTree, one_run: Run, other_run: Run) -> list[Pair]:
     """Pair layers by how the two models ran, or by their structure in the form of a run."""
     ones, others = set(target.holding), set(source.holding)
-    known = [*_specials(target, source)]
+    known = _specials(target, source)
     strangers = len(ones ^ others)
     if strangers <= _MOST_STRANGERS * len(ones | others):
         taken = {one for one, _ in known}, {other for _, other in known}
         known += [
             (path, path)
             for path in target.holding
-            if path in others and path not in taken[0] | taken[1] and _alike(target, source, path)
+            if path in others
+            and path not in taken[0] | taken[1]
+            and sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())
         ]
     names = [_first_calls(run) for run in (one_run, other_run)]
     given = [
@@ -256,7 +255,7 @@ def _first_calls(run: Run) -> dict[str, str]:
     return found
 
 
-def _unfold(target: Tree, source: Tree, wrapped: list[Pair], pairs: list[Pair]) -> None:
+def _unfold(target: LayerTree, source: LayerTree, wrapped: list[Pair], pairs: list[Pair]) -> None:
     """A layer against a module that wraps it: the layers inside, where they look alike and nothing else claims them."""
     for one, other in wrapped:
         inner = []
@@ -271,7 +270,7 @@ def _unfold(target: Tree, source: Tree, wrapped: list[Pair], pairs: list[Pair]) 
             pairs += zip(*inner, strict=True)
 
 
-def _by_looks(target: Tree, source: Tree, pairs: list[Pair]) -> None:
+def _by_looks(target: LayerTree, source: LayerTree, pairs: list[Pair]) -> None:
     """Layers that no rule has paired, defined in another order say: by the sizes of what they hold, if these tell."""
     around = dict(pairs)
     for inside_pairs in (True, False):
@@ -295,7 +294,7 @@ def _within(path: str, outer: str) -> bool:
     return path == outer or not outer or path.startswith(f"{outer}.")
 
 
-def _specials(target: Tree, source: Tree) -> list[Pair]:
+def _specials(target: LayerTree, source: LayerTree) -> list[Pair]:
     """Attention and recurrent layers, whose weights do not look alike, by kind and order."""
     found: list[Pair] = []
     for kind in WHOLE:
@@ -303,7 +302,3 @@ def _specials(target: Tree, source: Tree) -> list[Pair]:
         if len(paths[0]) == len(paths[1]):
             found += zip(*paths, strict=True)
     return found
-
-
-def _alike(target: Tree, source: Tree, path: str) -> bool:
-    return sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())

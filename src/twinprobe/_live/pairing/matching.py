@@ -12,70 +12,13 @@ from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.links import NONE, Board, modules_meet
 from twinprobe._align.rows import pairs_of
+from twinprobe._live.console import shortened
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import ApiCall, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 
-# Two runs in memory whose calls all have the same names, inputs and outputs: nothing to align.
-#
-# The usual case, and told without the tables that the general way needs. It finds exactly what that would find.
-
 _MODULES = tuple(f"{one}." for one in sorted(CONTAINERS))
-
-
-@dataclass
-class EqualRuns:
-    """For each call of the raw run the same call of the base, and whether it is one of the model itself."""
-
-    partners: list[int]
-    is_root: list[bool]
-
-
-def equal_runs(raw: Values, base: Values) -> EqualRuns | None:
-    """The partners of all calls; None where not every call has one, or something else asks for a closer look."""
-    if raw.live is None or base.live is None or len(raw.ops) != len(base.ops):
-        return None
-    is_root = [name.count(".") == 3 and name.startswith(_MODULES) and not parse_op(name).body for name in raw.ops]
-    partners: list[int] | None = list(range(len(raw.ops)))
-    if raw.ops != base.ops:
-        partners = _by_names(raw, base, is_root)
-    if partners is None or not _alike(raw, base, partners):
-        return None
-    return EqualRuns(partners, is_root)
-
-
-def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | None:
-    """By equal names, but that the two models themselves may be called otherwise. Functions need the aligner."""
-    if MINDSPORE in (raw.framework, base.framework) or not all(name.startswith(_MODULES) for name in raw.ops):
-        return None
-    numbers = {name: number for number, name in enumerate(base.ops)}
-    model = next((parse_op(name).cls for name in base.ops if _is_model(name)), "")
-    partners = []
-    for name, root in zip(raw.ops, is_root, strict=True):
-        known = numbers.get(name)
-        if known is None and root:
-            op = parse_op(name)
-            known = numbers.get(f"{op.prefix}.{model}.{op.direction}.{op.call}")
-        if known is None:
-            return None
-        partners.append(known)
-    return partners if len(set(partners)) == len(partners) and modules_meet(raw.ops, base.ops) else None
-
-
-def _is_model(name: str) -> bool:
-    if name.count(".") != 3 or not name.startswith(_MODULES):
-        return False
-    op = parse_op(name)
-    return not op.body and op.direction == FORWARD
-
-
-def _alike(raw: Values, base: Values, partners: list[int]) -> bool:
-    """Whether partners have the same rows, by the names within a call."""
-    assert raw.live is not None
-    assert base.live is not None
-    layouts = base.live.layouts
-    return all(mine[1] == layouts[other][1] for mine, other in zip(raw.live.layouts, partners, strict=True))
 
 
 MAPPED = "layer map"
@@ -101,13 +44,16 @@ def match_runs(
     raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None
 ) -> Matches:
     """Pair the inputs and outputs of two recorded models."""
-    equal = equal_runs(raw, base) if layer_map.is_empty else None
+    equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
     if equal is not None:
-        return _matched(equal, raw, base)
+        return equal
     board = Board(raw, base)
     found = Matches()
     _link_mapped(board, layer_map, raw_paths, base_paths, found)
-    _link_roots(board)
+    # The two models themselves belong together, whatever they are called.
+    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
+    if roots[0] is not None and roots[1] is not None:
+        board.link_heads(roots[0], roots[1], ROOTS)
     if raw.ops == base.ops:
         for name, op in board.target.number_of.items():
             board.link(op, board.golden.number_of[name], EQUAL)
@@ -120,7 +66,9 @@ def match_runs(
         else:
             raw.measure()
             base.measure()
-            _refresh(board)
+            for side in (board.target, board.golden):  # what was derived from tables without statistics
+                for cached in ("names", "roles", "shapes", "starts"):
+                    side.__dict__.pop(cached, None)
             known = [(raw.ops[op], base.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
             alignment = align_sides(board.target, board.golden, known)
             links = link_alignment(board, alignment)
@@ -139,17 +87,50 @@ def match_runs(
     return found
 
 
-def _matched(equal: EqualRuns, raw: Values, base: Values) -> Matches:
-    assert raw.live is not None
-    assert base.live is not None
-    starts, begins = raw.live.starts, base.live.starts
+def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
+    """Two runs in memory whose calls all have their like by name, and take and give the same: nothing to align.
+
+    The usual case, and told without the tables that the general way needs. It finds exactly what that would find;
+    None where something asks for a closer look.
+    """
+    if raw.live is None or base.live is None or len(raw.ops) != len(base.ops):
+        return None
+    is_root = [name.count(".") == 3 and name.startswith(_MODULES) and not parse_op(name).body for name in raw.ops]
+    partners: list[int] | None = list(range(len(raw.ops)))
+    if raw.ops != base.ops:
+        partners = _by_names(raw, base, is_root)
+    layouts = base.live.layouts  # the same rows, by the names within a call
+    if partners is None or not all(
+        own[1] == layouts[other][1] for own, other in zip(raw.live.layouts, partners, strict=True)
+    ):
+        return None
+    starts, golden_starts = raw.live.starts, base.live.starts
     found = Matches(equal=True)
-    for op, (other, root) in enumerate(zip(equal.partners, equal.is_root, strict=True)):
-        shift, rule = begins[other] - starts[op], ROOTS if root else EQUAL
+    for op, (other, root) in enumerate(zip(partners, is_root, strict=True)):
+        shift, rule = golden_starts[other] - starts[op], ROOTS if root else EQUAL
         found.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
         if _is_forward(raw.ops[op]):
             found.calls[raw.ops[op]] = base.ops[other]
     return found
+
+
+def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | None:
+    """By equal names, but that the two models themselves may be called otherwise. Functions need the aligner."""
+    if MINDSPORE in (raw.framework, base.framework) or not all(name.startswith(_MODULES) for name in raw.ops):
+        return None
+    numbers = {name: number for number, name in enumerate(base.ops)}
+    short = (parse_op(name) for name in base.ops if name.count(".") == 3 and name.startswith(_MODULES))
+    model = next((op.cls for op in short if not op.body and op.direction == FORWARD), "")
+    partners = []
+    for name, root in zip(raw.ops, is_root, strict=True):
+        known = numbers.get(name)
+        if known is None and root:
+            op = parse_op(name)
+            known = numbers.get(f"{op.prefix}.{model}.{op.direction}.{op.call}")
+        if known is None:
+            return None
+        partners.append(known)
+    return partners if len(set(partners)) == len(partners) and modules_meet(raw.ops, base.ops) else None
 
 
 def _is_forward(name: str) -> bool:
@@ -162,13 +143,6 @@ def _is_complete(board: Board) -> bool:
     return not any(
         other == NONE and side.direction[op] == FORWARD for side, partner in sides for op, other in enumerate(partner)
     )
-
-
-def _refresh(board: Board) -> None:
-    """The tables have statistics now; what was derived from the old ones is dropped."""
-    for side in (board.target, board.golden):
-        for cached in ("names", "roles", "shapes", "starts"):
-            side.__dict__.pop(cached, None)
 
 
 def _link_mapped(
@@ -220,13 +194,6 @@ def _link_api(board: Board, api: ApiCall, raw_paths: Paths, base_paths: Paths, t
 
 def _head(heads: list[Head], path: str) -> Head | None:
     return next((head for head in heads if head.body == path and FORWARD in head.calls), None)
-
-
-def _link_roots(board: Board) -> None:
-    """The two models themselves belong together, whatever they are called."""
-    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
-    if roots[0] is not None and roots[1] is not None:
-        board.link_heads(roots[0], roots[1], ROOTS)
 
 
 def _link_equal_modules(board: Board) -> None:
@@ -335,12 +302,16 @@ def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
 
 
 def _tell_alone(board: Board, found: Matches) -> None:
-    for side, partner, alone in (
-        (board.target, board.partner, found.raw_alone), (board.golden, board.back, found.base_alone),
-    ):  # fmt: skip
+    for who, side, partner, alone in (
+        ("raw", board.target, board.partner, found.raw_alone),
+        ("base", board.golden, board.back, found.base_alone),
+    ):
         for op, other in enumerate(partner):
             if side.direction[op] == FORWARD:
                 if other == NONE:
                     alone.append(side.ops[op])
                 elif side is board.target:
                     found.calls[side.ops[op]] = board.golden.ops[other]
+        modules = [name for name in alone if name.startswith(_MODULES)]
+        if modules:
+            found.notes.append(f"only in the {who} model, not compared: {shortened(modules)}")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from twinprobe._live.console import shortened
+from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
+from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 from twinprobe._live.weights.copying import WeightReport, copy_aligned
-from twinprobe._live.weights.layers import joined
+from twinprobe._live.weights.layers import modules_below
 from twinprobe._live.weights.special import has_rules
 from twinprobe._live.weights.stores import AS_IS, Layout, Store, View, store_of
 from twinprobe.errors import TwinProbeError
-
-if TYPE_CHECKING:
-    from twinprobe._live.pairing.layer_map import LayerMap
 
 
 def assign_weight(target: object, source: object, layer_map: Any = None) -> bool:
@@ -41,10 +40,6 @@ def copy_weights(
 
     ``known`` are pairs of paths that are already known, for example from running the models.
     """
-    from twinprobe._live.findings import shortened
-    from twinprobe._live.pairing.layer_map import as_layer_map
-    from twinprobe._live.pairing.layers import mapped_paths, pair_modules
-
     chosen = as_layer_map(layer_map)
     mapped = mapped_paths(target, source, chosen)
     left_out = _left_out(target, chosen), _left_out(source, chosen)
@@ -71,7 +66,7 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
         alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
     found: set[str] = set()
     below: list[str] = []
-    for path, layer in _modules(store_of(model), model):
+    for path, layer in modules_below(store_of(model), model):
         if any(not outer or path.startswith(f"{outer}.") for outer in below):
             found.add(path)
         elif id(layer) in alone or layer_map.is_ignored_inside(layer):
@@ -80,12 +75,6 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
         elif layer_map.is_ignored(layer):
             found.add(path)
     return found
-
-
-def _modules(store: Store, module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    yield path, module
-    for name, child in store.children(module).items():
-        yield from _modules(store, child, joined(path, name))
 
 
 # Models of one shape: every layer with weights has its like at the same path, and one rule for each pair of classes.

@@ -6,33 +6,35 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below
-from twinprobe._live.weights.matching import Match, Paths, Problem, Side, Work, match_layers, refuse, works_of
-from twinprobe._live.weights.stores import AS_IS, Array, Store, framework_of, store_of, submodule
+from twinprobe._live.frameworks import framework_of
+from twinprobe._live.pairing.layer_map import Group
+from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, modules_below, slots_below
+from twinprobe._live.weights.matching import Match, Paths, Problem, StoredModel, Work, match_layers, refuse, works_of
+from twinprobe._live.weights.stores import AS_IS, Array, Store, store_of, submodule
 from twinprobe.errors import BadInput
-
-if TYPE_CHECKING:
-    from twinprobe._live.pairing.layer_map import Group
 
 # Weights of layers that a LayerMap groups: copied where they pair up in their order, shape by shape.
 
 
-def match_group(target: Side, source: Side, group: Group) -> Match | None:
+def match_group(target: StoredModel, source: StoredModel, group: Group) -> Match | None:
     """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
-    places = [_places(side) for side in (target, source)]
+    places = [
+        {id(module): path for path, module in reversed(list(modules_below(side.store, side.model)))}
+        for side in (target, source)
+    ]  # a module in two places counts at the first
     members = [group.one, group.other]
     if not all(id(layer) in places[0] for layer in members[0]):
         members.reverse()
     if not all(id(layer) in known for side, known in zip(members, places, strict=True) for layer in side):
         return None
     wanted, offered = (
-        _weights(side.store, known, layers)
+        [slot for layer in layers for slot in slots_below(side.store, layer, known[id(layer)])]
         for side, known, layers in zip((target, source), places, members, strict=True)
-    )
+    )  # in the order of the group and of definition
     if not wanted and not offered:
         return Match()
     across = framework_of(target.model) != framework_of(source.model)
@@ -54,23 +56,6 @@ def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
         found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
     fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
     return found if len(found) == len(parts) == 3 * len(whole) and fits else []
-
-
-def _places(side: Side) -> dict[int, tuple[str, Any]]:
-    found: dict[int, tuple[str, Any]] = {}
-
-    def visit(module: Any, path: str) -> None:
-        found.setdefault(id(module), (path, module))
-        for name, child in side.store.children(module).items():
-            visit(child, f"{path}.{name}" if path else name)
-
-    visit(side.model, "")
-    return found
-
-
-def _weights(store: Store, places: dict[int, tuple[str, Any]], layers: tuple[Any, ...]) -> list[Slot]:
-    """What the layers hold, in the order of the group and of definition."""
-    return [slot for layer in layers for slot in slots_below(store, layer, places[id(layer)][0])]
 
 
 def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
@@ -112,6 +97,7 @@ class WeightReport:
 _BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 _ALONE = "no layer of the other model is aligned with it"
 _Value = Slot | float  # what a slot of the target receives
+_Filled = dict[object, tuple[Held, list[tuple[Slot, _Value]]]]  # for each tensor of the target what goes into it
 
 
 def copy_aligned(
@@ -131,7 +117,7 @@ def copy_aligned(
     target's and the source's modules, a parameter that no pair covers is an error too, unless its module is there.
     Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
     """
-    sides = Side(target, store_of(target)), Side(source, store_of(source))
+    sides = StoredModel(target, store_of(target)), StoredModel(source, store_of(source))
     works = works_of(*sides, pairs, mapped)
     report = WeightReport()
     matches = _match_all(works, *sides, report, left_out)
@@ -140,7 +126,8 @@ def copy_aligned(
             matches.append(match)
             report.notices += match.notices
     filled = _assignments(matches)
-    ready = _packed_arrays(filled, *sides)
+    # Made before anything is written: weights that share a tensor may be in conflict.
+    ready = {key: _array(held, parts, *sides) for key, (held, parts) in filled.items() if len(parts) > 1}
     _run_special(works, sides[0].store)
     for key, (held, parts) in filled.items():
         sides[0].store.write(held.tensor, ready[key] if key in ready else _array(held, parts, *sides))
@@ -155,8 +142,8 @@ def copy_aligned(
 
 def _match_all(
     works: list[Work],
-    target: Side,
-    source: Side,
+    target: StoredModel,
+    source: StoredModel,
     report: WeightReport,
     left_out: tuple[Collection[str], Collection[str]] | None,
 ) -> list[Match]:
@@ -168,7 +155,9 @@ def _match_all(
         elif work.special is None:
             match = match_layers(work.target, work.source, one_framework=one_framework)
             matches.append(match)
-            problems += match.problems + _not_neutral(match, source.store)
+            problems += match.problems
+            read = source.store.read
+            problems += [problem for slot, value, problem in match.must_be if (read(slot.held.tensor) != value).any()]
             report.notices += match.notices
     if left_out is not None:
         problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in _alone(works, target, left_out[0], 0)]
@@ -182,11 +171,11 @@ def _match_all(
     return matches
 
 
-def _everything(side: Side, layer: Layer) -> list[Held]:
+def _everything(side: StoredModel, layer: Layer) -> list[Held]:
     return held_below(side.store, layer.module, layer.path)
 
 
-def _alone(works: list[Work], side: Side, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
+def _alone(works: list[Work], side: StoredModel, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
     """Parameters of a model that no aligned pair covers."""
     spoken: set[object] = set()
     for work in works:
@@ -214,13 +203,9 @@ def _no_rule(work: Work) -> str:
     )
 
 
-def _not_neutral(match: Match, store: Store) -> list[Problem]:
-    return [problem for slot, value, problem in match.must_be if not np.all(store.read(slot.held.tensor) == value)]
-
-
-def _assignments(matches: list[Match]) -> dict[object, tuple[Held, list[tuple[Slot, _Value]]]]:
+def _assignments(matches: list[Match]) -> _Filled:
     """For each tensor of the target what goes into it; tied weights are one tensor."""
-    found: dict[object, tuple[Held, list[tuple[Slot, _Value]]]] = {}
+    found: _Filled = {}
     seen: set[object] = set()
     for match in matches:
         given: list[tuple[Slot, _Value]] = [*match.copies, *match.fills]
@@ -232,7 +217,7 @@ def _assignments(matches: list[Match]) -> dict[object, tuple[Held, list[tuple[Sl
     return found
 
 
-def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Side, source: Side) -> Array:
+def _array(held: Held, parts: list[tuple[Slot, _Value]], target: StoredModel, source: StoredModel) -> Array:
     """The new content of a tensor, in the layout of the target."""
     wanted, value = parts[0]
     covers = len(parts) == 1 and math.prod(wanted.shape) == math.prod(held.shape)
@@ -249,7 +234,9 @@ def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Side, source: S
     for wanted, value in parts:
         place, before, values = wanted.view.of(array), wanted.view.of(done), _value(value, source.store)
         fresh = values.astype(array.dtype, copy=False)
-        if not np.array_equal(place[before], np.broadcast_to(fresh, place.shape)[before], equal_nan=_can_be_nan(fresh)):
+        if not np.array_equal(
+            place[before], np.broadcast_to(fresh, place.shape)[before], equal_nan=fresh.dtype.kind in "fc"
+        ):
             raise _torn(held, parts)
         place[...] = fresh
         before[...] = True
@@ -258,17 +245,6 @@ def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Side, source: S
 
 def _value(value: _Value, store: Store) -> Array:
     return value.view.of(store.read(value.held.tensor)) if isinstance(value, Slot) else np.asarray(value, np.float32)
-
-
-def _can_be_nan(array: Array) -> bool:
-    return array.dtype.kind in "fc"
-
-
-def _packed_arrays(
-    filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side
-) -> dict[object, Array]:
-    """Tensors that take several weights, made before anything is written: tied ones may be in conflict."""
-    return {key: _array(held, parts, target, source) for key, (held, parts) in filled.items() if len(parts) > 1}
 
 
 def _torn(held: Held, parts: list[tuple[Slot, _Value]]) -> BadInput:
@@ -298,7 +274,7 @@ def _run_special(works: list[Work], store: Store) -> None:
         raise
 
 
-def _rounding(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], target: Side, source: Side) -> list[str]:
+def _rounding(filled: _Filled, target: StoredModel, source: StoredModel) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for held, parts in filled.values():
         to = target.store.dtype(held.tensor)
@@ -309,7 +285,7 @@ def _rounding(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]], targ
     return [f"{count} weights were rounded from {given} to {to}" for (given, to), count in counts.items()]
 
 
-def _untied(filled: dict[object, tuple[Held, list[tuple[Slot, _Value]]]]) -> list[str]:
+def _untied(filled: _Filled) -> list[str]:
     """Weights that are one tensor in the source and two in the target part at the first optimizer step."""
     takers: dict[object, dict[str, Any]] = {}
     for held, parts in filled.values():

@@ -81,24 +81,27 @@ def joined(*names: str) -> str:
     return ".".join(filter(None, names))
 
 
+def modules_below(store: Store, module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A module and all inside it, with their paths."""
+    yield path, module
+    for name, child in store.children(module).items():
+        yield from modules_below(store, child, joined(path, name))
+
+
 def held_below(store: Store, module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
     """Parameters and buffers of a module, its own first, each under its full name."""
-    found: list[Held] = []
-    _add_held(store, module, f"{path}." if path else "", deep, found)
-    return found
-
-
-def _add_held(store: Store, module: Any, front: str, deep: bool, found: list[Held]) -> None:
-    for name, tensor in store.own(module).items():
-        found.append(
-            Held(
-                front + name, tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
-                store.is_buffer(module, name),
-            )
-        )  # fmt: skip
+    front = f"{path}." if path else ""
+    found = [
+        Held(
+            front + name, tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
+            store.is_buffer(module, name),
+        )
+        for name, tensor in store.own(module).items()
+    ]  # fmt: skip
     if deep:
         for name, child in store.children(module).items():
-            _add_held(store, child, f"{front}{name}.", deep, found)
+            found += held_below(store, child, front + name)
+    return found
 
 
 def layer_at(store: Store, module: Any, path: str, layout: Layout | None = None) -> Layer:

@@ -130,7 +130,12 @@ def match_layers(target: Layer, source: Layer, *, one_framework: bool) -> Match:
     """Match by the rule of the common family, everything else by name and then by shape."""
     match = Match()
     if target.family is not None and target.family == source.family:
-        _by_family(target, source, match)
+        for name in target.slots | source.slots:
+            wanted, offered = target.slots.get(name), source.slots.get(name)
+            if wanted is not None and offered is not None:
+                _if_shapes_agree(target, source, wanted, offered, match)
+            elif name not in COUNTERS:
+                _one_sided(target, source, wanted, offered, match)
         _by_name(target, source, dict(target.others), dict(source.others), match)
     elif target.family is None or source.family is None:
         _half_known(target, source, match, one_framework=one_framework)
@@ -140,15 +145,6 @@ def match_layers(target: Layer, source: Layer, *, one_framework: bool) -> Match:
         if wanted is not None or offered is not None:
             match.problems.append(Problem(target, source, wanted, offered, why))
     return match
-
-
-def _by_family(target: Layer, source: Layer, match: Match) -> None:
-    for name in target.slots | source.slots:
-        wanted, offered = target.slots.get(name), source.slots.get(name)
-        if wanted is not None and offered is not None:
-            _if_shapes_agree(target, source, wanted, offered, match)
-        elif name not in COUNTERS:
-            _one_sided(target, source, wanted, offered, match)
 
 
 def _one_sided(target: Layer, source: Layer, wanted: Slot | None, offered: Slot | None, match: Match) -> None:
@@ -235,16 +231,14 @@ def _pair_up(
 
 
 def _pair_up_shapes(wanted: dict[str, Slot], offered: dict[str, Slot], match: Match) -> None:
-    here, there = _shapes(wanted), _shapes(offered)
+    here, there = (
+        Counter(slot.shape for slot in slots.values() if not slot.held.is_buffer) for slots in (wanted, offered)
+    )
     for key, slot in list(wanted.items()):
         if slot.held.is_buffer or here[slot.shape] != 1 or there[slot.shape] != 1:
             continue
         partner = next(name for name, one in offered.items() if one.shape == slot.shape and not one.held.is_buffer)
         match.copies.append((wanted.pop(key), offered.pop(partner)))
-
-
-def _shapes(slots: dict[str, Slot]) -> Counter[tuple[int, ...]]:
-    return Counter(slot.shape for slot in slots.values() if not slot.held.is_buffer)
 
 
 def _same_shape(slot: Slot, others: dict[str, Slot]) -> Slot | None:
@@ -263,7 +257,7 @@ Paths = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Side:
+class StoredModel:
     """One of the two models and how to reach its weights."""
 
     model: Any
@@ -286,7 +280,9 @@ class Work:
     without_rule: bool = False
 
 
-def works_of(target: Side, source: Side, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
+def works_of(
+    target: StoredModel, source: StoredModel, pairs: Iterable[Paths], mapped: Collection[Paths] | None
+) -> list[Work]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
     around = tuple({outer for pair in wanted for outer in _around(pair[at])} for at in (0, 1))
@@ -318,28 +314,27 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _work(target: Side, source: Side, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
+def _work(
+    target: StoredModel, source: StoredModel, paths: Paths, mapped: Collection[Paths] | None, *, below: bool
+) -> Work:
     here, there = (submodule(side.store, side.model, path) for side, path in zip((target, source), paths, strict=True))
     function = special_init(here, there)
     if function is not None:
-        bare = raw_layer(target.store, here, paths[0], deep=True), raw_layer(source.store, there, paths[1], deep=True)
-        return Work(paths, bare[0], bare[1], special=function)
+        return Work(paths, *_bare(target, source, here, there, paths), special=function)
     layers = _layers(target, source, here, there, paths, below=below)
     by_the_user = paths in mapped if mapped is not None else _looks_mapped(target, source, here, there, paths, below)
     known = layers[0].family is not None and layers[0].family == layers[1].family
     if by_the_user and not known:
         if type(here) is type(there):
-            layers = (
-                raw_layer(target.store, here, paths[0], deep=True),
-                raw_layer(source.store, there, paths[1], deep=True),
-            )
-            return Work(paths, *layers)
+            return Work(paths, *_bare(target, source, here, there, paths))
         weighs = _has_weights(target, here) or _has_weights(source, there)
         return Work(paths, layers[0], layers[1], without_rule=weighs)
     return Work(paths, *layers)
 
 
-def _layers(target: Side, source: Side, here: Any, there: Any, paths: Paths, *, below: bool) -> tuple[Layer, Layer]:
+def _layers(
+    target: StoredModel, source: StoredModel, here: Any, there: Any, paths: Paths, *, below: bool
+) -> tuple[Layer, Layer]:
     one, other = layer_at(target.store, here, paths[0]), layer_at(source.store, there, paths[1])
     if one.family == other.family:
         return one, other
@@ -359,7 +354,12 @@ def _layers(target: Side, source: Side, here: Any, there: Any, paths: Paths, *, 
     return one, other
 
 
-def _unwrapped(side: Side, layer: Layer) -> Layer:
+def _bare(target: StoredModel, source: StoredModel, here: Any, there: Any, paths: Paths) -> tuple[Layer, Layer]:
+    """Both modules with everything inside them, without any rule."""
+    return raw_layer(target.store, here, paths[0], deep=True), raw_layer(source.store, there, paths[1], deep=True)
+
+
+def _unwrapped(side: StoredModel, layer: Layer) -> Layer:
     """The one layer with weights inside a module that adds nothing of its own, or the layer itself."""
     while layer.family is None and not layer.others:
         inner = [
@@ -376,11 +376,11 @@ def _weighs(layer: Layer) -> bool:
     return bool(layer.slots or layer.others)
 
 
-def _has_weights(side: Side, module: Any) -> bool:
+def _has_weights(side: StoredModel, module: Any) -> bool:
     return any(not held.is_buffer for held in held_below(side.store, module))
 
 
-def _looks_mapped(target: Side, source: Side, here: Any, there: Any, paths: Paths, below: bool) -> bool:
+def _looks_mapped(target: StoredModel, source: StoredModel, here: Any, there: Any, paths: Paths, below: bool) -> bool:
     """A pair of composed modules, nothing inside of which is paired, was put together by the user's map."""
     if below or paths == ("", ""):
         return False

@@ -9,20 +9,16 @@ import mindspore
 from mindspore import mint, nn
 
 from twinprobe._live.weights import stores as layouts
-from twinprobe._live.weights.stores import Array, Layout, Rules, always
+from twinprobe._live.weights.stores import Array, Layout, Rules, Store, always
 
 _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")  # kept among the parameters
 
 
-def _kind(cell: Any) -> str:
-    if isinstance(cell, (nn.LSTM, nn.LSTMCell)):
-        return "lstm"
-    return "gru" if isinstance(cell, (nn.GRU, nn.GRUCell)) else "rnn"
-
-
 def _recurrent(cell: Any) -> Layout:
     layers = 1 + max(int(name.split("_")[2][1:]) for name in cell._params if name.startswith("weight_ih_l"))
-    return layouts.flat_recurrent(_kind(cell), layers, both_ways="weight_ih_l0_reverse" in cell._params)
+    return layouts.flat_recurrent(
+        layouts.recurrent_kind(cell), layers, both_ways="weight_ih_l0_reverse" in cell._params
+    )
 
 
 def _from(package: Any, *names: str) -> tuple[type, ...]:
@@ -55,57 +51,33 @@ def _rules() -> Rules:
         (plain_norms, always(layouts.norm())),
         (_from(nn, "MultiheadAttention"), layouts.packed_attention),
         (_from(nn, "LSTM", "GRU", "RNN"), _recurrent),
-        (_from(nn, "LSTMCell", "GRUCell", "RNNCell"), lambda cell: layouts.one_cell(_kind(cell))),
+        (_from(nn, "LSTMCell", "GRUCell", "RNNCell"), lambda cell: layouts.one_cell(layouts.recurrent_kind(cell))),
         (_from(nn, "BiDense"), always(layouts.bilinear())),
         (_from(nn, "PReLU"), always(layouts.prelu("w"))),
         (_from(new, "PReLU"), always(layouts.prelu())),
         (_from(nn, "TransformerEncoderLayer"), always(layouts.transformer_layer("dense1", "dense2"))),
-        (
-            _from(nn, "TransformerDecoderLayer"),
-            always(layouts.transformer_layer("dense1", "dense2", "multihead_attn")),
-        ),
-        (
-            _from(nn, "TransformerEncoder"),
-            lambda cell: layouts.transformer_stack("encoder", len(cell.layers)),
-        ),
-        (
-            _from(nn, "TransformerDecoder"),
-            lambda cell: layouts.transformer_stack("decoder", len(cell.layers)),
-        ),
+        (_from(nn, "TransformerDecoderLayer"), always(layouts.transformer_layer("dense1", "dense2", "multihead_attn"))),
+        (_from(nn, "TransformerEncoder"), lambda cell: layouts.transformer_stack("encoder", len(cell.layers))),
+        (_from(nn, "TransformerDecoder"), lambda cell: layouts.transformer_stack("decoder", len(cell.layers))),
     ]
 
 
-class MindSporeStore:
+class MindSporeStore(Store):
     """Parameters and buffers of mindspore.nn.Cell."""
 
-    def own(self, module: Any) -> dict[str, Any]:
-        held = {name: value for name, value in module._params.items() if value is not None}
-        passing = getattr(module, "_non_persistent_buffers_set", ())
-        buffers = getattr(module, "_buffers", None) or {}
-        return held | {name: value for name, value in buffers.items() if value is not None and name not in passing}
+    parameters = "_params"
+    modules = "_cells"
+
+    def rules(self) -> Rules:
+        return _rules()
 
     def state(self, module: Any) -> dict[str, Any]:
         found = {name: value for name, value in (getattr(module, "_buffers", None) or {}).items() if value is not None}
         own = module._params
         return found | {name: own[name] for name in _STATISTICS if own.get(name) is not None}
 
-    def children(self, module: Any) -> dict[str, Any]:
-        return {name: child for name, child in module._cells.items() if child is not None}
-
-    def layout(self, module: Any) -> Layout | None:
-        return next((rule(module) for classes, rule in _rules() if isinstance(module, classes)), None)
-
     def trainable(self, tensor: Any) -> bool:
         return bool(getattr(tensor, "requires_grad", False))
-
-    def is_buffer(self, module: Any, name: str) -> bool:
-        return name not in module._params
-
-    def key(self, tensor: Any) -> object:
-        return id(tensor)
-
-    def shape(self, tensor: Any) -> tuple[int, ...]:
-        return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
         return str(tensor.dtype).lower()
@@ -113,9 +85,6 @@ class MindSporeStore:
     def read(self, tensor: Any) -> Array:
         array: Array = (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy()
         return array
-
-    def memory(self, _tensor: Any) -> Array | None:
-        return None
 
     def write(self, tensor: Any, values: Array) -> None:
         given = mindspore.Tensor(values).astype(tensor.dtype)

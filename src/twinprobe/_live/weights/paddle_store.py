@@ -12,7 +12,7 @@ import paddle
 from paddle import nn
 
 from twinprobe._live.weights import stores as layouts
-from twinprobe._live.weights.stores import TRANSPOSED, Array, Layout, Rules, always
+from twinprobe._live.weights.stores import TRANSPOSED, Array, Layout, Rules, Store, always
 
 _IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
 _float32 = paddle.float32
@@ -20,12 +20,6 @@ _STATISTICS = ("_mean", "_variance", "weight_u", "weight_v")  # kept among the p
 _ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
-
-
-def _kind(cell: Any) -> str:
-    if isinstance(cell, (nn.LSTM, nn.LSTMCell)):
-        return "lstm"
-    return "gru" if isinstance(cell, (nn.GRU, nn.GRUCell)) else "rnn"
 
 
 def _cells_of(wrapper: Any, index: int, before: str = "") -> list[tuple[str, str, str]]:
@@ -38,16 +32,12 @@ def _cells_of(wrapper: Any, index: int, before: str = "") -> list[tuple[str, str
 def _stacked(layer: Any) -> Layout:
     # The layer's own attributes repeat the cells' parameters, under wrong names when one bias is switched off.
     cells = [cell for index, wrapper in enumerate(layer) for cell in _cells_of(wrapper, index, f"{index}.")]
-    return layouts.recurrent(_kind(layer), cells, TRANSPOSED)
+    return layouts.recurrent(layouts.recurrent_kind(layer), cells, TRANSPOSED)
 
 
 def _wrapper(layer: Any) -> Layout:
     cell = layer.cell_fw if isinstance(layer, nn.BiRNN) else layer.cell
-    return layouts.recurrent(_kind(cell), _cells_of(layer, 0), TRANSPOSED)
-
-
-def _single_cell(cell: Any) -> Layout:
-    return layouts.recurrent(_kind(cell), [("l0", "", "")], TRANSPOSED)
+    return layouts.recurrent(layouts.recurrent_kind(cell), _cells_of(layer, 0), TRANSPOSED)
 
 
 @functools.cache
@@ -68,7 +58,7 @@ def _rules() -> Rules:
         ((nn.MultiHeadAttention,), always(layouts.separate_attention())),
         ((layers.rnn.RNNBase,), _stacked),
         ((nn.RNN, nn.BiRNN), _wrapper),
-        (cells, _single_cell),
+        (cells, lambda cell: layouts.recurrent(layouts.recurrent_kind(cell), [("l0", "", "")], TRANSPOSED)),
         ((nn.Bilinear,), always(layouts.bilinear(row_bias=True))),
         ((nn.PReLU,), always(layouts.prelu("_weight"))),
         ((nn.TransformerEncoderLayer,), always(layouts.transformer_layer("linear1", "linear2"))),
@@ -93,17 +83,14 @@ def _bytes(count: int) -> Any:
     return ctypes.c_char * count
 
 
-class PaddleStore:
+class PaddleStore(Store):
     """Parameters and buffers of paddle.nn.Layer."""
 
-    def own(self, module: Any) -> dict[str, Any]:
-        held = {name: value for name, value in module._parameters.items() if value is not None}
-        if not module._buffers:
-            return held
-        passing = module._non_persistable_buffer_names_set
-        return held | {
-            name: value for name, value in module._buffers.items() if value is not None and name not in passing
-        }
+    passing = "_non_persistable_buffer_names_set"
+    modules = "_sub_layers"
+
+    def rules(self) -> Rules:
+        return _rules()
 
     def state(self, module: Any) -> dict[str, Any]:
         own = module._parameters
@@ -114,23 +101,8 @@ class PaddleStore:
             name: own[name] for name in _STATISTICS if own.get(name) is not None and own[name].stop_gradient
         }
 
-    def children(self, module: Any) -> dict[str, Any]:
-        return {name: child for name, child in module._sub_layers.items() if child is not None}
-
-    def layout(self, module: Any) -> Layout | None:
-        return next((rule(module) for classes, rule in _rules() if isinstance(module, classes)), None)
-
     def trainable(self, tensor: Any) -> bool:
         return not tensor.stop_gradient
-
-    def is_buffer(self, module: Any, name: str) -> bool:
-        return name in module._buffers
-
-    def key(self, tensor: Any) -> object:
-        return id(tensor)
-
-    def shape(self, tensor: Any) -> tuple[int, ...]:
-        return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
         dtype = tensor.dtype
@@ -142,7 +114,7 @@ class PaddleStore:
         array: Array = (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy()
         return array
 
-    def memory(self, tensor: Any) -> Array | None:
+    def memory(self, tensor: Any, /) -> Array | None:
         # What set_value does for a tensor on the host, without a copy in between.
         dtype = _IN_MEMORY.get(self.dtype(tensor))
         plain = dtype is not None and tensor.is_dense() and tensor.is_contiguous() and tensor._is_initialized()

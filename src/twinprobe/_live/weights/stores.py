@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from twinprobe._live.frameworks import framework_of
 from twinprobe.errors import BadInput
 
 # Where a layer keeps its weights, in words that all frameworks share.
@@ -130,13 +130,10 @@ def packed_attention(layer: Any) -> Layout:
     packed = getattr(layer, "in_proj_weight", None) is not None
     for index, name in enumerate("qkv"):
         third = View(third=index)
-        parts.append(Part(f"{name}.weight", "in_proj_weight", third) if packed else _apart(name))
+        apart = Part(f"{name}.weight", f"{name}_proj_weight")
+        parts.append(Part(f"{name}.weight", "in_proj_weight", third) if packed else apart)
         parts.append(Part(f"{name}.bias", "in_proj_bias", third))
     return Layout("attention", tuple(parts), {"out": "out_proj"})
-
-
-def _apart(name: str) -> Part:
-    return Part(f"{name}.weight", f"{name}_proj_weight")
 
 
 def separate_attention(q: str = "q_proj", k: str = "k_proj", v: str = "v_proj", out: str = "out_proj") -> Layout:
@@ -181,32 +178,57 @@ def transformer_stack(family: str, layers: int) -> Layout:
     return Layout(family, nested={f"layers.{index}": f"layers.{index}" for index in range(layers)} | {"norm": "norm"})
 
 
+def recurrent_kind(layer: Any) -> str:
+    """lstm, gru or rnn, by the class or the cell that all frameworks call alike."""
+    names = {one.__name__.removesuffix("Cell") for one in type(layer).__mro__}
+    return "lstm" if "LSTM" in names else "gru" if "GRU" in names else "rnn"
+
+
 class Store(Protocol):
-    """What copying needs to know of a framework."""
+    """What copying needs to know of a framework. The attributes are those of its modules."""
+
+    parameters: str = "_parameters"
+    buffers: str = "_buffers"
+    passing: str = "_non_persistent_buffers_set"  # names of the buffers that are not saved
+    modules: str = "_modules"
 
     def own(self, module: Any) -> dict[str, Any]:
         """Parameters and persistent buffers that belong to the module itself, by attribute."""
+        held = {name: value for name, value in getattr(module, self.parameters).items() if value is not None}
+        buffers = getattr(module, self.buffers, None)
+        if not buffers:
+            return held
+        passing = getattr(module, self.passing, ())
+        return held | {name: value for name, value in buffers.items() if value is not None and name not in passing}
 
     def state(self, module: Any) -> dict[str, Any]:
         """What a forward pass may change in the module itself: all buffers, and running statistics."""
 
     def children(self, module: Any) -> dict[str, Any]:
         """Modules directly below, by attribute."""
+        return {name: child for name, child in getattr(module, self.modules).items() if child is not None}
+
+    def rules(self) -> Rules:
+        """The layouts of the classes that are known, the first that fits first."""
 
     def layout(self, module: Any) -> Layout | None:
         """Where a layer of a known class keeps its weights."""
+        return next((rule(module) for classes, rule in self.rules() if isinstance(module, classes)), None)
 
     def trainable(self, tensor: Any) -> bool:
         """Whether training changes it."""
 
     def is_buffer(self, module: Any, name: str) -> bool:
         """Whether the attribute is a buffer that the user registered, not a parameter."""
+        return name not in getattr(module, self.parameters)
 
     def key(self, tensor: Any) -> object:
         """Equal for two tensors that are the same memory."""
+        return id(tensor)
 
     def shape(self, tensor: Any) -> tuple[int, ...]:
         """The shape as plain numbers."""
+        return tuple(tensor.shape)
 
     def dtype(self, tensor: Any) -> str:
         """The dtype in NumPy's words, or bfloat16."""
@@ -214,32 +236,23 @@ class Store(Protocol):
     def read(self, tensor: Any) -> Array:
         """The values; bfloat16 and narrower as float32, which holds them exactly."""
 
-    def memory(self, tensor: Any, /) -> Array | None:
+    def memory(self, _tensor: Any, /) -> Array | None:
         """The tensor's own memory, to be written to; None where that is not possible or would go unnoticed."""
+        return None
 
     def write(self, tensor: Any, values: Array) -> None:
         """Set the values in place, in the tensor's own dtype and on its own device."""
 
 
-_BASES = {"torch": ("nn", "Module"), "paddle": ("nn", "Layer"), "mindspore": ("nn", "Cell")}
-
-
-def framework_of(model: Any) -> str:
-    """torch, paddle or mindspore, judged by the class of the model without importing anything."""
-    for name, (package, base) in _BASES.items():
-        loaded = getattr(sys.modules.get(name), package, None)
-        if loaded is not None and isinstance(model, getattr(loaded, base)):
-            return name
-    raise BadInput(
-        f"weights cannot be copied to or from a {type(model).__name__}",
-        hint="give a torch.nn.Module, a paddle.nn.Layer or a mindspore.nn.Cell",
-    )
-
-
 def store_of(model: Any) -> Store:
     """The store for a model's framework."""
-    module = importlib.import_module(f"twinprobe._live.weights.{framework_of(model)}_store")
-    return cast(Store, module.STORE)
+    framework = framework_of(model)
+    if framework is None:
+        raise BadInput(
+            f"weights cannot be copied to or from a {type(model).__name__}",
+            hint="give a torch.nn.Module, a paddle.nn.Layer or a mindspore.nn.Cell",
+        )
+    return cast(Store, importlib.import_module(f"twinprobe._live.weights.{framework}_store").STORE)
 
 
 def submodule(store: Store, model: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from twinprobe._live.weights import stores as layouts
-from twinprobe._live.weights.stores import Array, Layout, Rules, always
+from twinprobe._live.weights.stores import Array, Layout, Rules, Store, always
 from twinprobe.errors import BadInput
 
 _EXACT_IN_FLOAT32 = {
@@ -20,14 +20,8 @@ _EXACT_IN_FLOAT32 = {
 }
 
 
-def _recurrent(layer: Any) -> Layout:
-    return layouts.flat_recurrent(_kind(layer), layer.num_layers, both_ways=layer.bidirectional)
-
-
-def _kind(layer: Any) -> str:
-    if isinstance(layer, (nn.LSTM, nn.LSTMCell)):
-        return "lstm"
-    return "gru" if isinstance(layer, (nn.GRU, nn.GRUCell)) else "rnn"
+def _stacked(layer: Any) -> Layout:
+    return layouts.flat_recurrent(layouts.recurrent_kind(layer), layer.num_layers, both_ways=layer.bidirectional)
 
 
 @functools.cache
@@ -42,8 +36,8 @@ def _rules() -> Rules:
         ((nn.modules.batchnorm._NormBase,), always(running)),
         (norms, always(layouts.norm())),
         ((nn.MultiheadAttention,), layouts.packed_attention),
-        ((nn.RNNBase,), _recurrent),
-        ((nn.RNNCellBase,), lambda layer: layouts.one_cell(_kind(layer))),
+        ((nn.RNNBase,), _stacked),
+        ((nn.RNNCellBase,), lambda layer: layouts.one_cell(layouts.recurrent_kind(layer))),
         ((nn.Bilinear,), always(layouts.bilinear())),
         ((nn.PReLU,), always(layouts.prelu())),
         ((nn.TransformerEncoderLayer,), always(layouts.transformer_layer("linear1", "linear2"))),
@@ -58,49 +52,30 @@ def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _has_array(tensor: Any) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
-
-
-class TorchStore:
+class TorchStore(Store):
     """Parameters and buffers of torch.nn.Module."""
 
-    def own(self, module: Any) -> dict[str, Any]:
-        held = {name: value for name, value in module._parameters.items() if value is not None}
-        if not module._buffers:
-            return held
-        passing = module._non_persistent_buffers_set
-        return held | {
-            name: value for name, value in module._buffers.items() if value is not None and name not in passing
-        }
+    def rules(self) -> Rules:
+        return _rules()
 
     def state(self, module: Any) -> dict[str, Any]:
-        if not module._buffers:
-            return {}
-        return {
-            name: value
-            for name, value in module._buffers.items()
-            if value is not None and not isinstance(value, nn.parameter.UninitializedTensorMixin) and _has_array(value)
-        }
-
-    def children(self, module: Any) -> dict[str, Any]:
-        return {name: child for name, child in module._modules.items() if child is not None}
+        found = {}
+        for name, value in module._buffers.items():
+            if value is None or isinstance(value, nn.parameter.UninitializedTensorMixin):
+                continue
+            if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
+                found[name] = value
+        return found
 
     def layout(self, module: Any) -> Layout | None:
-        for classes, rule in _rules():
-            if isinstance(module, classes):
-                return rule(module)
         # GPT-2 and its kin call a linear layer with a transposed matrix a Conv1D.
         relatives = sys.modules.get("transformers.pytorch_utils")
         if relatives is not None and isinstance(module, relatives.Conv1D):
             return layouts.linear(transposed=True)
-        return None
+        return super().layout(module)
 
     def trainable(self, tensor: Any) -> bool:
         return bool(tensor.requires_grad)
-
-    def is_buffer(self, module: Any, name: str) -> bool:
-        return name in module._buffers
 
     def key(self, tensor: Any) -> object:
         pointer = 0 if tensor.is_meta else tensor.data_ptr()
@@ -122,9 +97,6 @@ class TorchStore:
             values = values.to(torch.float32)
         array: Array = (values if values.is_cpu else values.cpu()).numpy()
         return array
-
-    def memory(self, _tensor: Any) -> Array | None:
-        return None  # autograd counts what is written
 
     def write(self, tensor: Any, values: Array) -> None:
         with torch.no_grad():

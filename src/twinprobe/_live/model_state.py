@@ -1,0 +1,313 @@
+"""What two live models hold: parameters and buffers are compared, and what a comparison changes is put back.
+
+Gradients and buffers are as before afterwards, but buffers stay where optimizers have moved the models on. Copied
+weights stay: a second copy of a model, for the rare error, would cost every comparison its memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from twinprobe._live.console import say, shortened
+from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
+from twinprobe._live.frameworks.adapter import array_on_host
+from twinprobe._live.live_run import Values
+from twinprobe._live.pairing.layer_map import LayerMap
+from twinprobe._live.pairing.matching import Matches
+from twinprobe._live.running import Model
+from twinprobe._live.weights.copying import match_group
+from twinprobe._live.weights.layers import Slot, layer_at
+from twinprobe._live.weights.matching import COUNTERS, StoredModel
+from twinprobe._live.weights.stores import Array, store_of
+from twinprobe._measure.pair import squeezed
+from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.table import INPUT, PARAMETER
+from twinprobe.errors import TwinProbeError
+
+
+class KeptModel:
+    """What one model held before it was compared."""
+
+    def __init__(self, one: Model) -> None:
+        self._one = one
+        self._layers = one.paths.layer
+        self.store = store_of(one.model)
+        self._gradients = one.adapter.take_gradients(self._layers.values())
+        self.buffers: dict[tuple[str, str], tuple[Any, Any, Array]] = {}  # path and name -> layer, tensor, values
+
+    def keep_buffers(self) -> None:
+        """The model is about to run."""
+        for path, layer in self._layers.items():
+            for name, tensor in self.store.state(layer).items():
+                self.buffers[path, name] = layer, tensor, np.array(self.store.read(tensor))
+
+    def put_back_buffers(self) -> None:
+        """As if the model had not run."""
+        for (_, name), (layer, tensor, values) in self.buffers.items():
+            if self.store.state(layer).get(name) is not tensor:  # replaced, not written to
+                setattr(layer, name, tensor)
+            if not np.array_equal(self.store.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
+                self.store.write(tensor, values)
+
+    def clear_gradients(self) -> None:
+        """Those of the comparison are no concern of the user."""
+        self._one.adapter.clear_gradients(self._one.model, self._layers.values())
+
+    def put_back_gradients(self) -> None:
+        """Where the models share parameters, nothing may be cleared after this."""
+        self._one.adapter.set_gradients(self._gradients)
+
+
+class KeptState:
+    """What the models held before they were compared, and in which way they are not what they were."""
+
+    def __init__(self, models: list[Model]) -> None:
+        self._models = {one.role: KeptModel(one) for one in models}
+        self.steps = 0  # of their optimizers
+        self.copied = ""  # what copying weights has done so far
+
+    def __getitem__(self, one: Model) -> KeptModel:
+        return self._models[one.role]
+
+    def keep_buffers(self) -> None:
+        """The models are about to run."""
+        for kept in self._models.values():
+            kept.keep_buffers()
+
+    def put_back(self) -> None:
+        """The comparison is over."""
+        for kept in self._models.values():
+            kept.clear_gradients()
+        for kept in self._models.values():
+            kept.put_back_gradients()
+            if not self.steps:
+                kept.put_back_buffers()
+
+    @property
+    def changed(self) -> str:
+        """What stays otherwise than it was."""
+        taken = f"the optimizers have changed the weights {self.steps} times" if self.steps else ""
+        return "; ".join(filter(None, (self.copied, taken)))
+
+
+@contextmanager
+def state_kept(models: list[Model]) -> Iterator[KeptState]:
+    """Put back what a comparison changes in the models, whatever ends it."""
+    kept = KeptState(models)
+    try:
+        yield kept
+    except BaseException as error:
+        _add_note(error, kept.changed)
+        raise
+    finally:
+        kept.put_back()
+
+
+@contextmanager
+def copying(kept: KeptState, target: Model, source: str) -> Iterator[None]:
+    """Weights are copied in this block: all of them, or none where it raises an error of our own."""
+    kept.copied = f"{target.title} may hold some of the weights of {source}"
+    try:
+        yield
+    except TwinProbeError:
+        kept.copied = ""
+        raise
+    kept.copied = f"{target.title} holds the weights of {source} now"
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    if not text:
+        return
+    if isinstance(error, TwinProbeError):
+        error.hint = f"{error.hint}; {text}" if error.hint else text
+    elif hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # before Python 3.11
+        say(text)
+
+
+_STATISTICS = ("running mean", "running variance")
+
+
+def compare_parameters(
+    raw: Model, base: Model, tested: Values, reference: Values, matches: Matches, tolerance: Tolerance, step: int
+) -> list[Finding]:
+    """Measure the parameters that belong together as they are now."""
+    found, seen = [], set()
+    for row, other, rule in matches.rows:
+        if tested.columns["role"][row] != PARAMETER or reference.columns["role"][other] != PARAMETER:
+            continue
+        place, partner = _place(tested, row), _place(reference, other)
+        if place in seen:
+            continue
+        seen.add(place)
+        held, partner_held = _parameter(raw, *place), _parameter(base, *partner)
+        if held is None or partner_held is None:
+            continue
+        (tensor, turned), (golden, golden_turned) = held, partner_held
+        gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
+        found.append(
+            Finding(
+                step, WEIGHT_PHASE, tested.ops[tested.columns["op"][row]],
+                reference.ops[reference.columns["op"][other]], "parameter after the step", place[1], gap, True,
+                str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _place(run: Values, row: int) -> tuple[str, str]:
+    op = parse_op(run.ops[run.columns["op"][row]])
+    return op.body, run.columns["name"][row].removeprefix(f"{op.text}.parameters.")
+
+
+def _parameter(model: Model, path: str, name: str) -> Any:
+    layer = model.paths.layer.get(path)
+    parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
+    if parameter is None:
+        return None
+    return model.adapter.to_host(parameter), model.adapter.is_transposed(layer, name)
+
+
+class Buffers:
+    """The buffers of two live models over all steps, running statistics of norms among them."""
+
+    def __init__(self, raw: Model, base: Model, layer_map: LayerMap, tolerance: Tolerance, kept: KeptState) -> None:
+        self._models = raw, base
+        self._kept = kept[raw], kept[base]
+        self._holding = tuple({path for path, _ in one.buffers} for one in self._kept)
+        self._groups = layer_map.groups
+        self._tolerance = tolerance
+        frameworks = [one.adapter.name for one in (raw, base)]
+        self._paddle = frameworks.index("paddle") if frameworks.count("paddle") == 1 else None
+        # Of Paddle, by name: as they are, and as the other framework means them.
+        self._variances: dict[str, tuple[Array, Array]] = {}
+        self._alone: list[str] = []
+        self._converted: dict[str, None] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know."""
+        found = [f"buffers of one model only, not compared: {shortened(self._alone)}"] if self._alone else []
+        if self._converted:
+            found.append(
+                "Paddle keeps the biased variance of each batch, the other framework the unbiased one; they agree but "
+                f"for that, and the models will differ by it in evaluation: {shortened(list(self._converted))}"
+            )
+        return found
+
+    def compare(self, tested: Values, reference: Values, matches: Matches, step: int) -> list[Finding]:
+        """The buffers that belong together, as the first step found them and as this one left them."""
+        if not any(self._holding):
+            return []
+        order = {name: at for at, name in enumerate(tested.ops)}
+        found = []
+        for calls, slots in self._pairs(matches):
+            now = [kept.store.read(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+            gaps = {AFTER_PHASE: self._gap(slots, now)}
+            if step == 0:
+                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
+            if self._paddle is not None and slots[self._paddle].alias == "running variance":
+                run = (tested, reference)[self._paddle]
+                gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
+            # A cache of another size is no fault: what is computed with it is compared.
+            decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
+            mine, theirs = (slot.held for slot in slots)
+            shapes = str(list(mine.shape)), str(list(theirs.shape))
+            name, dtype = mine.name.rpartition(".")[2], self._kept[0].store.dtype(mine.tensor)
+            found += [
+                Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
+                for phase, gap in gaps.items()
+            ]
+        return found
+
+    def _before(self, at: int, slot: Slot) -> Array:
+        path, _, name = slot.held.name.rpartition(".")
+        held = self._kept[at].buffers.get((path, name))
+        return self._kept[at].store.read(slot.held.tensor) if held is None else held[2]
+
+    def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
+        dtypes = [kept.store.dtype(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+        # Narrow types are read as float32: their own bounds count.
+        bounds = Tolerance(*self._tolerance.of(*dtypes), self._tolerance.mode, self._tolerance.equal_nan)
+        one, other = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
+        return compare(one, other, bounds)
+
+    def _pairs(self, matches: Matches) -> list[tuple[tuple[str, str], tuple[Slot, Slot]]]:
+        """The two calls and the two buffers of each pair."""
+        found: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
+        calls_of: dict[str, tuple[str, str]] = {}
+        for calls in matches.calls.items():
+            mine, theirs = map(parse_op, calls)
+            if not (mine.is_module and theirs.is_module) or mine.body in calls_of:
+                continue
+            calls_of[mine.body] = calls
+            if mine.body not in self._holding[0] and theirs.body not in self._holding[1]:
+                continue
+            ones, others = self._slots(0, mine.body), self._slots(1, theirs.body)
+            for name in filter(others.__contains__, ones):
+                found[ones[name].held.key, others[name].held.key] = calls, (ones[name], others[name])
+            alone = [slot for name, slot in (ones | others).items() if (name in ones) != (name in others)]
+            self._alone += [
+                slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
+            ]
+        target, source = (
+            StoredModel(one.model, kept.store) for one, kept in zip(self._models, self._kept, strict=True)
+        )
+        paths = self._models[0].paths.of
+        for group in self._groups:
+            match = match_group(target, source, group)
+            last = next((paths[id(layers[-1])] for layers in (group.one, group.other) if id(layers[-1]) in paths), "")
+            for pair in match.copies if match is not None and last in calls_of else ():
+                if all(map(_is_state, pair)):
+                    found.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
+        return list(found.values())
+
+    def _slots(self, at: int, path: str) -> dict[str, Slot]:
+        layer = layer_at(self._kept[at].store, self._models[at].paths.layer[path], path)
+        return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
+
+    def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: Values) -> Gap:
+        """Paddle averages the biased variances of the batches, the other frameworks the unbiased ones."""
+        assert self._paddle is not None
+        name = slots[self._paddle].held.name
+        path = name.rpartition(".")[0]
+        values = now[self._paddle].copy()
+        before, meant = self._variances.get(name) or (self._before(self._paddle, slots[self._paddle]),) * 2
+        samples = _samples(run, path, values.size)
+        momentum = getattr(self._models[self._paddle].paths.layer[path], "_momentum", None)
+        if momentum is not None and len(set(samples)) == 1 and samples[0] > 1 and (values != before).any():
+            share = momentum ** len(samples)
+            added = (values - share * before) * (samples[0] / (samples[0] - 1))
+            meant = (share * meant + added).astype(values.dtype)
+        self._variances[name] = values, meant
+        if gap.same:
+            return gap
+        corrected = self._gap(slots, [meant if at == self._paddle else one for at, one in enumerate(now)])
+        if not corrected.same:
+            return gap
+        self._converted[name] = None
+        return corrected
+
+
+def _is_state(slot: Slot) -> bool:
+    return slot.held.is_buffer or (not slot.held.trainable and slot.alias in _STATISTICS)
+
+
+def _samples(run: Values, path: str, channels: int) -> list[int]:
+    """Over how many numbers each call of a norm took its statistics."""
+    columns = [run.columns[name] for name in ("op", "role", "shape")]
+    found: dict[int, int] = {}
+    for op, role, shape in zip(*columns, strict=True):
+        if role == INPUT and op not in found and shape:
+            name = parse_op(run.ops[op])
+            if name.is_module and name.body == path and name.direction == FORWARD:
+                found[op] = prod(json.loads(shape)) // channels
+    return list(found.values())
