@@ -59,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
         recording.record_all(
             (job for pair in pairs for job in pair[4:]), package=package, workers=options.workers, scratch=Path(scratch)
         )
-    questions = [(case.name, dtype, level, task, one.folder, two.folder) for case, dtype, level, task, one, two in pairs]
+    questions = [
+        (case.name, dtype, level, task, one.folder, two.folder) for case, dtype, level, task, one, two in pairs
+    ]
     print(f"comparing {len(questions)} pairs ...", file=sys.stderr, flush=True)
     os.environ["TWINPROBE_THREADS"] = "1"
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=cases.load) as pool:
@@ -122,7 +124,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _listed(allowed: tuple[str, ...]):  # noqa: ANN202
+def _listed(allowed: tuple[str, ...]):
     def parse_list(text: str) -> tuple[str, ...]:
         found = tuple(text.split(","))
         for one in found:

@@ -320,9 +320,7 @@ class Attention(nn.Module):
         q, k, v = (one.view(rows, length, -1, self.size).transpose(1, 2) for one in self.project(x))
         q, k = self.rotary(self.query_norm(q)), self.rotary(self.key_norm(k))
         times = self.heads // self.groups
-        k, v = (
-            one.repeat(1, times, 1, 1) if self.tile else one.repeat_interleave(times, dim=1) for one in (k, v)
-        )
+        k, v = (one.repeat(1, times, 1, 1) if self.tile else one.repeat_interleave(times, dim=1) for one in (k, v))
         scores = torch.matmul(q, k.transpose(-2, -1)) * self.scale
         hidden = torch.ones(length, length, dtype=torch.bool).triu(self.diagonal)
         weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=self.softmax_axis)

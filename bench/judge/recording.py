@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def job_of(case: cases.Case, side: str, dtype: str, level: str, task: str, *, py
     return Job(case.name, side, dtype, level, task, case.framework, python, str(folder))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _family_source(framework: str, family: str) -> str:
     if framework in ("torch", "ranks"):
         from judge import models
@@ -97,14 +97,15 @@ def is_kept(job: Job, package: Path) -> bool:
     return "error" not in meta and all(_checksum(package / name) == found for name, found in meta["recorder"].items())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def record_all(jobs: Iterable[Job], *, package: Path, workers: int, scratch: Path) -> None:
     """Record what is not kept, each interpreter and framework in processes of its own."""
-    waiting = [job for job in dict.fromkeys(jobs) if not is_kept(job, package)]
+    # Cases of one family share their golden run.
+    waiting = [job for job in {job.folder: job for job in jobs}.values() if not is_kept(job, package)]
     groups: dict[tuple[str, str], list[Job]] = {}
     for job in waiting:
         groups.setdefault((job.python, job.framework), []).append(job)
@@ -200,9 +201,9 @@ def _record(case: cases.Case, job: Job, folder: Path, rank: int) -> dict[str, An
         with _quiet():
             return cases_frameworks.record_case(case, job.side, job.dtype, job.level, job.task, folder)
     import torch
-    from twinprobe.torch import record
 
     from judge import models
+    from twinprobe.torch import record
 
     program = models.build(case.family, job.dtype, **case.options)
     for change in (case.base, case.change if job.side == "target" else None):

@@ -18,7 +18,9 @@ from typing import Any
 
 from judge.cases import KINDS, Case
 
-MODULE = re.compile(r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<kind>\w+)\.(?P<way>forward|backward|parameters_grad)(\.\d+)?")
+MODULE = re.compile(
+    r"(?:Module|Cell)\.(?:(?P<path>.+)\.)?(?P<kind>\w+)\.(?P<way>forward|backward|parameters_grad)(\.\d+)?"
+)
 CALL = re.compile(r"\w+\.(?P<api>.+)\.\d+\.(?P<way>forward|backward)")
 # The judge's own words for a kind of difference, where they are not those of KINDS.
 WORDS = {

@@ -29,7 +29,10 @@ def show_bugs(outcomes: list[Outcome]) -> None:
     """Bugs by dtype, level and task."""
     if not outcomes:
         return
-    print("| planted bugs | level | task | cases | right call first | right module | claimed falsely | nothing claimed | kind stated | kind right |")
+    print(
+        "| planted bugs | level | task | cases | right call first | right module | claimed falsely | nothing claimed "
+        "| kind stated | kind right |"
+    )
     print("| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for (dtype, level, task), group in grouped(outcomes):
         answered = [one for one in group if not one.failed]
