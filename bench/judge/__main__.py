@@ -33,6 +33,11 @@ def main(argv: list[str] | None = None) -> None:
     """Record, compare, print."""
     options = parse(argv)
     chosen = choose(options)
+    if options.check:
+        from judge.check import check
+
+        check(chosen.values(), options.dtype)
+        return
     pythons = {
         "mindspore": options.mindspore, "paddle": options.paddle, "other_transformers": options.other_transformers,
     }  # fmt: skip
@@ -40,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     options.keep.mkdir(parents=True, exist_ok=True)
     pairs, left_out = [], []
     for case in chosen.values():
-        here = pythons[case.framework] if case.framework in pythons else sys.executable
+        here = pythons.get(case.framework, sys.executable)
         there = pythons[case.python] if case.python else here
         if not (here and Path(here).exists() and there and Path(there).exists()):
             left_out.append(case.name)
@@ -115,6 +120,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, default=ROOT / ".bench-env" / "judge", help="where recordings are kept")
     parser.add_argument("--json", type=Path, help="write every answer with its score to this file")
     parser.add_argument("--slow", action="store_true", help="also the pairs that compile")
+    parser.add_argument(
+        "--check", action="store_true", help="run the pairs without recording: are they what they claim?"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--with-msprobe", action="store_true", help="install the older tool and ask it too")
     for name in ("mindspore", "paddle"):

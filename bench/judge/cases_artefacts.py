@@ -6,8 +6,8 @@ import contextlib
 import types
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from judge.cases import artefact
 from judge.models import FeedForward, Program
@@ -121,7 +121,7 @@ def other_tokens_under_the_padding(program: Program) -> None:
 def longer_padding(program: Program) -> None:
     """The batch padded to a multiple of eight more."""
     for key, value in (("input_ids", 0), ("attention_mask", 0)):
-        program.batch[key] = F.pad(program.batch[key], (0, 8), value=value)
+        program.batch[key] = functional.pad(program.batch[key], (0, 8), value=value)
 
 
 @artefact("resnet")
@@ -203,3 +203,17 @@ def key_bias_that_cancels(program: Program) -> None:
     size = attention.k_proj.weight.shape[0]
     bias = 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(6))
     attention.k_proj.bias = nn.Parameter(bias.to(attention.k_proj.weight.dtype), requires_grad=False)
+
+
+@artefact("decoder", notes="input extra", options={"rows": 4})
+def batch_in_two_halves(program: Program) -> None:
+    """Two micro batches with accumulated gradients against one batch: other sums, other shapes."""
+    plain, ids = program.loss, program.batch["ids"]
+
+    def loss(one: Program) -> torch.Tensor:
+        one.batch = {"ids": ids[:2]}
+        first = plain(one) / 2
+        one.batch = {"ids": ids[2:]}
+        return first + plain(one) / 2
+
+    program.loss = loss

@@ -239,8 +239,8 @@ def token_types_of_a_pair(program: Program) -> None:
 
 
 @bug(
-    "bert", "bert.encoder.layer.2.intermediate:*", "bert.encoder.layer.2:*clamp*", "bert.encoder.layer.2.output.dense:*",
-    kinds="extra saturation",
+    "bert", "bert.encoder.layer.2.intermediate:*", "bert.encoder.layer.2:*clamp*",
+    "bert.encoder.layer.2.output.dense:*", kinds="extra saturation",
 )  # fmt: skip
 def activations_are_clamped(program: Program) -> None:
     """A guard against overflow in fp16 that cuts off healthy values."""

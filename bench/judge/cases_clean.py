@@ -7,8 +7,8 @@ import types
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from judge.cases import clean
@@ -133,20 +133,6 @@ def checkpointed_blocks(program: Program) -> None:
         block.forward = lambda x, plain=plain: checkpoint(plain, x, use_reentrant=False)
 
 
-@clean("decoder", options={"rows": 4})
-def batch_in_two_halves(program: Program) -> None:
-    """Two micro batches with accumulated gradients against one batch: other sums, other shapes."""
-    plain, ids = program.loss, program.batch["ids"]
-
-    def loss(one: Program) -> torch.Tensor:
-        one.batch = {"ids": ids[:2]}
-        first = plain(one) / 2
-        one.batch = {"ids": ids[2:]}
-        return first + plain(one) / 2
-
-    program.loss = loss
-
-
 # Optimisers
 
 
@@ -219,7 +205,7 @@ def split_qkv(program: Program) -> None:
         rest = self.groups * self.size
         sizes = [self.heads * self.size, rest, rest]
         pairs = zip(self.qkv.weight.split(sizes), self.qkv.bias.split(sizes), strict=True)
-        return [F.linear(x, weight, bias) for weight, bias in pairs]
+        return [functional.linear(x, weight, bias) for weight, bias in pairs]
 
     for block in program.model.blocks:
         block.attention.project = types.MethodType(project, block.attention)
@@ -234,7 +220,7 @@ def sdpa_in_the_users_model(program: Program) -> None:
         q, k, v = (one.view(rows, length, -1, self.size).transpose(1, 2) for one in self.project(x))
         q, k = self.rotary(self.query_norm(q)), self.rotary(self.key_norm(k))
         k, v = (one.repeat_interleave(self.heads // self.groups, dim=1) for one in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(out.transpose(1, 2).reshape(rows, length, -1))
 
     for block in program.model.blocks:
@@ -261,7 +247,7 @@ def scale_divided_instead_of_multiplied(program: Program) -> None:
 
 @clean("decoder")
 def linear_as_addmm(program: Program) -> None:
-    """torch.addmm on a flattened batch against F.linear."""
+    """torch.addmm on a flattened batch against functional.linear."""
 
     def forward(self: nn.Linear, x: torch.Tensor) -> torch.Tensor:
         return torch.addmm(self.bias, x.flatten(0, -2), self.weight.t()).view(*x.shape[:-1], -1)
@@ -292,7 +278,7 @@ def loss_from_log_softmax(program: Program) -> None:
     def loss(one: Program) -> torch.Tensor:
         ids = one.batch["ids"]
         logits = one.model(ids)[:, :-1].flatten(0, 1).float()
-        return F.nll_loss(F.log_softmax(logits, dim=-1), ids[:, 1:].flatten())
+        return functional.nll_loss(functional.log_softmax(logits, dim=-1), ids[:, 1:].flatten())
 
     program.loss = loss
 

@@ -1,7 +1,8 @@
 """The programs that are recorded: one training step each of fourteen families of models, built without downloads.
 
 A family is a function that returns a Program. Sizes are small; options make some of them wide (512), where rounding is
-what it is in practice. Biases and norms get random values: with the usual zeros and ones many bugs would change nothing.
+what it is in practice. Biases and norms get random values: with the usual zeros and ones many bugs would change
+nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 DTYPES = ("float32", "bf16", "autocast")
 VOCABULARY = 96
@@ -90,8 +91,12 @@ def build(family: str, dtype: str = "float32", **options: Any) -> Program:
 
 
 def to_dtype(program: Program, dtype: torch.dtype) -> None:
-    """Model and batch in another floating-point type."""
+    """Model and batch in another floating-point type; rotary frequencies stay, as they do where weights are loaded."""
+    kept = {name: one for name, one in program.model.named_buffers() if name.endswith("inv_freq")}
     program.model.to(dtype)
+    for name, one in kept.items():
+        path, _, last = name.rpartition(".")
+        setattr(program.model.get_submodule(path), last, one)
     for key, value in program.batch.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             program.batch[key] = value.to(dtype)
@@ -376,7 +381,7 @@ def next_token_loss(program: Program) -> torch.Tensor:
     """Cross entropy of the next token."""
     ids = program.batch["ids"]
     logits = program.model(ids)
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 @family
@@ -432,7 +437,7 @@ def denoising_loss(program: Program) -> torch.Tensor:
     """Mean squared error of the predicted noise."""
     batch = program.batch
     noise = batch["noise"]
-    return F.mse_loss(program.model(batch["x"] + 0.5 * noise, batch["time"].float()).float(), noise.float())
+    return functional.mse_loss(program.model(batch["x"] + 0.5 * noise, batch["time"].float()).float(), noise.float())
 
 
 @family
@@ -464,7 +469,7 @@ class Tagger(nn.Module):
 def tagging_loss(program: Program) -> torch.Tensor:
     """Cross entropy of the labels."""
     ids = program.batch["ids"]
-    return F.cross_entropy(program.model(ids).flatten(0, 1).float(), program.batch["labels"].flatten())
+    return functional.cross_entropy(program.model(ids).flatten(0, 1).float(), program.batch["labels"].flatten())
 
 
 @family

@@ -66,7 +66,9 @@ def _family_source(framework: str, family: str) -> str:
         from judge import models
 
         made = models.FAMILIES[family]
-        shared = [models.Program, models.build, models.tokens, models.picture, made]
+        if made.__module__ != models.__name__:
+            return _source(sys.modules[made.__module__]) + _versions("torch")
+        shared = [models.Program, models.build, models.to_dtype, models.tokens, models.picture, made]
         own = {"decoder": (models.Decoder, models.Block, models.FeedForward, models.Attention, models.Rotary),
                "unet": (models.UNet, models.DoubleConv), "lstm": (models.Tagger,)}  # fmt: skip
         source = "".join(_source(one) for one in (*shared, *own.get(family, ())))
@@ -123,7 +125,9 @@ def record_all(jobs: Iterable[Job], *, package: Path, workers: int, scratch: Pat
             time.sleep(0.2)
         listed = scratch / f"jobs-{number}.json"
         listed.write_text(json.dumps([asdict(job) for job in piece]))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{package.parent}", "GLOG_v": "3"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(package.parent)}
+        if framework == "mindspore":
+            environment["GLOG_v"] = "3"  # no warnings there; in Paddle it would show every call
         command = [python, str(Path(__file__)), str(listed)]
         running.append((subprocess.Popen(command, env=environment), f"{framework} ({python})"))
     for process, what in running:
