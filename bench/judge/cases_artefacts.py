@@ -176,6 +176,13 @@ def _other_seed():
     yield
 
 
+@artefact("llama", notes="input shift offset missing")
+def positions_start_at_one(program: Program) -> None:
+    """Position ids counted from one: rotary positions only count by their differences."""
+    length = program.batch["input_ids"].shape[1]
+    program.batch["position_ids"] = torch.arange(1, length + 1)[None]
+
+
 @artefact("vit", notes="input permutation order")
 def batch_in_another_order(program: Program) -> None:
     """The same pictures in another order: rows change places, the loss is the same."""

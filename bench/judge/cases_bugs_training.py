@@ -67,7 +67,7 @@ def positions_off_by_one_in_one_layer(program: Program) -> None:
     attention.rotary = Keys()
 
 
-@bug("decoder", "blocks.1.mlp.activation:*", kinds="argument", options=WIDE)
+@bug("decoder", "blocks.1.mlp.activation:*", kinds="argument", options=WIDE, dtypes="float32")
 def exact_gelu_at_width_512(program: Program) -> None:
     """approximate='none' for weights trained with tanh."""
     program.model.blocks[1].mlp.activation.approximate = "none"
@@ -194,9 +194,9 @@ def loss_averaged_twice(program: Program) -> None:
 # Update
 
 
-@bug("gpt2", "optimizer:mul_", kinds="argument update", levels="mix")
+@bug("gpt2", "optimizer:mul_", kinds="argument update", levels="mix", dtypes="float32 autocast")
 def weight_decay_ten_times(program: Program) -> None:
-    """weight_decay 0.1 instead of 0.01."""
+    """weight_decay 0.1 instead of 0.01; bf16 weights would round both away."""
     program.optimizer = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1, foreach=False)
 
 

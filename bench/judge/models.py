@@ -365,6 +365,7 @@ class Decoder(nn.Module):
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
         self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
         self.width = width
