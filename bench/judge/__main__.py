@@ -73,8 +73,10 @@ def main(argv: list[str] | None = None) -> None:
         outcomes = list(pool.map(ask, questions, chunksize=4))
     if options.with_msprobe:
         from judge import msprobe
+        from rivals import rival
 
-        outcomes += msprobe.judge_all(questions, chosen)
+        python = rival("msprobe") / "bin/python" if options.with_msprobe == "install" else Path(options.with_msprobe)
+        outcomes += msprobe.judge_all(questions, chosen, python)
     table.show(outcomes)
     if options.json:
         options.json.write_text(json.dumps([scoring.as_dict(one) for one in outcomes], indent=1))
@@ -124,7 +126,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--check", action="store_true", help="run the pairs without recording: are they what they claim?"
     )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--with-msprobe", action="store_true", help="install the older tool and ask it too")
+    parser.add_argument(
+        "--with-msprobe", nargs="?", const="install", metavar="PYTHON",
+        help="ask the older tool too: it is installed, unless an interpreter that has it is named",
+    )  # fmt: skip
     for name in ("mindspore", "paddle"):
         default = ROOT / ".test-env" / name / "bin" / "python"
         parser.add_argument(f"--{name}", type=Path, default=default, metavar="PYTHON")

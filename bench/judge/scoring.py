@@ -110,14 +110,20 @@ def _ask_ranks(outcome: Outcome, target: Path, golden: Path, folder: str) -> Non
     outcome.rows = sum(rank["rows"] for rank in said["ranks"])
     outcome.error_rows = sum(rank["verdicts"].get("error", 0) for rank in said["ranks"])
     outcome.sentence = "; ".join(said.get("findings", []))
-    for path in Path(folder).glob("diff_analyze_*.json"):
+    read_claims(outcome, Path(folder), steps)
+    firsts = [rank["first"] for rank in said["ranks"] if rank.get("first")]
+    outcome.kinds = list(dict.fromkeys(kind for first in firsts for kind in stated_kinds(first)))
+
+
+def read_claims(outcome: Outcome, folder: Path, steps: list[Path]) -> None:
+    """Where the differences begin by diff_analyze_*.json; with the rank, where there are several."""
+    for path in folder.glob("diff_analyze_*.json"):
         for rank, calls in json.loads(path.read_text()).items():
             name = rank.replace("_", "")
             sides = [step / name / "dump.json" for step in steps]
-            outcome.ops += [f"{name}/{call['op_name']}" for call in calls]
-            outcome.claims += [f"{name}/{locate(call['op_name'], *sides)}" for call in calls]
-    firsts = [rank["first"] for rank in said["ranks"] if rank.get("first")]
-    outcome.kinds = list(dict.fromkeys(kind for first in firsts for kind in stated_kinds(first)))
+            prefix = f"{name}/" if outcome.framework == "ranks" else ""
+            outcome.ops += [f"{prefix}{call['op_name']}" for call in calls]
+            outcome.claims += [f"{prefix}{locate(call['op_name'], *sides)}" for call in calls]
 
 
 def dump_of(side: Path) -> Path:
