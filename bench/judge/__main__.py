@@ -69,8 +69,11 @@ def main(argv: list[str] | None = None) -> None:
     ]
     print(f"comparing {len(questions)} pairs ...", file=sys.stderr, flush=True)
     os.environ["TWINPROBE_THREADS"] = "1"
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=cases.load) as pool:
-        outcomes = list(pool.map(ask, questions, chunksize=4))
+    if options.workers == 1:
+        outcomes = [ask(question) for question in questions]
+    else:
+        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=cases.load) as pool:
+            outcomes = list(pool.map(ask, questions, chunksize=4))
     if options.with_msprobe:
         from judge import msprobe
         from rivals import rival
