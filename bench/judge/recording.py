@@ -3,6 +3,7 @@
 A recording is kept under a name that hashes what it records: the source of the case, of its family and of the programs'
 base, the options, and the versions of the framework. Beside it lies a list of TwinProbe's files that took part, with
 their checksums: when one of them has changed, the recording is made again; when only the judge has changed, it is not.
+Equal tensor files are kept once, in the folder tensors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def job_of(case: cases.Case, side: str, dtype: str, level: str, task: str, *, py
     if side == "target":
         what += [case.name, _source(case.change), python]
     digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:12]
-    name = case.name if side == "target" else f"{case.family}.golden"
+    made_of = [*(f"{key}={value}" for key, value in case.options.items()), getattr(case.base, "__name__", "")]
+    name = case.name if side == "target" else "-".join([f"{case.family}.golden", *filter(None, made_of)])
     folder = root / name / f"{dtype}-{level}-{task}-{digest}"
     return Job(case.name, side, dtype, level, task, case.framework, python, str(folder))
 
@@ -118,6 +120,9 @@ def record_all(jobs: Iterable[Job], *, package: Path, workers: int, scratch: Pat
         cut = -(-len(group) // share)
         pieces += [(python, framework, group[at : at + cut]) for at in range(0, len(group), cut)]
     if waiting:
+        for tensor in Path(waiting[0].folder).parents[1].glob("tensors/*"):
+            if tensor.stat().st_nlink == 1:  # of recordings that are gone
+                tensor.unlink()
         print(f"recording {len(waiting)} runs ...", file=sys.stderr, flush=True)
     running: list[tuple[subprocess.Popen[bytes], str]] = []
     for number, (python, framework, piece) in enumerate(pieces):
@@ -175,8 +180,8 @@ def record_jobs(jobs: list[Job], framework: str, *, rank: int = 0) -> None:
         folder = Path(job.folder)
         making = folder.with_name(folder.name + ".making")
         if rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(making, ignore_errors=True)
+            for old in folder.parent.glob(f"{folder.name.rpartition('-')[0]}-*"):  # of an earlier source or recorder
+                shutil.rmtree(old, ignore_errors=True)
             making.mkdir(parents=True)
         _meet(framework)
         meta: dict[str, Any] = {}
@@ -186,9 +191,22 @@ def record_jobs(jobs: list[Job], framework: str, *, rank: int = 0) -> None:
             meta["error"] = traceback.format_exc(limit=-4)
         _meet(framework)
         if rank == 0:
+            share_equal_files(making, folder.parents[1] / "tensors")
             meta["recorder"] = recorder_files()
             (making / "meta.json").write_text(json.dumps(meta))
             making.rename(folder)
+
+
+def share_equal_files(folder: Path, pool: Path) -> None:
+    """Keep tensors that several runs have in common once: what lies before the planted bug, and all other weights."""
+    pool.mkdir(exist_ok=True)
+    for path in (one for one in folder.rglob("dump_tensor_data/*") if one.suffix in (".pt", ".npy")):
+        kept = pool / hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+        try:
+            os.link(path, kept)
+        except FileExistsError:
+            path.unlink()
+            os.link(kept, path)
 
 
 def _meet(framework: str) -> None:
