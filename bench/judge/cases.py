@@ -74,7 +74,7 @@ class Case:
     base: Callable[..., Any] | None = None  # changes both sides first
     calls: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
-    direction: str = "forward"
+    direction: str = "forward"  # also: backward, either
     kinds: frozenset[str] = frozenset()
     notes: frozenset[str] = frozenset()  # kinds that an artefact's first divergence may state without being false
     dtypes: tuple[str, ...] = ALL_DTYPES

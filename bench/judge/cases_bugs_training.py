@@ -184,6 +184,59 @@ def gradient_is_clipped_inside(program: Program) -> None:
     program.model.down_1.conv_2.register_forward_hook(clip)
 
 
+class ShortRMSNorm(torch.autograd.Function):
+    """RMSNorm with a hand-written gradient that leaves out how the mean square depends on the input."""
+
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        """As transformers writes it."""
+        variance = x.float().pow(2).mean(-1, keepdim=True)
+        scale = torch.rsqrt(variance + eps)
+        ctx.save_for_backward(x, weight, scale)
+        return weight * (x.float() * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The second term is missing."""
+        x, weight, scale = ctx.saved_tensors
+        toward = (gradient.float() * weight.float() * scale).to(x.dtype)
+        parameter = (gradient.float() * x.float() * scale).flatten(0, -2).sum(0)
+        return toward, parameter.to(weight.dtype), None
+
+
+@bug(
+    "llama", "model.layers.2.post_attention_layernorm:*", "model.layers.2:__add__", direction="backward",
+    modules=("model.layers.2.post_attention_layernorm", "model.layers.2"), kinds="noise part missing function",
+)  # fmt: skip
+def gradient_of_a_norm_without_its_second_term(program: Program) -> None:
+    """A fused norm whose backward was derived too quickly."""
+    norm = program.model.model.layers[2].post_attention_layernorm
+    norm.forward = lambda x: ShortRMSNorm.apply(x, norm.weight, norm.variance_epsilon)
+
+
+@bug("decoder", "embedding:*", direction="either", kinds="argument part")
+def padding_token_gets_no_gradient(program: Program) -> None:
+    """padding_idx is set to a token that occurs in the text."""
+    program.model.embedding.padding_idx = int(program.batch["ids"][0, 3])
+
+
+@bug(
+    "decoder",
+    "blocks.0.mlp.up:*",
+    direction="backward",
+    kinds="sign factor",
+    modules=("blocks.0.mlp.up", "blocks.0.mlp"),
+)
+def gradient_reversed(program: Program) -> None:
+    """A gradient-reversal layer that was left in."""
+
+    def reverse(_module, _inputs, output):
+        if output.requires_grad:
+            output.register_hook(torch.neg)
+
+    program.model.blocks[0].mlp.up.register_forward_hook(reverse)
+
+
 @bug("lstm", ":__truediv__", ":cross_entropy", kinds="extra factor", levels="mix")
 def loss_averaged_twice(program: Program) -> None:
     """The loss is divided by the number of accumulated batches, and there is one."""

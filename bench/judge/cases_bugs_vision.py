@@ -62,7 +62,7 @@ def text_pooled_at_the_first_token(program: Program) -> None:
 NORM = "resnet.encoder.stages.1.layers.0.layer.0.normalization"
 
 
-@bug("resnet", f"{NORM}:*", kinds="argument")
+@bug("resnet", f"{NORM}:*", kinds="argument", levels="mix")
 def batch_norm_momentum_reversed(program: Program) -> None:
     """momentum 0.9 where the other framework means 0.1: only the running statistics differ."""
     program.model.resnet.encoder.stages[1].layers[0].layer[0].normalization.momentum = 0.9

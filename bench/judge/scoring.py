@@ -171,8 +171,9 @@ def score(outcome: Outcome, case: Case) -> None:
         outcome.false_claim = bool(outcome.claims) and not excused
         return
     places = [one.rsplit(":", 1) for one in outcome.claims]
-    rightly = [way == case.direction and _matches(place, case.calls) for place, way in places]
-    inside = [_matches(place.split(":")[0], case.modules) and way == case.direction for place, way in places]
+    ways = {"either": ("forward", "backward")}.get(case.direction, (case.direction,))
+    rightly = [way in ways and _matches(place, case.calls) for place, way in places]
+    inside = [way in ways and _matches(place.split(":")[0], case.modules) for place, way in places]
     outcome.right_call = bool(rightly) and all(rightly)
     outcome.right_module = bool(inside) and all(one or two for one, two in zip(inside, rightly, strict=True))
     outcome.false_claim = bool(outcome.claims) and not (outcome.right_call or outcome.right_module)
