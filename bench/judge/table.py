@@ -59,7 +59,8 @@ def show_harmless(outcomes: list[Outcome]) -> None:
             answered = [one for one in group if not one.failed]
             quiet = rate(sum(not one.false_claim for one in answered), len(answered))
             errors, rows = sum(one.error_rows for one in answered), sum(one.rows for one in answered)
-            print(f"| {sort} | {dtype} | {level} | {task} | {len(answered)} | {quiet} | {errors:,} | {rows:,} |")
+            counted = f"{errors:,} | {rows:,}" if rows else "- | -"  # the older tool gives no verdicts with -da
+            print(f"| {sort} | {dtype} | {level} | {task} | {len(answered)} | {quiet} | {counted} |")
 
 
 def grouped(outcomes: Iterable[Outcome]) -> list[tuple[tuple[str, str, str], list[Outcome]]]:
