@@ -12,11 +12,12 @@ NOT_BENCHMARKS = {"__main__", "make_dumps", "make_runs", "measure_command", "riv
 def main() -> None:
     """Run the named benchmark, or say which there are."""
     folder = Path(__file__).parent
-    names = sorted(path.stem for path in folder.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    names = sorted({path.stem for path in folder.glob("*.py")} - NOT_BENCHMARKS | {"judge"})
     if len(sys.argv) < 2 or sys.argv[1] not in names:
         sys.exit(f"usage: python bench NAME [options]\nNAME is one of: {', '.join(names)}")
     sys.path.insert(0, str(folder))
-    importlib.import_module(sys.argv[1]).main(sys.argv[2:])
+    module = f"{sys.argv[1]}.__main__" if (folder / sys.argv[1]).is_dir() else sys.argv[1]
+    importlib.import_module(module).main(sys.argv[2:])
 
 
 if __name__ == "__main__":
