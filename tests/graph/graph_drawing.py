@@ -28,7 +28,7 @@ def draw(target: Path, golden: Path | None, output: Path, form: str = "db", **op
         output=output,
         form=form,
         timestamp="20260102030405",
-        mapping=MappingOptions(layer=layer, fuzzy=fuzzy, align=align),
+        mapping=MappingOptions(layer=layer, fuzzy=fuzzy, align=align, pair=options.pop("pair", "place")),
         same_ancestors=not loose,
         workers=1,
         **options,

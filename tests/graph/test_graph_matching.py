@@ -38,8 +38,8 @@ def test_a_layer_mapping_links_what_the_old_tool_links_and_the_gradients_besides
 
 def test_equal_names_inside_different_modules_do_not_meet(reference: Path, tmp_path: Path) -> None:
     target, golden = dump(reference, "struct_statistics"), dump(reference, "base_statistics")
-    strict = partners(draw(target, golden, tmp_path / "strict", align="names").files[0])
-    loose = partners(draw(target, golden, tmp_path / "loose", loose=True, align="names").files[0])
+    strict = partners(draw(target, golden, tmp_path / "strict", align="names", pair="numbers").files[0])
+    loose = partners(draw(target, golden, tmp_path / "loose", loose=True, align="names", pair="numbers").files[0])
     assert "Functional.linear.0.forward" not in strict
     assert loose["Functional.linear.0.forward"] == "Functional.linear.0.forward"
     assert strict.items() <= loose.items()
@@ -62,9 +62,11 @@ def test_fuzzy_names_meet_whatever_their_call_numbers(tmp_path: Path) -> None:
         parents: dict[str, str | None] = {module: None} | dict.fromkeys(calls, module)
         data = {name: forward([tensor()], [tensor()]) for name in (*calls, module)}
         write_dump(tmp_path / side, data, parents=parents, stacks={})
-    by_name = partners(draw(tmp_path / "a", tmp_path / "b", tmp_path / "names").files[0])
+    by_number = partners(draw(tmp_path / "a", tmp_path / "b", tmp_path / "numbers", pair="numbers").files[0])
+    by_place = partners(draw(tmp_path / "a", tmp_path / "b", tmp_path / "place").files[0])
     fuzzy = partners(draw(tmp_path / "a", tmp_path / "b", tmp_path / "fuzzy", fuzzy=True).files[0])
-    assert by_name.keys() == {"DefaultModel", module}
+    assert by_number.keys() == {"DefaultModel", module}
+    assert by_place == fuzzy
     assert [fuzzy[f"Torch.add.{at}.forward"] for at in range(3)] == [f"Torch.add.{at}.forward" for at in (7, 8, 9)]
 
 
