@@ -60,7 +60,7 @@ class Outcome:
 
 def twinprobe(*words: str) -> dict[str, Any]:
     """What the command prints as JSON: the only place where TwinProbe is called."""
-    from twinprobe.cli import main
+    from twinprobe._cli import main
 
     said, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
