@@ -11,23 +11,6 @@ import grimp
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-# Modules that still import one another in a circle, to be mended. This list only gets shorter.
-CIRCLES = {
-    "_align.mapping.mapped", "_align.matcher", "_compare.llm.job", "_compare.llm.token", "_judge.deviation",
-    "_judge.origin", "_judge.verdicts", "_live.comparing", "_live.console", "_live.differ", "_live.findings",
-    "_live.frameworks", "_live.frameworks.adapter", "_live.kept_state", "_live.live_run", "_live.measuring",
-    "_live.options", "_live.pairing.layer_map", "_live.pairing.layers", "_live.pairing.matching", "_live.recorded",
-    "_live.recorders", "_live.result", "_live.running", "_live.single_step", "_live.weights.assigning",
-    "_live.weights.copying", "_live.weights.matching", "_live.weights.special", "_measure.cuda",
-    "_measure.cuda_variants", "_measure.engine", "_measure.kernels", "_measure.loops.compile",
-    "_measure.machine_code", "_measure.pair", "_measure.statistics", "_measure.tolerance", "_record.bench_check",
-    "_record.debugger", "_record.eager.adapter", "_record.eager.apis", "_record.eager.gradients",
-    "_record.eager.host_rows", "_record.eager.modules", "_record.eager.recorder", "_record.engine", "_record.render",
-    "_record.rows", "_record.tools", "_record.torch.autograd", "_record.torch.collectives", "_record.torch.compiled",
-    "_record.torch.function_mode", "_record.torch.hooks", "_record.torch.recorder", "_record.torch.tensors",
-    "_record.torch.values", "_report.columns", "_report.console", "_report.files", "_report.html", "_report.tables",
-    "_report.xlsx", "_scale.engine", "_scale.process", "_scale.ray",
-}  # fmt: skip
 
 
 def run(*command: str) -> None:
@@ -60,11 +43,7 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
         module: sorted(graph.find_upstream_modules(module) & graph.find_downstream_modules(module))
         for module in graph.modules
     }
-    found = {module.removeprefix("twinprobe."): others for module, others in circles.items() if others}
-    new = {module: others for module, others in found.items() if module not in CIRCLES}
-    assert not new, "import one another in a circle"
-    mended = sorted(CIRCLES - set(found))
-    assert not mended, "no longer in a circle: take them out of the list"
+    assert {module: others for module, others in circles.items() if others} == {}
 
 
 def test_no_file_holds_a_path_of_a_machine_or_the_host_of_a_registry() -> None:

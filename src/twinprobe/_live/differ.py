@@ -26,7 +26,7 @@ from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import BadInput, NothingToCompare
+from twinprobe.errors import BadInput, NothingToCompare, did_you_mean
 
 _MISSING: Any = object()
 _SWAPPED = (
