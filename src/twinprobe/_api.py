@@ -132,6 +132,7 @@ def compare(
     data_mapping: PathLike | None = None,
     layer_mapping: PathLike | None = None,
     alignment: PathLike | None = None,
+    pair: Literal["place", "numbers"] = "place",
     align: Literal["auto", "names", "none"] = "auto",
     rounding: float = 64.0,
 ) -> Comparison:
@@ -153,6 +154,7 @@ def compare(
         cell=_file_or_flag(cell_mapping),
         data=None if data_mapping is None else _path(data_mapping),
         layer=None if layer_mapping is None else _path(layer_mapping),
+        pair=pair,
         align=align,
         alignment=None if alignment is None else _path(alignment),
     )
@@ -164,7 +166,7 @@ def compare(
     jobs, notes, failures = plan(request)
     pairs: dict[str, Pair] = {}
     compared: list[Job] = []
-    for job in (_without_files(job) for job in jobs):
+    for job in (replace(job, formats=()) for job in jobs):  # files are written by save
         try:
             pairs[job.name or str(job.target)] = compare_job(job)
             compared.append(job)
@@ -339,10 +341,6 @@ def _numbers_of(chosen: int | Iterable[int] | None) -> frozenset[int] | None:
     if chosen is None:
         return None
     return frozenset({chosen} if isinstance(chosen, int) else chosen)
-
-
-def _without_files(job: Job) -> Job:
-    return replace(job, formats=())
 
 
 def _numbers(pair: Pair, name: str | None) -> pl.DataFrame:

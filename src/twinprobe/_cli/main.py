@@ -86,7 +86,7 @@ def exit_code(args: argparse.Namespace, summaries: Sequence[Summary], lost: Sequ
         unread = sum(summary.unread for summary in summaries)
         if unread and not args.allow_missing:
             tensors = "1 tensor" if unread == 1 else f"{unread:,} tensors"
-            problem = f"--fail-on {fail_on}: {tensors} could not be read, so nobody knows whether the runs agree"
+            problem = f"--fail-on {fail_on}: {tensors} could not be read, so it is unknown whether the runs agree"
     if not problem:
         return 0
     complain(args.prog, f"{problem}; --allow-missing accepts that")
