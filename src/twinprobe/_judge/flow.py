@@ -1,0 +1,193 @@
+"""The flow of values through a pair of runs: who made a value, who reads it, which call holds which.
+
+A dump names no tensors. A value is recognised by what was recorded of it: an input that shows the same numbers as an
+earlier output, on both sides, is that output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import dims
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName, parse_op
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+NONE = -1
+
+# Three odd constants that spread the bits of max, min and the number of elements over one word.
+_SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+
+
+@dataclass
+class Flow:
+    """Rows are those of the pair table, calls those of the target run; NONE where there is none."""
+
+    ops: list[OpName]
+    of_row: Ints
+    """The call of each row; NONE for rows that only the golden run has."""
+    role: NDArray[np.uint8]
+    parent: Ints
+    """The call that encloses each call."""
+    leaf: Bools
+    """Calls that hold no recorded call."""
+    start: Ints
+    """When a call begins: the number of the first call inside it."""
+    twin: Ints
+    """The forward call of a backward call or of a parameter's gradients."""
+    source: Ints
+    """The output row that each input row repeats, on both sides."""
+    target_source: Ints
+    """The output row that an input repeats in the target run alone: its counterpart took another value there."""
+    golden_source: Ints
+    """The same for the golden run."""
+    parameter: Bools
+    """Rows that are a parameter, or an input that is one."""
+    read: Bools
+    """Outputs that a later call reads."""
+    updates: Bools
+    """Calls of an optimiser: what they give is read in the next step."""
+    in_place: Bools
+    """Calls that write into their first input."""
+    mark: NDArray[np.uint64]
+    """Equal marks are equal values, on both sides."""
+    elements: tuple[Floats, Floats]
+    """The number of elements of each row, target and golden; 0 where no shape is known."""
+
+    def spread(self, per_call: Bools) -> Bools:
+        """A fact of each call, given to each of its rows."""
+        return np.where(self.of_row >= 0, per_call[self.of_row], False)
+
+    def parents_of(self, call: int) -> list[int]:
+        """The calls around a call, the innermost first."""
+        around: list[int] = []
+        outer = int(self.parent[call])
+        while outer != NONE and outer not in around:  # a damaged construct.json may hold circles
+            around.append(outer)
+            outer = int(self.parent[outer])
+        return around
+
+
+def trace(run: Run, pairs: pl.DataFrame) -> Flow:
+    """Follow the values of a paired run; ``run`` is the target."""
+    of_row = pairs["t_op"].fill_null(NONE).to_numpy().astype(np.int64)
+    role = pairs["t_role"].fill_null(255).to_numpy()
+    ops = [parse_op(name) for name in run.ops]
+    parent, leaf, start = _nesting(run)
+    elements = _elements(pairs, "t"), _elements(pairs, "g")
+    marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
+    tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
+    made = tensor & ((role == OUTPUT) | (role == GRADIENT))
+    alone = tensor & (of_row == NONE) & (pairs["g_role"] == OUTPUT).fill_null(value=False).to_numpy()
+    taken = tensor & (role == INPUT)
+    begins = np.where(of_row >= 0, start[of_row], 0)
+    both = marks[0] * _SPREAD[0] ^ marks[1]
+    source = _latest(both, made, taken, of_row, begins)
+    target_source = _latest(marks[0], made, taken, of_row, begins)
+    golden_source = _latest(marks[1], made | alone, taken, of_row, begins)
+    parameter = (role == PARAMETER) & tensor
+    parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
+    read = _read_later(marks[0], made, taken, of_row, begins)
+    twin = _twins(ops)
+    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool)
+    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool)
+    return Flow(ops, of_row, role, parent, leaf, start, twin, source, target_source, golden_source, parameter, read,
+                updates, in_place, both, elements)  # fmt: skip
+
+
+def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:
+    count = len(run.ops)
+    parent = np.full(count, NONE, dtype=np.int64)
+    leaf = np.ones(count, dtype=bool)
+    start = np.arange(count)
+    if run.single_points or not run.parents:
+        return parent, leaf, start
+    place = {name: number for number, name in enumerate(run.ops)}
+    for number, name in enumerate(run.ops):
+        around, seen = run.parents.get(name), 0
+        while around is not None and around not in place and seen < 64:  # a module that was not recorded itself
+            around, seen = run.parents.get(around), seen + 1
+        if around is not None and around in place:
+            parent[number] = place[around]
+    held = parent[parent >= 0]
+    leaf[held] = False
+    # Calls inside a call begin it, at any depth: children come in order, so a few rounds settle the deepest nesting.
+    for _ in range(64):
+        before = start.copy()
+        np.minimum.at(start, held, start[parent >= 0])
+        if np.array_equal(before, start):
+            break
+    return parent, leaf, start
+
+
+def _elements(pairs: pl.DataFrame, side: str) -> Floats:
+    shapes = pairs[f"{side}_shape"]
+    distinct = shapes.unique().to_list()
+    sizes = {text: float(prod(shape)) if (shape := dims(text)) is not None else 0.0 for text in distinct}
+    counts: Floats = shapes.replace_strict(sizes, default=0.0).fill_null(0.0).to_numpy().astype(np.float64)
+    return counts
+
+
+def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint64]:
+    """One word per row; equal words mean equal values, whatever their layout."""
+    digests = pairs[f"{side}_digest"]
+    if digests.null_count() < len(digests):
+        return digests.hash().to_numpy()
+    with np.errstate(over="ignore"):
+        words = [pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) + 0.0 for stat in ("max", "min")]
+        mark = np.zeros(len(elements), dtype=np.uint64)
+        for word, spread in zip((*words, elements), _SPREAD, strict=True):
+            mark = (mark ^ word.view(np.uint64)) * spread
+            mark ^= mark >> np.uint64(29)
+    return mark
+
+
+def _latest(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, begins: Ints) -> Ints:
+    """For each row that takes a value: the last row that made it before."""
+    found = np.full(len(marks), NONE, dtype=np.int64)
+    outputs, inputs = np.flatnonzero(made), np.flatnonzero(taken)
+    if not len(outputs) or not len(inputs):
+        return found
+    _, ranks = np.unique(marks, return_inverse=True)
+    span = int(of_row.max()) + 2
+    when = ranks[outputs].astype(np.int64) * span + of_row[outputs] + 1
+    order = np.argsort(when, kind="stable")
+    place = np.searchsorted(when[order], ranks[inputs].astype(np.int64) * span + begins[inputs] + 1) - 1
+    candidate = outputs[order[np.maximum(place, 0)]]
+    same = (place >= 0) & (ranks[candidate] == ranks[inputs])
+    found[inputs[same]] = candidate[same]
+    return found
+
+
+def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: Ints, begins: Ints) -> Bools:
+    """Outputs that come again later: as an input, or as the output of the call around."""
+    _, ranks = np.unique(marks, return_inverse=True)
+    last = np.full(len(marks) + 1, NONE, dtype=np.int64)
+    np.maximum.at(last, ranks[taken], begins[taken])
+    np.maximum.at(last, ranks[made], of_row[made])
+    read: Bools = made & (last[ranks] > of_row)
+    return read
+
+
+def _twins(ops: list[OpName]) -> Ints:
+    """Backward calls and gradients: the forward call of the same thing and number."""
+    forward = {(op.prefix, op.body, op.cls, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
+    twin = np.full(len(ops), NONE, dtype=np.int64)
+    for number, op in enumerate(ops):
+        if op.direction == BACKWARD:
+            twin[number] = forward.get((op.prefix, op.body, op.cls, op.call), NONE)
+        elif op.direction == GRADIENTS:
+            call = max(op.call, 0)
+            twin[number] = forward.get((op.prefix, op.body, op.cls, call), NONE)
+    return twin

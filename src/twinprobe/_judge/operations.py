@@ -1,0 +1,151 @@
+"""What each kind of operation does to errors: how it passes them on, and what it may lose by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+from twinprobe._runs.names import OpName
+
+
+class Family(IntEnum):
+    """Operations that treat errors alike."""
+
+    COPY = 0  # moves, selects, repeats values
+    SUM = 1  # adds whole tensors: errors add up, results may cancel
+    REDUCE = 2  # adds the elements of one tensor
+    MEAN = 3
+    PRODUCT = 4  # sums of products: matmul, convolution
+    MULTIPLY = 5  # element by element
+    RELATIVE = 6  # keeps relative errors, up to a factor
+    SMOOTH = 7  # the output moves at most so many times as far as the input: Lipschitz
+    EXPONENT = 8  # absolute errors become relative ones
+    NORM = 9  # divides by a standard deviation
+    ATTENTION = 10
+    LOSS = 11  # a number from many
+    CHOICE = 12  # a tiny difference may flip the result: top-k, argmax, comparisons, rounding
+    RANDOM = 13
+    EMPTY = 14  # memory that nobody has written yet
+    OTHER = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How an operation passes errors on. ``factor``: by how much; ``roundings``: how often it rounds on the way."""
+
+    family: Family
+    factor: float = 1.0
+    roundings: float = 1.0
+
+
+def _named(family: Family, names: str, factor: float = 1.0, roundings: float = 1.0) -> dict[str, Operation]:
+    return dict.fromkeys(names.split(), Operation(family, factor, roundings))
+
+
+_BY_NAME: dict[str, Operation] = {
+    **_named(Family.COPY, """
+        view reshape transpose permute contiguous clone detach expand expand_as squeeze unsqueeze flatten unflatten to
+        float half bfloat16 double type type_as cast astype getitem select narrow chunk split tensor_split unbind
+        index_select gather take take_along_dim embedding cat concat concatenate stack hstack vstack roll flip repeat
+        repeat_interleave tile pad masked_fill where masked_select copy setitem index_put index_copy scatter triu tril
+        diagonal diag movedim swapaxes swapdims t mt h broadcast_to unfold fold pixel_shuffle pixel_unshuffle identity
+        relu leaky_relu relu6 hardtanh abs neg maximum minimum clamp clip max min amax amin max_pool1d max_pool2d
+        max_pool3d adaptive_max_pool2d view_as reshape_as data positive channel_shuffle real imag view_as_real
+        view_as_complex block_diag kthvalue median fill_diagonal masked_scatter as_strided cpu cuda npu numpy
+        requires_grad_ alias lift_fresh dequantize
+        """),
+    **_named(Family.SUM, """
+        add sub rsub subtract radd addcmul addcdiv lerp index_add scatter_add scatter_reduce logaddexp interpolate
+        upsample add_n diff axpy
+        """, roundings=2),
+    **_named(Family.REDUCE, "sum nansum cumsum logcumsumexp dot vdot trace embedding_bag", roundings=8),
+    **_named(Family.MEAN, """
+        mean nanmean avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        """, roundings=8),
+    **_named(Family.PRODUCT, """
+        linear matmul mm bmm addmm baddbmm addbmm einsum conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+        conv_transpose3d bilinear tensordot outer ger mv addmv inner kron conv convolution batchmatmul rmatmul
+        linear_fp8 fused_linear scaled_mm dense
+        """),
+    **_named(Family.MULTIPLY, "mul multiply rmul div divide truediv rtruediv true_divide square polar", 1.5, 2),
+    **_named(Family.RELATIVE, """
+        sqrt rsqrt reciprocal pow rpow norm vector_norm linalg_vector_norm std var var_mean prod cumprod hypot
+        float_power
+        """, 3.0, 4),
+    **_named(Family.SMOOTH, """
+        sin cos tanh sigmoid softmax gelu silu swish mish elu selu celu softplus hardswish hardsigmoid atan erf
+        softsign tanhshrink log_sigmoid logsigmoid glu prelu quick_gelu fast_gelu sinh asinh masked_softmax gumbel_softmax
+        """, 1.2, 4),
+    **_named(Family.SMOOTH, "log_softmax logsumexp", 2.0, 4),
+    **_named(Family.EXPONENT, "exp exp2 expm1 log log1p log2 log10 cosh tan acos asin logit", 3.0, 4),
+    **_named(Family.NORM, """
+        layer_norm rms_norm batch_norm group_norm instance_norm normalize local_response_norm native_layer_norm
+        weight_norm spectral_norm rmsnorm layernorm fused_layer_norm npu_rms_norm
+        """, 2.0, 6),
+    **_named(Family.ATTENTION, """
+        scaled_dot_product_attention multi_head_attention_forward flash_attention flash_attn_func npu_fusion_attention
+        flash_attention_score flex_attention memory_efficient_attention flash_attn_varlen_func
+        """, 2.0, 6),
+    **_named(Family.LOSS, """
+        cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div ctc_loss
+        binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss margin_ranking_loss
+        softmax_cross_entropy bce_loss softmax_with_cross_entropy
+        """, 4.0, 8),
+    **_named(Family.CHOICE, """
+        topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
+        floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not one_hot
+        bincount histc isnan isinf isfinite any all quantize_per_tensor fake_quantize
+        """),
+    **_named(Family.RANDOM, """
+        dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout bernoulli multinomial rand randn randint
+        rand_like randn_like randperm normal uniform random exponential geometric cauchy log_normal drop_path
+        """),
+    **_named(Family.EMPTY, """
+        empty empty_like new_empty empty_strided new_empty_strided empty_with_format
+        """),
+}  # fmt: skip
+
+# Modules by words in the name of their class, the more special ones first.
+_BY_CLASS = tuple(
+    (re.compile(words), _BY_NAME[name])
+    for words, name in (
+        (r"norm", "layer_norm"),
+        (r"multihead|attention", "scaled_dot_product_attention"),
+        (r"conv|linear|dense|proj$|lm_?head", "linear"),
+        (r"embedding$|identity|pad|pool|flatten|shuffle", "view"),
+        (r"dropout|drop_?path", "dropout"),
+        (r"softmax|gelu|silu|swish|mish|elu|sigmoid|tanh|activation|softplus", "gelu"),
+        (r"relu", "relu"),
+        (r"loss|crossentropy", "cross_entropy"),
+    )
+)
+_OTHER = Operation(Family.OTHER, 4.0, 4.0)
+_OTHER_MODULE = Operation(Family.OTHER, 6.0, 16.0)
+# A module may do more than its class name says: twice the roundings of the API.
+_AROUND = 2.0
+
+
+def operation_of(op: OpName) -> Operation:
+    """How a recorded call treats errors."""
+    return _of_class(op.cls) if op.is_module or op.cls else _of_name(op.body)
+
+
+@lru_cache(maxsize=4096)
+def _of_name(body: str) -> Operation:
+    name = body.rpartition(".")[2]
+    bare = name.strip("_").lower()
+    known = _BY_NAME.get(bare)
+    if known is None and name.startswith("__") and bare[:1] in ("i", "r"):  # __iadd__, __rmul__
+        known = _BY_NAME.get(bare[1:])
+    return known or _OTHER
+
+
+@lru_cache(maxsize=4096)
+def _of_class(cls: str) -> Operation:
+    lower = cls.lower()
+    for words, operation in _BY_CLASS:
+        if words.search(lower):
+            return Operation(operation.family, operation.factor, operation.roundings * _AROUND)
+    return _OTHER_MODULE

@@ -1,0 +1,249 @@
+"""The search for beginnings: which calls part the runs by themselves, and whether it matters in the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.noise import Noise
+from twinprobe._judge.operations import Family, operation_of
+from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
+from twinprobe._runs.names import FORWARD
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+# What a beginning is.
+OUTPUT_DIFFERS, ARGUMENT, PARAMETER_DIFFERS, OUTSIDE, BETWEEN, EXTRA, MISSING, RANDOM = (
+    "output", "argument", "parameter", "outside", "between", "extra", "missing", "random",
+)  # fmt: skip
+_MOST = 32  # beginnings that are followed; the first ones are what people read
+
+
+@dataclass
+class Beginning:
+    """A call where the runs part by themselves. ``row`` shows it best; ``arguments`` are rows that differ."""
+
+    call: int
+    row: int
+    cause: str
+    arguments: list[int] = field(default_factory=list)
+    reaches: bool = False
+    """Whether it is still seen at an end of the run."""
+
+
+@dataclass
+class Differences:
+    """What is known of each row beside its error: plain facts."""
+
+    value: Bools  # plain arguments that differ
+    whole: Bools  # integers and booleans that differ
+    shape: Bools  # shapes that differ
+    matched: Bools
+    tensor: Bools
+    called: Bools  # calls, not rows: those that have a counterpart
+
+
+def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: float) -> list[Beginning]:
+    """All calls whose difference nothing before explains, in the order of the run."""
+    count = len(flow.ops)
+    family = np.array([operation_of(op).family for op in flow.ops], dtype=np.int64)
+    collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
+    ignored = ignored_rows(flow, family)
+    rows = np.arange(len(flow.of_row))
+    held = (flow.of_row >= 0) & ~ignored
+    call = np.maximum(flow.of_row, 0)
+    # Whole numbers that differ explain whatever a call makes of them.
+    inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
+    explained = np.zeros(count, dtype=bool)
+    explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
+    choice = family == Family.CHOICE
+    unsure = np.zeros(count, dtype=bool)
+    unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
+    received = _around(flow, collective)
+    with np.errstate(invalid="ignore"):
+        off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
+    off &= held & facts.matched
+    outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
+    outputs &= ~explained[call] & ~(choice & unsure)[call] & ~received[call]
+    gradients = off & (flow.role == GRADIENT) & ~received[call]
+    entering = off & inputs & (flow.source == NONE) & ~received[call]
+    found: dict[int, Beginning] = {}
+
+    def add(beginning: Beginning) -> None:
+        known = found.get(beginning.call)
+        if known is None:
+            found[beginning.call] = beginning
+
+    values = rows[facts.value & held & facts.matched]
+    arguments: dict[int, list[int]] = {}
+    for row in values.tolist():
+        arguments.setdefault(int(flow.of_row[row]), []).append(row)
+    events = sorted(rows[outputs | gradients | entering].tolist(), key=lambda row: (_when(flow, row), row))
+    deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
+    for row in events:
+        owner = int(flow.of_row[row])
+        if flow.role[row] in (INPUT, PARAMETER):
+            if owner in deeper:
+                continue  # a call inside takes the same value
+            add(_entering(flow, row, owner, facts))
+            continue
+        cause = OUTPUT_DIFFERS
+        if family[owner] == Family.RANDOM and flow.ops[owner].direction == FORWARD:
+            cause = RANDOM
+        if owner in arguments:
+            cause = ARGUMENT
+        if not flow.leaf[owner] and _inside(flow, owner, found):
+            continue  # a part of it is a beginning already
+        add(Beginning(owner, row, cause, arguments.get(owner, [])))
+    return list(found.values())[:_MOST]
+
+
+def _deeper(flow: Flow, entering: list[int]) -> set[int]:
+    """Calls around a call that takes a differing value itself: the innermost is named."""
+    around: set[int] = set()
+    for call in {int(flow.of_row[row]) for row in entering}:
+        around.update(flow.parents_of(call))
+    return around
+
+
+def _when(flow: Flow, row: int) -> float:
+    """Inputs of a call count when it begins, outputs when it ends."""
+    owner = int(flow.of_row[row])
+    return float(flow.start[owner]) - 0.5 if flow.role[row] in (INPUT, PARAMETER) else float(owner)
+
+
+def _inside(flow: Flow, owner: int, found: dict[int, Beginning]) -> bool:
+    return any(owner in flow.parents_of(call) for call in found)
+
+
+def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning:
+    """An input differs that no paired call has made."""
+    if flow.parameter[row]:
+        return _innermost(flow, row, PARAMETER_DIFFERS)
+    made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
+    extra = made != NONE and not facts.matched[made]
+    missing = meant != NONE and not facts.matched[meant]
+    if extra:
+        maker = int(flow.of_row[made])
+        twin = int(flow.twin[maker])
+        if twin != NONE and not facts.called[twin]:  # its forward call is extra as well
+            return Beginning(twin, made, EXTRA, [row])
+        if flow.ops[maker].direction == flow.ops[owner].direction:
+            return Beginning(maker, made, EXTRA, [row])
+        return Beginning(owner, row, EXTRA, [made])  # a hook on the way back: its calls are forward calls
+    if missing:
+        return Beginning(owner, row, MISSING, [meant])
+    around = int(flow.parent[owner])
+    if flow.ops[owner].direction != FORWARD:
+        return Beginning(owner, row, BETWEEN)
+    if around == NONE or flow.start[around] == flow.start[owner]:
+        return _innermost(flow, row, OUTSIDE)
+    if flow.ops[owner].is_module:
+        return Beginning(around, row, BETWEEN)
+    return Beginning(owner, row, BETWEEN)
+
+
+def _innermost(flow: Flow, row: int, cause: str) -> Beginning:
+    """The first call that takes this value itself: inner calls end before those around them."""
+    owner = int(flow.of_row[row])
+    same = np.flatnonzero((flow.mark == flow.mark[row]) & (flow.role <= PARAMETER) & (flow.of_row >= flow.start[owner]))
+    first = int(same[np.argmin(flow.of_row[same])]) if len(same) else row
+    return Beginning(int(flow.of_row[first]), first, cause)
+
+
+def ignored_rows(flow: Flow, family: Ints) -> Bools:
+    """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
+    empty = family == Family.EMPTY
+    ignored = flow.spread(empty)
+    for source in (flow.source, flow.target_source):
+        ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
+    return ignored
+
+
+def _around(flow: Flow, calls: Bools) -> Bools:
+    """These calls and all that enclose them."""
+    found = calls.copy()
+    for call in np.flatnonzero(calls).tolist():
+        found[flow.parents_of(call)] = True
+    return found
+
+
+def follow(flow: Flow, noise: Noise, beginnings: list[Beginning], limit: float) -> None:
+    """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
+    abnormal = noise.abnormal.copy()
+    if not abnormal.any():
+        return
+    ends = ends_of(flow) & noise.matters
+    order = np.argsort(flow.start, kind="stable").tolist()
+    rows_of = _rows_of_calls(flow)
+    for beginning in beginnings:
+        beginning.reaches = _reaches(flow, beginning, abnormal, ends, order, rows_of)
+
+
+def ends_of(flow: Flow) -> Bools:
+    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients."""
+    outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    unread = outputs & ~flow.read
+    # A call that takes a value of unknown origin later in the same module may read it.
+    unknown = np.zeros(len(flow.ops), dtype=bool)
+    taken = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter)
+    unknown[flow.of_row[taken]] = True
+    last: dict[int, int] = {}
+    for call in np.flatnonzero(unknown).tolist():
+        around = int(flow.parent[call])
+        last[around] = max(last.get(around, -1), int(flow.start[call]))
+    for row in np.flatnonzero(unread).tolist():
+        call = int(flow.of_row[row])
+        if not flow.updates[call] and last.get(int(flow.parent[call]), -1) > call:
+            unread[row] = False
+    state = outputs & flow.spread(flow.updates & flow.in_place)
+    return unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
+
+
+def _rows_of_calls(flow: Flow) -> list[Ints]:
+    order = np.argsort(flow.of_row, kind="stable")
+    edges = np.searchsorted(flow.of_row[order], np.arange(len(flow.ops) + 1))
+    return [order[edges[call] : edges[call + 1]] for call in range(len(flow.ops))]
+
+
+def _reaches(
+    flow: Flow, beginning: Beginning, abnormal: Bools, ends: Bools, order: list[int], rows_of: list[Ints]
+) -> bool:
+    """Whether a chain of differing values leads from a beginning to an end."""
+    shown = [beginning.row, *beginning.arguments]
+    reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
+    inside: set[int] = {int(flow.parent[call]) for call in reached}
+    begun = min(int(flow.start[call]) for call in reached)
+    for call in order:
+        if int(flow.start[call]) < begun and call < beginning.call:
+            continue
+        rows = rows_of[call]
+        bad = rows[abnormal[rows]]
+        if not len(bad):
+            continue
+        if call not in reached:
+            touched = int(flow.twin[call]) in reached or call in inside
+            for row in bad.tolist():
+                source = int(flow.source[row])
+                if source != NONE:
+                    touched |= int(flow.of_row[source]) in reached
+                elif flow.role[row] in (INPUT, PARAMETER):
+                    touched |= int(flow.parent[call]) in inside
+            if not touched:
+                continue
+        if ends[bad].any():
+            return True
+        reached.add(call)
+        inside.add(int(flow.parent[call]))
+        if not flow.leaf[call]:
+            inside.add(call)
+    return False
