@@ -32,6 +32,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
+_FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
@@ -113,22 +114,29 @@ def expected_errors(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Flo
         abnormal = values.distance > _SEEN * local * few
         depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
+        # An update is small beside its parameter: what an optimiser writes counts by what its inputs explain.
+        matters = np.where(flow.spread(flow.updates), times > _SEEN, matters)
     return Noise(error, expected, times, grain, abnormal, matters)
 
 
 def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> _Values:
     norm = np.abs(pairs["g_norm"].to_numpy().astype(np.float64))
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
-    amplitude = np.fmax(np.abs(high), np.abs(low))
+    amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
     with np.errstate(invalid="ignore", over="ignore"):
         unknown = ~np.isfinite(norm)
-        norm = np.where(unknown, np.where(np.isfinite(amplitude), amplitude * np.sqrt(elements), 0.0), norm)
+        norm = np.where(unknown, np.nan_to_num(amplitude) * np.sqrt(elements), norm)
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
         own = np.abs(pairs["t_norm"].to_numpy().astype(np.float64))
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
-        distance = np.where(np.isposinf(error) & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance)
+        # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
+        filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
+        masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
+        distance = np.where(masked & (error != 0), np.nan, distance)
+        norm = np.where(masked, np.fmin(norm, np.abs(high) * np.sqrt(elements)), norm)
+        distance = np.where(np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance)
     return _Values(error, distance, norm, rms, elements, amplitude, epsilon, np.nan_to_num(mean))
 
 

@@ -12,7 +12,7 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class Differences:
     """What is known of each row beside its error: plain facts."""
 
     value: Bools  # plain arguments that differ
-    whole: Bools  # integers and booleans that differ
+    integer: Bools  # tensors of integers and booleans
+    whole: Bools  # those that differ
     shape: Bools  # shapes that differ
     matched: Bools
     tensor: Bools
@@ -73,7 +74,9 @@ def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: float) 
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
-    outputs &= ~explained[call] & ~(choice & unsure)[call] & ~received[call]
+    # Whole numbers made of numbers that differ a little may flip: a router, top-k, an argmax.
+    flips = facts.whole & unsure[call]
+    outputs &= ~explained[call] & ~(choice & unsure)[call] & ~flips & ~received[call]
     gradients = off & (flow.role == GRADIENT) & ~received[call]
     entering = off & inputs & (flow.source == NONE) & ~received[call]
     found: dict[int, Beginning] = {}
@@ -87,6 +90,11 @@ def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: float) 
     arguments: dict[int, list[int]] = {}
     for row in values.tolist():
         arguments.setdefault(int(flow.of_row[row]), []).append(row)
+    # With inputs equal to the last bit, another argument is the cause of whatever differs.
+    equal = ~unsure & ~explained
+    moved = np.nan_to_num(noise.error) > 0
+    caused = np.isin(call, list(arguments)) & equal[call] & moved & facts.matched & held & (flow.role == OUTPUT)
+    outputs |= caused & ~received[call]
     events = sorted(rows[outputs | gradients | entering].tolist(), key=lambda row: (_when(flow, row), row))
     deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
     for row in events:
@@ -139,12 +147,12 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
             return Beginning(twin, made, EXTRA, [row])
         if flow.ops[maker].direction == flow.ops[owner].direction:
             return Beginning(maker, made, EXTRA, [row])
-        return Beginning(owner, row, EXTRA, [made])  # a hook on the way back: its calls are forward calls
+        return _innermost(flow, row, EXTRA)  # a hook on the way back: its calls are forward calls
     if missing:
         return Beginning(owner, row, MISSING, [meant])
     around = int(flow.parent[owner])
     if flow.ops[owner].direction != FORWARD:
-        return Beginning(owner, row, BETWEEN)
+        return _innermost(flow, row, BETWEEN)
     if around == NONE or flow.start[around] == flow.start[owner]:
         return _innermost(flow, row, OUTSIDE)
     if flow.ops[owner].is_module:
@@ -156,7 +164,9 @@ def _innermost(flow: Flow, row: int, cause: str) -> Beginning:
     """The first call that takes this value itself: inner calls end before those around them."""
     owner = int(flow.of_row[row])
     same = np.flatnonzero((flow.mark == flow.mark[row]) & (flow.role <= PARAMETER) & (flow.of_row >= flow.start[owner]))
-    first = int(same[np.argmin(flow.of_row[same])]) if len(same) else row
+    inner = [(len(around), -int(flow.of_row[at]), int(at)) for at in same
+             if owner in (around := [int(flow.of_row[at]), *flow.parents_of(int(flow.of_row[at]))])]  # fmt: skip
+    first = max(inner)[2] if inner else row
     return Beginning(int(flow.of_row[first]), first, cause)
 
 
@@ -177,33 +187,48 @@ def _around(flow: Flow, calls: Bools) -> Bools:
     return found
 
 
-def follow(flow: Flow, noise: Noise, beginnings: list[Beginning], limit: float) -> None:
+def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
-    abnormal = noise.abnormal.copy()
-    if not abnormal.any():
-        return
-    ends = ends_of(flow) & noise.matters
-    order = np.argsort(flow.start, kind="stable").tolist()
+    abnormal = noise.abnormal | facts.whole
+    ends = ends_of(flow, facts) & (noise.matters | facts.whole)
+    order = list(range(len(flow.ops)))  # inner calls before those around them
     rows_of = _rows_of_calls(flow)
+    backward = {(op.prefix, op.body, op.cls): call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
+    link = flow.twin.copy()
+    for call, op in enumerate(flow.ops):
+        if op.direction == GRADIENTS:
+            link[call] = backward.get((op.prefix, op.body, op.cls), link[call])
     for beginning in beginnings:
-        beginning.reaches = _reaches(flow, beginning, abnormal, ends, order, rows_of)
+        # What an optimiser writes is read in the next step.
+        beginning.reaches = bool(flow.updates[beginning.call]) or _reaches(flow, link, beginning, abnormal, ends, order, rows_of)
 
 
-def ends_of(flow: Flow) -> Bools:
-    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients."""
+def ends_of(flow: Flow, facts: Differences) -> Bools:
+    """Outputs that nothing recorded reads, nor could read through code between calls; and all gradients.
+
+    Whole numbers that only Python reads (is any token masked?) are no results, unless the whole model gives them.
+    """
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
+    outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
     unread = outputs & ~flow.read
-    # A call that takes a value of unknown origin later in the same module may read it.
-    unknown = np.zeros(len(flow.ops), dtype=bool)
+    if (flow.role == GRADIENT).any():  # gradients of activations are summed where nobody records: parameters have them all
+        unread &= ~flow.spread(np.array([op.direction == BACKWARD for op in flow.ops], dtype=bool))
+    # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
+    # the module's own output.
+    later: dict[int, int] = {}
     taken = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter)
-    unknown[flow.of_row[taken]] = True
-    last: dict[int, int] = {}
-    for call in np.flatnonzero(unknown).tolist():
+    for call in np.unique(flow.of_row[taken]).tolist():
         around = int(flow.parent[call])
-        last[around] = max(last.get(around, -1), int(flow.start[call]))
+        later[around] = max(later.get(around, -1), int(flow.start[call]))
+    made = np.flatnonzero(outputs)
+    inner = {(int(flow.parent[flow.of_row[row]]), int(flow.mark[row])) for row in made.tolist()}
+    for row in made.tolist():
+        call = int(flow.of_row[row])
+        if not flow.leaf[call] and (call, int(flow.mark[row])) not in inner:
+            later[call] = call
     for row in np.flatnonzero(unread).tolist():
         call = int(flow.of_row[row])
-        if not flow.updates[call] and last.get(int(flow.parent[call]), -1) > call:
+        if not flow.updates[call] and later.get(int(flow.parent[call]), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
     return unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
@@ -216,7 +241,7 @@ def _rows_of_calls(flow: Flow) -> list[Ints]:
 
 
 def _reaches(
-    flow: Flow, beginning: Beginning, abnormal: Bools, ends: Bools, order: list[int], rows_of: list[Ints]
+    flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends: Bools, order: list[int], rows_of: list[Ints]
 ) -> bool:
     """Whether a chain of differing values leads from a beginning to an end."""
     shown = [beginning.row, *beginning.arguments]
@@ -231,7 +256,7 @@ def _reaches(
         if not len(bad):
             continue
         if call not in reached:
-            touched = int(flow.twin[call]) in reached or call in inside
+            touched = int(flow.twin[call]) in reached or int(link[call]) in reached or call in inside
             for row in bad.tolist():
                 source = int(flow.source[row])
                 if source != NONE:
