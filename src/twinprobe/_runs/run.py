@@ -18,6 +18,7 @@ from twinprobe._runs.dump_json import read_entries
 from twinprobe._runs.entries import build_table
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
+from twinprobe._runs.sketches import SUFFIX, Sketches, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, NothingToCompare
@@ -88,6 +89,15 @@ class Run:
         if note:
             self.notes.append(note)
         return parents
+
+    @cached_property
+    def sketches(self) -> Sketches | None:
+        """The sketches of its tensors, by the rows of the table; None where none were recorded."""
+        path = self.folder / f"{self.path.name.partition('.')[0]}{SUFFIX}"
+        if self.path.name.endswith(".part") or not path.is_file():
+            return None
+        damaged = any("the rest is lost" in note for note in self.notes)
+        return sketches_of(path, self.table, damaged=damaged)
 
 
 def open_run(path: Path) -> Run:
@@ -214,7 +224,7 @@ _CHUNK = 1 << 20
 # directory with the checksum of the data, and the statistics of every tensor stand in dump.json, which counts whole.
 _SAMPLE = 4096
 _WHOLE = 16 * _SAMPLE
-_BESIDE = ("stack.json", "construct.json")
+_BESIDE = ("stack.json", "construct.json", f"dump{SUFFIX}", f"debug{SUFFIX}")
 _TENSORS = "dump_tensor_data"
 
 
