@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._measure.elements import FLOAT32, FLOAT64, numbers
-from twinprobe._measure.engine import engine_for, over_strips
+from twinprobe._measure.elements import FLOAT32, FLOAT64, address_of, numbers
+from twinprobe._measure.engine import STRIP, engine_for, over_strips
 from twinprobe._measure.loops.sums import (
     BLOCK,
     FILLS,
+    FLOATS,
     HIGHEST,
     INFS,
     L1,
@@ -34,7 +35,7 @@ from twinprobe._measure.loops.sums import (
     ZEROS,
     Engine,
 )
-from twinprobe._measure.statistics import Statistics
+from twinprobe._measure.statistics import Statistics, is_sound, statistics
 from twinprobe._runs.dtypes import COMPLEX, INTEGERS
 from twinprobe._runs.sketches import (
     BLOCKS,
@@ -51,7 +52,7 @@ from twinprobe._runs.sketches import (
     Rows,
     Sketches,
 )
-from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.elements import FileElements, HostTensor
 
 Floats = NDArray[np.float64]
 
@@ -224,6 +225,25 @@ def sketch(
     for start, first, count, size, stride in runs:
         _add(state, _state_of(dtype, data[start : start + count * size], first, count, size, stride, length))
     return _row_of(state, data.size, whole, flags)
+
+
+def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
+    """Statistics and sketch of a tensor, of plain floats in one pass."""
+    dtype, data = tensor.dtype, tensor.data
+    if dtype in FLOATS and data.size and data.flags.aligned:
+        if data.size <= STRIP and not isinstance(data, FileElements):
+            found = sketch_at(dtype, address_of(data), data.size)
+            if found is not None:
+                return found[0] or statistics(tensor), found[1]
+        else:
+            state = _state_of(dtype, data, 0, 1, data.size, 0, block_length(data.size))
+            row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
+            squares, total = (float(state[:, column].sum()) for column in (SUM_OF_SQUARES, TOTAL))
+            if not state[:, NANS:].any() and is_sound(squares) and isfinite(total):
+                top, bottom = float(state[:, HIGHEST].max()), float(state[:, LOWEST].min())
+                return Statistics(top, bottom, total / data.size, sqrt(squares)), row
+            return statistics(tensor), row
+    return statistics(tensor), sketch(tensor).tobytes()
 
 
 def flags_of(dtype: str) -> int:

@@ -76,18 +76,27 @@ class Sketches:
 class SketchFile:
     """Writes one file: rows as they come, then which tensor has which, then the document that names them, if any."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self._stream = stream
+    def __init__(self, stream: IO[bytes], *, go_on: bool = False) -> None:
+        """``go_on``: the stream holds a finished file without a document, to which more is added."""
+        self.stream = stream
         self._rows = 0
         self._index = array("I")
         assert self._index.itemsize == 4
-        stream.write(bytes(_HEADER.size))
+        if go_on:
+            self._rows, tensors = _HEADER.unpack(stream.read(_HEADER.size))[4:6]
+            end = _HEADER.size + self._rows * ROW.itemsize
+            stream.seek(end)
+            self._index.frombytes(np.frombuffer(stream.read(4 * tensors), "<u4").astype(np.uint32).tobytes())
+            stream.seek(end)
+            stream.truncate()
+        else:
+            stream.write(bytes(_HEADER.size))
 
     def row(self, content: bytes | NDArray[Any]) -> int:
         """Append one row; returns its number, for ``tensor``."""
         content = content if isinstance(content, bytes) else content.tobytes()
         assert len(content) == ROW.itemsize
-        self._stream.write(content)
+        self.stream.write(content)
         self._rows += 1
         return self._rows - 1
 
@@ -97,10 +106,10 @@ class SketchFile:
 
     def finish(self, document: bytes = b"") -> None:
         """Write the end and the header. The stream stays open."""
-        self._stream.write(np.array(self._index, "<u4").tobytes() + document)
-        self._stream.seek(0)
+        self.stream.write(np.array(self._index, "<u4").tobytes() + document)
+        self.stream.seek(0)
         sizes = (self._rows, len(self._index), len(document), 0)
-        self._stream.write(_HEADER.pack(MAGIC, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), *sizes))
+        self.stream.write(_HEADER.pack(MAGIC, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), *sizes))
 
 
 def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:

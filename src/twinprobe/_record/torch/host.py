@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinprobe._measure.engine import STRIP
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
+from twinprobe._measure.sketch import measured, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe._record.rows import KERNELS_AFTER, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE
@@ -90,13 +92,38 @@ class _Memory:
         }
 
 
-def host_statistics(tensor: torch.Tensor) -> Statistics | None:
-    """Statistics of a host tensor of any layout of strides."""
+def _count() -> None:
     global _measured  # noqa: PLW0603
     if _measured < KERNELS_AFTER:
         _measured += 1
         if _measured == KERNELS_AFTER:
             load_kernels_beside()
+
+
+_LARGEST_COPY = 1 << 28  # bytes; a larger view that repeats its elements gets no sketch
+
+
+def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None]:
+    """Statistics and sketch of a host tensor, in one pass where its floats lie one after the other."""
+    _count()
+    known = _short.get(tensor.dtype)
+    if known is not None and tensor.is_contiguous():
+        size, address = tensor.numel(), tensor.data_ptr()
+        name, width = known
+        if size <= STRIP and not address % width:
+            found = sketch_at(name, address, size)
+            if found is not None:
+                values, row = found
+                return (values if values is not None else host_statistics(tensor)), row
+    # A sketch tells elements apart by their place: the order of a transposed view's memory will not do.
+    large = tensor.nbytes > _LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
+    host = None if large else host_tensor(tensor.detach().contiguous())
+    return (host_statistics(tensor), None) if host is None else measured(host)
+
+
+def host_statistics(tensor: torch.Tensor) -> Statistics | None:
+    """Statistics of a host tensor of any layout of strides."""
+    _count()
     values = _of_few(tensor)
     if values is not None:
         return values

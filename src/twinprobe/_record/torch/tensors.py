@@ -12,7 +12,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from twinprobe._record.rows import Note, Row
 from twinprobe._record.torch.device import DeviceRows
-from twinprobe._record.torch.host import describe, host_digest, host_statistics, measurable, plain_type
+from twinprobe._record.torch.host import (
+    describe,
+    host_digest,
+    host_measures,
+    host_statistics,
+    measurable,
+    plain_type,
+)
 from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
 
 # Storages told apart while they live and after: an address that comes back never means the same storage.
@@ -115,8 +122,9 @@ Key = tuple[Any, ...]
 class TensorBook:
     """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again."""
 
-    def __init__(self, *, values: bool, digest: str | None) -> None:
+    def __init__(self, *, values: bool, digest: str | None, sketch: bool = False) -> None:
         self._values = values
+        self._sketch = sketch
         self._digest = digest
         self._numbers = StorageNumbers()
         self._known_numbers = self._numbers.known
@@ -200,7 +208,9 @@ class TensorBook:
             return
         if version is None or not tensor.is_cpu:
             tensor = _resolved(tensor).to(_HOST)
-        if self._values:
+        if self._sketch:
+            row.values, row.sketch = host_measures(tensor)
+        elif self._values:
             row.values = host_statistics(tensor)
         if self._digest:
             row.digest = host_digest(tensor.detach(), self._digest)
