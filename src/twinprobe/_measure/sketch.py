@@ -168,28 +168,30 @@ def _plain_state(dtype: str, data: NDArray[Any], first: int, length: int) -> Flo
     return state
 
 
-def _row_of(state: Floats, count: int, whole: int, flags: int) -> Rows:
-    """A row from what was added up."""
-    row = np.zeros(1, ROW)
-    squares = state[:, SUM_OF_SQUARES]
+def rows_of(states: Floats, counts: Any, wholes: Any, flags: int) -> Rows:
+    """The rows of tensors from what was added up: for each of them a state, how many elements it and the whole have."""
+    rows = np.zeros(len(states), ROW)
+    most, narrow = np.finfo(np.float64).max, float(np.finfo(np.float32).max)
+    squares, largest = states[:, :, SUM_OF_SQUARES], states[:, :, LARGEST]
     with np.errstate(all="ignore"):
-        norm = np.sqrt(squares)
         # Of numbers whose squares overflow or vanish only the order of magnitude is told.
-        unsound = ~np.isfinite(squares) | ((squares < 1e-280) & (state[:, LARGEST] > 0))
-        norm = np.where(unsound, state[:, LARGEST], norm)
-        largest = float(norm.max())
-        total_norm = largest * sqrt(float(np.sum((norm / largest) ** 2))) if largest > 0 else 0.0
-    most = np.finfo(np.float64).max
-    row["flags"], row["count"], row["whole"] = flags | PRESENT, count, whole
-    for name, column in (("zeros", ZEROS), ("nan", NANS), ("inf", INFS), ("fill", FILLS)):
-        row[name] = int(state[:, column].sum())
-    with np.errstate(all="ignore"):
-        row["total"], row["l1"] = (np.clip(state[:, column].sum(), -most, most) for column in (TOTAL, L1))
-    row["norm"] = min(total_norm, most)
-    row["sums"] = np.clip(np.nan_to_num(state[:, :SIGNS].reshape(-1)), -most, most)
-    narrow = float(np.finfo(np.float32).max)
-    row["block_norm"], row["block_max"] = np.minimum(norm, narrow), np.minimum(state[:, LARGEST], narrow)
-    return row
+        unsound = ~(np.isfinite(squares) & ((squares > 1e-280) | (largest == 0)))
+        norms = np.where(unsound, largest, np.sqrt(squares))
+        top = norms.max(axis=1)
+        scale = np.where(top > 0, top, 1.0)
+        rows["norm"] = np.minimum(scale * np.sqrt(np.sum((norms / scale[:, None]) ** 2, axis=1)), most)
+        rows["flags"], rows["count"], rows["whole"] = flags | PRESENT, counts, wholes
+        for name, column in (("zeros", ZEROS), ("nan", NANS), ("inf", INFS), ("fill", FILLS)):
+            rows[name] = states[:, :, column].sum(axis=1).astype(np.uint64)
+        for name, column in (("total", TOTAL), ("l1", L1)):
+            rows[name] = np.clip(np.nan_to_num(states[:, :, column].sum(axis=1)), -most, most)
+        rows["sums"] = np.clip(np.nan_to_num(states[:, :, :SIGNS].reshape(len(states), -1)), -most, most)
+        rows["block_norm"], rows["block_max"] = np.minimum(norms, narrow), np.minimum(largest, narrow)
+    return rows
+
+
+def _row_of(state: Floats, count: int, whole: int, flags: int) -> Rows:
+    return rows_of(state[None], count, whole, flags)
 
 
 # -- one tensor, or a part of one -------------------------------------------------------------------------------------
@@ -244,6 +246,11 @@ def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
                 return Statistics(top, bottom, total / data.size, sqrt(squares)), row
             return statistics(tensor), row
     return statistics(tensor), sketch(tensor).tobytes()
+
+
+def as_pairs(row: bytes | None) -> bytes | None:
+    """The row of real and imaginary parts, marked as such."""
+    return None if row is None else bytes((row[0] | COMPLEX_PAIRS, *row[1:4])) + row[4:]
 
 
 def flags_of(dtype: str) -> int:

@@ -100,7 +100,7 @@ def _count() -> None:
             load_kernels_beside()
 
 
-_LARGEST_COPY = 1 << 28  # bytes; a larger view that repeats its elements gets no sketch
+LARGEST_COPY = 1 << 28  # bytes; a larger view that repeats its elements gets no sketch
 
 
 def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None]:
@@ -116,7 +116,7 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
                 values, row = found
                 return (values if values is not None else host_statistics(tensor)), row
     # A sketch tells elements apart by their place: the order of a transposed view's memory will not do.
-    large = tensor.nbytes > _LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
+    large = tensor.nbytes > LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
     host = None if large else host_tensor(tensor.detach().contiguous())
     return (host_statistics(tensor), None) if host is None else measured(host)
 

@@ -220,7 +220,9 @@ class TensorBook:
             device = data.device
             rows = self._devices.get(device)
             if rows is None:
-                rows = self._devices[device] = DeviceRows(device, values=self._values, digest=self._digest)
+                rows = self._devices[device] = DeviceRows(
+                    device, values=self._values, digest=self._digest, sketch=self._sketch
+                )
             rows.add(data, row, version)
             if not self.may_wait:
                 rows.launch()
