@@ -7,7 +7,7 @@ of the whole. docs/formats.md says the same in full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import product
 from math import exp, isfinite, lgamma, log, prod, sqrt
@@ -362,34 +362,41 @@ def comparable(target: Rows, golden: Rows) -> NDArray[np.bool_]:
 
 
 def estimate(target: Rows, golden: Rows) -> Estimate:
-    """How far each target is from its golden tensor, with bounds that hold in 999 of 1,000 cases."""
+    """How far each target is from its golden tensor, with bounds that hold in 999 of 1,000 cases.
+
+    The part of the difference that is a multiple of the golden tensor is known better than the sums tell: its norm is
+    that multiple of a norm that was measured. The sums give the multiple and the norm of the rest.
+    """
     fits = comparable(target, golden)
-    scale = np.maximum(np.abs(target["sums"]).max(axis=1), np.abs(golden["sums"]).max(axis=1))
-    scale = np.where(scale > 0, scale, 1.0)[:, None]  # squares of float64 sums may overflow
-    blocks = ((target["sums"] / scale - golden["sums"] / scale) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2)
     integer = (golden["flags"] & INTEGER) != 0
-    squares = blocks.sum(axis=1)
+    scale = np.maximum(np.abs(target["sums"]).max(axis=1), np.abs(golden["sums"]).max(axis=1))
+    scale = np.where(scale > 0, scale, 1.0)  # squares of float64 sums may overflow
+    t, g = target["sums"] / scale[:, None], golden["sums"] / scale[:, None]
+    own = (g * g).sum(axis=1)
     with np.errstate(all="ignore"):
-        evenly = np.where(squares > 0, squares**2 / (blocks**2).sum(axis=1), BLOCKS)
-    low, high = _quantiles()[:, np.clip(evenly.astype(np.int64), 1, BLOCKS)]
-    size = np.where(integer, golden["count"], 1.0)
+        factor = np.where(integer | (own == 0), 1.0, (t * g).sum(axis=1) / own)
+        unsure = np.where(own == 0, 0.0, 3.3 * np.sqrt(((t - factor[:, None] * g) ** 2).mean(axis=1) / own))
+    rest = ((t - factor[:, None] * g) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2)
+    squares = rest.sum(axis=1)
     with np.errstate(all="ignore"):
+        evenly = np.where(squares > 0, squares**2 / (rest**2).sum(axis=1), BLOCKS)
+        low, high = _quantiles()[:, np.clip(evenly.astype(np.int64), 1, BLOCKS)]
         # Of integers every differing element adds 2 on average to each squared sum.
-        found = np.where(integer, squares * scale[:, 0] ** 2 / 2 / size, np.sqrt(squares) * scale[:, 0])
-        upper = np.where(integer, found / low, found / np.sqrt(low))
-        lower = np.where(integer, found / high, found / np.sqrt(high))
-        norm = np.where(integer, 1.0, golden["norm"])
-        double = (target["flags"] & golden["flags"] & DOUBLE) != 0
-        floor = np.where(integer, 0.0, np.where(double, DOUBLE_RESOLUTION, RESOLUTION))
+        share = squares * scale**2 / 2 / np.maximum(golden["count"], 1)
+        floor = np.where((target["flags"] & golden["flags"] & DOUBLE) != 0, DOUBLE_RESOLUTION, RESOLUTION)
         floor = floor * np.maximum(golden["norm"], target["norm"])
-        relative, upper, lower = (
-            np.where(part == 0, 0.0, part / norm)
-            for part in (found, np.where(found > 0, np.maximum(upper, floor), 0.0), np.maximum(lower - floor, 0.0))
-        )
-        worst = _worst(blocks * scale**2, golden, integer)
-    block = worst.argmax(axis=1)
-    shown = [np.where(fits, np.where(integer, np.minimum(part, 1.0), part), np.nan) for part in (relative, lower, upper)]
-    return Estimate(fits, *shown, np.where(fits, worst.max(axis=1), np.nan), np.where(fits, block, -1))
+
+        def relative(divisor: Any, slack: float) -> Floats:
+            multiple = np.maximum(np.abs(factor - 1) + slack * unsure, 0.0) * golden["norm"]
+            gap = np.hypot(multiple, np.sqrt(squares / divisor) * scale)
+            gap = np.where((squares == 0) & (factor == 1), 0.0, np.maximum(gap + slack * floor, 0.0))
+            gap = np.where(gap == 0, 0.0, gap / golden["norm"])
+            return np.where(fits, np.where(integer, np.minimum(share / divisor, 1.0), gap), np.nan)
+
+        worst = _worst(((t - g) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2) * scale[:, None] ** 2, golden, integer)
+        likely, lower, upper = relative(1.0, 0.0), relative(high, -1.0), relative(low, 1.0)
+    largest, block = np.where(fits, worst.max(axis=1), np.nan), np.where(fits, worst.argmax(axis=1), -1)
+    return Estimate(fits, likely, lower, upper, largest, block)
 
 
 def _worst(squares: Floats, golden: Rows, integer: NDArray[np.bool_]) -> Floats:

@@ -46,6 +46,8 @@ class Run:
     ops: list[str]
     table: pl.DataFrame
     notes: list[str]
+    sketch_file: Path | None = None
+    """Where the sketches of its tensors are; None for a run that was put together from others."""
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
@@ -93,11 +95,10 @@ class Run:
     @cached_property
     def sketches(self) -> Sketches | None:
         """The sketches of its tensors, by the rows of the table; None where none were recorded."""
-        path = self.folder / f"{self.path.name.partition('.')[0]}{SUFFIX}"
-        if self.path.name.endswith(".part") or not path.is_file():
+        if self.sketch_file is None:
             return None
         damaged = any("the rest is lost" in note for note in self.notes)
-        return sketches_of(path, self.table, damaged=damaged)
+        return sketches_of(self.sketch_file, self.table, damaged=damaged)
 
 
 def open_run(path: Path) -> Run:
@@ -119,7 +120,9 @@ def open_run(path: Path) -> Run:
         framework = "pytorch"
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
-    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out)
+    beside = path.with_suffix(SUFFIX)
+    sketches = beside if path.suffix == ".json" and beside.is_file() else None
+    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out, sketches)
 
 
 def find_run(path: Path) -> Path:
@@ -338,11 +341,13 @@ class _Head(msgspec.Struct):
     framework: str
     ops: list[str]
     notes: list[str]
+    sketch_file: str | None
 
 
 def hand_over(run: Run, file: IO[bytes]) -> None:
     """Write a run for ``take_over``; the file lives no longer than the two processes."""
-    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes)
+    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, None)
+    head.sketch_file = None if run.sketch_file is None else str(run.sketch_file)
     blob = msgspec.msgpack.encode(head)
     file.write(len(blob).to_bytes(8, "little") + blob)
     run.table.write_ipc(file, compression="uncompressed")
@@ -354,4 +359,5 @@ def take_over(file: IO[bytes]) -> Run:
 
     head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
     table = pl.read_ipc(file.read())
-    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes)
+    sketches = None if head.sketch_file is None else Path(head.sketch_file)
+    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketches)
