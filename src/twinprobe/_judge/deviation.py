@@ -43,8 +43,8 @@ def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | Non
     if found is None:
         return None
     other = turned(pairs) | (bools(pairs["joined"]) if "joined" in pairs.columns else False)
-    numbers = (np.where(other, np.nan, part) for part in found[1:5])
-    return Estimate(found.comparable & ~other, *numbers, np.where(other, -1, found.block))
+    relative, lower, upper, worst = (np.where(other, np.nan, part) for part in found[1:5])
+    return Estimate(found.comparable & ~other, relative, lower, upper, worst, np.where(other, -1, found.block))
 
 
 def of_statistics(

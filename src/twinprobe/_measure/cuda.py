@@ -1,8 +1,8 @@
 """Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
 
-A tensor is one line (address, element count, first slot, block length) in a queue; ``launch`` measures all lines of a queue with one
-kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out the results.
-Triton is imported on first use.
+A tensor is one line (address, element count, first slot, block length) in a queue; ``launch`` measures all lines of a
+queue with one kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out
+the results. Triton is imported on first use.
 """
 
 from __future__ import annotations
@@ -400,10 +400,14 @@ def _reduce(page: Page, slots: Any) -> list[Any]:
     low = np.minimum.reduceat(extremes[:, 1], starts).tolist()
     sketches: Any = _sketches(page, slots) if page.kind.startswith("sketched") else repeat(None)
     return [
-        # Slots of a dropped line hold anything: what cannot be a count counts as none.
-        Measured(top, bottom, total, squares, *(int(count) if 0 <= count < 1e18 else 0 for count in (nan, inf)), sketch)
+        Measured(top, bottom, total, squares, _count(nan), _count(inf), sketch)
         for top, bottom, (total, squares, nan, inf), sketch in zip(high, low, sums, sketches, strict=False)
     ]
+
+
+def _count(number: float) -> int:
+    """Slots of a dropped line hold anything: what cannot be a count counts as none."""
+    return int(number) if 0 <= number < 1e18 else 0
 
 
 def _sketches(page: Page, slots: NDArray[np.float64]) -> list[bytes]:

@@ -2,13 +2,14 @@
 
 Every launch reads a table with one line per tensor (address, element count, first slot, block length of a sketch) and
 has one program per (chunk, tensor). A program writes the partial result of its chunk to its own slot; there are no
-atomics, so results do not depend on the order in which programs run. A statistics slot holds six numbers: max, min, sum,
-sum of squares, how many NaN, how many infinite. A slot of a sketch holds ten more, and its chunk is of one block: four
-signed sums, then sum, sum of squares, L1, largest magnitude of the ordinary elements, how many zeros and fill values.
+atomics, so results do not depend on the order in which programs run. A statistics slot holds six numbers: max, min,
+sum, sum of squares, how many NaN, how many infinite. A slot of a sketch holds ten more, and its chunk is of one block:
+four signed sums, then sum, sum of squares, L1 and largest magnitude of the ordinary elements, how many zeros and fill
+values.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
+# ruff: noqa: N803, PLR0915  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
 from __future__ import annotations
 
 import triton

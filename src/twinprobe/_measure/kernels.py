@@ -72,16 +72,14 @@ class KernelEngine:
         count, size, first, stride = runs
         if data.itemsize != WIDTHS[dtype] or data.size != count * size:
             raise ValueError(f"not {count * size} elements of {dtype}")
-        data = np.require(data, requirements="AC")
+        data = np.require(data, requirements=["A", "C"])
         memory, address = _work.memory, _work.address
         load(f"sketch_{dtype}", 10)(
             address_of(data), count, size, first, stride, length, sign_table(dtype), address, 0, 0
         )
         return np.array(memory[STATE_AT:STRETCH_AT]).reshape(BLOCKS, SKETCH_COLUMNS)
 
-    def sketch_at(
-        self, dtype: str, address: int, size: int, length: int, flags: int
-    ) -> tuple[bytes, list[float]]:
+    def sketch_at(self, dtype: str, address: int, size: int, length: int, flags: int) -> tuple[bytes, list[float]]:
         """The finished row of a whole tensor in memory, and its max, min, sum and sum of squares.
 
         The flags of the row are 0 where numpy has to do it; the last number is NaN where elements were left out. The

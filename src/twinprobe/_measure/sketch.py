@@ -7,7 +7,7 @@ of the whole. docs/formats.md says the same in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import product
 from math import exp, isfinite, lgamma, log, prod, sqrt
@@ -82,13 +82,15 @@ def mixed(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
         words = words + _U(0x9E3779B9)
         words = (words ^ (words >> _U(16))) * _U(0x85EBCA6B)
         words = (words ^ (words >> _U(13))) * _U(0xC2B2AE35)
-        return words ^ (words >> _U(16))
+        found: NDArray[np.uint32] = words ^ (words >> _U(16))
+    return found
 
 
 def _folded(values: NDArray[np.uint64]) -> NDArray[np.uint32]:
     """64 bits as 32; small numbers stay what they are."""
     with np.errstate(over="ignore"):
-        return ((values & _LOW) ^ ((values >> _HIGH) * _SPREAD & _LOW)).astype(np.uint32)
+        found: NDArray[np.uint32] = ((values & _LOW) ^ ((values >> _HIGH) * _SPREAD & _LOW)).astype(np.uint32)
+    return found
 
 
 def float_signs(first: int, count: int) -> NDArray[np.int8]:
@@ -99,16 +101,17 @@ def float_signs(first: int, count: int) -> NDArray[np.int8]:
     octets = words.astype("<u4").view(np.uint8).reshape(-1, SIGNS).T
     bits = np.unpackbits(np.ascontiguousarray(octets), axis=1, bitorder="little")
     skipped = first - start * GROUP
-    return (1 - 2 * bits[:, skipped : skipped + count].view(np.int8)).astype(np.int8)
+    signs: NDArray[np.int8] = 1 - 2 * bits[:, skipped : skipped + count].view(np.int8)
+    return signs
 
 
 def integer_signs(first: int, values: NDArray[np.uint64]) -> NDArray[np.int8]:
     """The signs of integers, from the place and the value together: equal where and only where both are equal."""
     place = mixed(_folded(np.arange(first, first + len(values), dtype=np.uint64)))
     words = mixed(place ^ _folded(values))
-    return (1 - 2 * ((words[None, :] >> np.arange(SIGNS, dtype=np.uint32)[:, None]) & _U(1)).astype(np.int8)).astype(
-        np.int8
-    )
+    bits = (words[None, :] >> np.arange(SIGNS, dtype=np.uint32)[:, None]) & _U(1)
+    signs: NDArray[np.int8] = 1 - 2 * bits.astype(np.int8)
+    return signs
 
 
 @lru_cache(maxsize=8)
@@ -139,15 +142,14 @@ def _plain_state(dtype: str, data: NDArray[Any], first: int, length: int) -> Flo
     state, size = empty_state(), data.size
     if dtype == "bool" or dtype in INTEGERS:
         bits = data.astype(np.int64).view(np.uint64) if dtype != "uint64" else data
-        signs: NDArray[Any] = integer_signs(first, bits)
         values = data.astype(np.float64)
-        signed, ordinary = signs.astype(np.float64), np.ones(size, bool)
+        signed, ordinary = integer_signs(first, bits).astype(np.float64), np.ones(size, bool)
     else:
         values = numbers(dtype, data, FLOAT64)
         with np.errstate(invalid="ignore"):
             ordinary = np.abs(values) <= QUARTER.get(dtype, np.inf)
             ordinary &= np.isfinite(values)
-        signs = _first_signs(-(-size // 4096) * 4096)[:, :size] if not first else float_signs(first, size)
+        signs: NDArray[Any] = float_signs(first, size) if first else _first_signs(-(-size // 4096) * 4096)[:, :size]
         with np.errstate(invalid="ignore"):
             signed = signs * np.where(ordinary, values, 0.0)
     starts = np.arange(-(-first // length) * length if first % length else first, first + size, length) - first
@@ -164,7 +166,8 @@ def _plain_state(dtype: str, data: NDArray[Any], first: int, length: int) -> Flo
         ):  # fmt: skip
             state[blocks, column] = np.add.reduceat(part.astype(np.float64), starts)
         state[blocks, LARGEST] = np.maximum.reduceat(np.abs(kept), starts)
-        state[blocks, HIGHEST], state[blocks, LOWEST] = np.fmax.reduceat(values, starts), np.fmin.reduceat(values, starts)
+        state[blocks, HIGHEST] = np.fmax.reduceat(values, starts)
+        state[blocks, LOWEST] = np.fmin.reduceat(values, starts)
     return state
 
 
@@ -357,8 +360,9 @@ class Estimate(NamedTuple):
 def comparable(target: Rows, golden: Rows) -> NDArray[np.bool_]:
     """Whether two sketches are of tensors of the same size, kind and layout."""
     both = target["flags"] & golden["flags"] & PRESENT != 0
-    same: NDArray[np.bool_] = both & ((target["flags"] ^ golden["flags"]) & _LAYOUT == 0)
-    return same & (target["whole"] == golden["whole"]) & (target["count"] == golden["count"])
+    alike = both & ((target["flags"] ^ golden["flags"]) & _LAYOUT == 0)
+    fits: NDArray[np.bool_] = alike & (target["whole"] == golden["whole"]) & (target["count"] == golden["count"])
+    return fits
 
 
 def estimate(target: Rows, golden: Rows) -> Estimate:

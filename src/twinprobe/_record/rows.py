@@ -28,13 +28,13 @@ class Row(Struct, eq=False):  # made by the thousand while a model runs: structs
 
     values: Statistics | None = None
     digest: str | float | None = None
-    sketch: bytes | None = None
-    sketch_place: tuple[Any, int] | None = None  # the file that holds the sketch, and its row there
     payload: Any = None
     address: int = 0  # where a float32 payload lies in host memory, dense and in C order, if that is known
     file: str | None = None
     text: str | None = None
     text_key: Any = None
+    sketch: bytes | None = None
+    sketch_place: tuple[Any, int] | None = None  # the file that holds the sketch, and its row there
 
 
 class Note(Struct, eq=False):

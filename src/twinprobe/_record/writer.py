@@ -78,17 +78,9 @@ class DumpFolder:
         """Append the sketches of one entry's tensors, in the order in which readers of the index count them."""
         if self.index == "dump" and not has_direction(name):  # readers leave such entries out
             return
-        sketches = self._sketches
-        if sketches is None:
-            sketches = self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
-        for note in notes:
-            row = note.row
-            if row is None or row.sketch is None:
-                sketches.tensor(None)
-                continue
-            if row.sketch_place is None or row.sketch_place[0] is not sketches:
-                row.sketch_place = sketches, sketches.row(row.sketch)
-            sketches.tensor(row.sketch_place[1])
+        if self._sketches is None:
+            self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
+        self._sketches.add(note.row for note in notes)
 
     @property
     def sketch_name(self) -> str:
@@ -104,8 +96,8 @@ class DumpFolder:
                     part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
         self._file = self.part.open("ab", buffering=1 << 16)
         if (self.path / self.sketch_name).exists():
-            part = (self.path / self.sketch_name).rename(self.path / f"{self.sketch_name}{PART_SUFFIX}")
-            self._sketches = SketchFile(part.open("r+b"), go_on=True)
+            sketches = (self.path / self.sketch_name).rename(self.path / f"{self.sketch_name}{PART_SUFFIX}")
+            self._sketches = SketchFile(sketches.open("r+b"), go_on=True)
 
     def flush(self) -> None:
         """Hand what was added to the system, where it outlives this process."""
@@ -156,13 +148,13 @@ class DumpFolder:
                 stream.write(text.encode("utf-8", "backslashreplace"))
             self.bytes_written += target.stat().st_size
         if self._sketches is not None:
-            part = self.path / f"{self.sketch_name}{PART_SUFFIX}"
+            sketches = self.path / f"{self.sketch_name}{PART_SUFFIX}"
             with self._sketches.stream as stream:
                 self._sketches.finish()
                 stream.flush()
                 os.fsync(stream.fileno())
-            self.bytes_written += part.stat().st_size
-            part.replace(self.path / self.sketch_name)
+            self.bytes_written += sketches.stat().st_size
+            sketches.replace(self.path / self.sketch_name)
             self._sketches = None
         if self._unsynced:
             sync_file_system(self.path)

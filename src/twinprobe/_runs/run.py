@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ class Run:
     ops: list[str]
     table: pl.DataFrame
     notes: list[str]
-    sketch_file: Path | None = None
+    sketch_file: Path | None = field(default=None, kw_only=True)
     """Where the sketches of its tensors are; None for a run that was put together from others."""
 
     def __repr__(self) -> str:
@@ -122,7 +122,7 @@ def open_run(path: Path) -> Run:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
     beside = path.with_suffix(SUFFIX)
     sketches = beside if path.suffix == ".json" and beside.is_file() else None
-    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out, sketches)
+    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out, sketch_file=sketches)
 
 
 def find_run(path: Path) -> Path:
@@ -360,4 +360,6 @@ def take_over(file: IO[bytes]) -> Run:
     head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
     table = pl.read_ipc(file.read())
     sketches = None if head.sketch_file is None else Path(head.sketch_file)
-    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketches)
+    return Run(
+        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches
+    )

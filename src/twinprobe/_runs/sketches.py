@@ -6,6 +6,7 @@ docs/formats.md describes the bytes, what the numbers mean and the hash, so that
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from struct import Struct
@@ -92,17 +93,19 @@ class SketchFile:
         else:
             stream.write(bytes(_HEADER.size))
 
-    def row(self, content: bytes | NDArray[Any]) -> int:
-        """Append one row; returns its number, for ``tensor``."""
-        content = content if isinstance(content, bytes) else content.tobytes()
-        assert len(content) == ROW.itemsize
-        self.stream.write(content)
-        self._rows += 1
-        return self._rows - 1
-
-    def tensor(self, row: int | None) -> None:
-        """The next tensor in the order of dump.json has this row, or none."""
-        self._index.append(NO_ROW if row is None else row)
+    def add(self, rows: Iterable[Any]) -> None:
+        """The next tensors in the order of dump.json. Each has its row as ``sketch``, which may be None, and remembers
+        in ``sketch_place`` where it was written: a tensor that is seen again is not written again."""
+        for row in rows:
+            if row is None or row.sketch is None:
+                self._index.append(NO_ROW)
+                continue
+            if row.sketch_place is None or row.sketch_place[0] is not self:
+                assert len(row.sketch) == ROW.itemsize
+                self.stream.write(row.sketch)
+                row.sketch_place = self, self._rows
+                self._rows += 1
+            self._index.append(row.sketch_place[1])
 
     def finish(self, document: bytes = b"") -> None:
         """Write the end and the header. The stream stays open."""

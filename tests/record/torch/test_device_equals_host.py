@@ -35,7 +35,7 @@ def run(folder, level, mode, device):
         bad = torch.tensor([1.0, float("nan"), float("inf")]) * 1
         masked = torch.full((40, 40), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16).triu(1) * 1
         turns = torch.polar(torch.rand(9, 7), torch.rand(9, 7)) * 1
-        large = (torch.randn(300, 301).t() * 1, torch.randn(300, 301).bfloat16() * 1, torch.randn(70_000).double() * 1)
+        large = (torch.randn(260, 257).t() * 1, torch.randn(70_000).bfloat16() * 1, torch.randn(9_000).double() * 1)
         odd = torch.randn(66_000)[1:] * 1
         (y * y).sum().backward()
         optimizer.step()
@@ -62,7 +62,8 @@ for level in ("L0", "mix"):
             for one, other in zip(sketches[0], others[0], strict=True):
                 reach = 1e-5 * max(float(one["norm"]), float(one["count"]) ** 0.5 if one["flags"] & 2 else 0.0)
                 for field in one.dtype.names:
-                    near = np.allclose(one[field], other[field], rtol=1e-5, atol=reach if one[field].dtype.kind == "f" else 0)
+                    absolute = reach if one[field].dtype.kind == "f" else 0
+                    near = np.allclose(one[field], other[field], rtol=1e-5, atol=absolute)
                     assert near, (field, one["flags"], one["count"], one[field], other[field])
         for name in host:
             assert same(host[name], device[name]), (level, mode, name, host[name], device[name])

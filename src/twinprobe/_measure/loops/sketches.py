@@ -56,6 +56,7 @@ _U = np.uint32
 _GOLDEN, _FIRST, _SECOND = _U(0x9E3779B9), _U(0x85EBCA6B), _U(0xC2B2AE35)
 _LOW = 0xFFFFFFFF
 
+
 @exact
 def mixed(word: Any) -> Any:
     word = _U(_U(word) + _GOLDEN)
@@ -263,10 +264,8 @@ def _store_lanes(builder: Any, lanes: dict[int, Any], columns: Any, real: Any) -
 
 @exact
 def _add_one(value: Any, place: Any, limit: Any, row: Any) -> None:
-    if value > row[HIGHEST]:
-        row[HIGHEST] = value
-    if value < row[LOWEST]:
-        row[LOWEST] = value
+    row[HIGHEST] = max(row[HIGHEST], value)
+    row[LOWEST] = min(row[LOWEST], value)
     if not abs(value) <= limit:
         if value != value:  # noqa: PLR0124
             row[NANS] += 1
@@ -336,6 +335,8 @@ def _stretch_of(dtype: str) -> Any:
 
 
 def _integer_stretch() -> Any:
+    """The same for integers, whose signs are of place and value together; it needs less than that for floats."""
+
     @reordered
     def sums(data: Any, base: Any, high: Any, row: Any) -> None:
         one = two = three = four = zeros = np.int64(0)
@@ -368,7 +369,7 @@ def _integer_stretch() -> Any:
         row[HIGHEST], row[LOWEST] = max(row[HIGHEST], np.float64(top)), min(row[LOWEST], np.float64(bottom))
 
     @exact
-    def stretch(data: Any, address: Any, first: Any, table: Any, workspace: Any, part: Any, row: Any) -> None:
+    def stretch(data: Any, _at: Any, first: Any, _table: Any, _workspace: Any, _part: Any, row: Any) -> None:
         at, stop = first, first + data.size
         while at < stop:  # the upper half of the place is the same for all of a piece
             end = min(stop, ((at >> 32) + 1) << 32)
