@@ -285,7 +285,7 @@ def float_sketches(
 
 @triton.jit
 def integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Statistics and sketches of integer and bool tensors: signs from place and value, each element counts as one."""
+    """Statistics and sketches of integer and bool tensors: weights from place and value together."""
     program = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
     count = tl.load(table + tensor * 4 + 1)
@@ -320,10 +320,10 @@ def integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.constexp
             high = tl.where(inside & (value > high), value, high)
             low = tl.where(inside & (value < low), value, low)
             counts = inside.to(tl.int32)
-            one += counts - 2 * counts * (bits & 1).to(tl.int32)
-            two += counts - 2 * counts * ((bits >> 1) & 1).to(tl.int32)
-            three += counts - 2 * counts * ((bits >> 2) & 1).to(tl.int32)
-            four += counts - 2 * counts * ((bits >> 3) & 1).to(tl.int32)
+            one += counts * (2 * (bits & 255).to(tl.int32) - 255)
+            two += counts * (2 * ((bits >> 8) & 255).to(tl.int32) - 255)
+            three += counts * (2 * ((bits >> 16) & 255).to(tl.int32) - 255)
+            four += counts * (2 * (bits >> 24).to(tl.int32) - 255)
         out = slots + (tl.load(table + tensor * 4 + 2) + program) * 16
         exact = out.to(tl.pointer_type(tl.int64))
         top = tl.max(high, 0)

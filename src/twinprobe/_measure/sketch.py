@@ -105,13 +105,20 @@ def float_signs(first: int, count: int) -> NDArray[np.int8]:
     return signs
 
 
-def integer_signs(first: int, values: NDArray[np.uint64]) -> NDArray[np.int8]:
-    """The signs of integers, from the place and the value together: equal where and only where both are equal."""
+# The mean square of a weight of integers: odd numbers from -255 to 255.
+_MEAN_SQUARE = (256**2 - 1) / 3
+
+
+def integer_weights(first: int, values: NDArray[np.uint64]) -> NDArray[np.int16]:
+    """What integers add to the sums, from the place and the value together: a byte of the hash for each of the four.
+
+    Signs alone would hide one difference in sixteen that stands alone.
+    """
     place = mixed(_folded(np.arange(first, first + len(values), dtype=np.uint64)))
     words = mixed(place ^ _folded(values))
-    bits = (words[None, :] >> np.arange(SIGNS, dtype=np.uint32)[:, None]) & _U(1)
-    signs: NDArray[np.int8] = 1 - 2 * bits.astype(np.int8)
-    return signs
+    octets = words.astype("<u4").view(np.uint8).reshape(-1, SIGNS).T
+    weights: NDArray[np.int16] = 2 * octets.astype(np.int16) - 255
+    return weights
 
 
 @lru_cache(maxsize=8)
@@ -143,7 +150,7 @@ def _plain_state(dtype: str, data: NDArray[Any], first: int, length: int) -> Flo
     if dtype == "bool" or dtype in INTEGERS:
         bits = data.astype(np.int64).view(np.uint64) if dtype != "uint64" else data
         values = data.astype(np.float64)
-        signed, ordinary = integer_signs(first, bits).astype(np.float64), np.ones(size, bool)
+        signed, ordinary = integer_weights(first, bits).astype(np.float64), np.ones(size, bool)
     else:
         values = numbers(dtype, data, FLOAT64)
         with np.errstate(invalid="ignore"):
@@ -201,7 +208,12 @@ def _row_of(state: Floats, count: int, whole: int, flags: int) -> Rows:
 
 
 def sketch(
-    tensor: HostTensor, global_shape: Sequence[int] | None = None, offsets: Sequence[int] | None = None, flags: int = 0
+    tensor: HostTensor,
+    global_shape: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+    *,
+    flags: int = 0,
+    engine: Engine | None = None,
 ) -> Rows:
     """The sketch of a tensor, an array of one row.
 
@@ -228,7 +240,9 @@ def sketch(
         runs = iter([(0, 0, 1, data.size, 0)]) if data.size else iter(())
     state = empty_state()
     for start, first, count, size, stride in runs:
-        _add(state, _state_of(dtype, data[start : start + count * size], first, count, size, stride, length))
+        part = data[start : start + count * size]
+        used = engine or engine_for(part.nbytes)
+        _add(state, _state_of(used, dtype, part, (count, size, first, stride), length))
     return _row_of(state, data.size, whole, flags)
 
 
@@ -241,7 +255,8 @@ def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
             if found is not None:
                 return found[0] or statistics(tensor), found[1]
         else:
-            state = _state_of(dtype, data, 0, 1, data.size, 0, block_length(data.size))
+            engine, runs = engine_for(data.nbytes), (1, data.size, 0, 0)
+            state = _state_of(engine, dtype, data, runs, block_length(data.size))
             row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
             squares, total = (float(state[:, column].sum()) for column in (SUM_OF_SQUARES, TOTAL))
             if not state[:, NANS:].any() and is_sound(squares) and isfinite(total):
@@ -283,11 +298,11 @@ def _runs(
         yield number * count * size, origin + moved, count, size, stride
 
 
-def _state_of(dtype: str, data: NDArray[Any], first: int, count: int, size: int, stride: int, length: int) -> Floats:
-    """The sums over ``count`` runs of ``size`` elements that lie ``stride`` apart in the whole."""
-    engine = engine_for(data.nbytes)
+def _state_of(engine: Engine, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int) -> Floats:
+    """The sums over so many runs of so many elements, from ``first`` on in the whole and so far apart there."""
+    count, size, first, stride = runs
     if count > 1 and engine.sketches(dtype):
-        return engine.sketch_state(dtype, data[:], (count, size, first, stride), length)
+        return engine.sketch_state(dtype, data[:], runs, length)
     state = empty_state()
     for run in range(count):
         begin, place = run * size, first + run * stride
@@ -385,8 +400,8 @@ def estimate(target: Rows, golden: Rows) -> Estimate:
     with np.errstate(all="ignore"):
         evenly = np.where(squares > 0, squares**2 / (rest**2).sum(axis=1), BLOCKS)
         low, high = _quantiles()[:, np.clip(evenly.astype(np.int64), 1, BLOCKS)]
-        # Of integers every differing element adds 2 on average to each squared sum.
-        share = squares * scale**2 / 2 / np.maximum(golden["count"], 1)
+        # Of integers every differing element adds two mean squares to each squared sum, on average.
+        share = squares * scale**2 / (2 * _MEAN_SQUARE) / np.maximum(golden["count"], 1)
         floor = np.where((target["flags"] & golden["flags"] & DOUBLE) != 0, DOUBLE_RESOLUTION, RESOLUTION)
         floor = floor * np.maximum(golden["norm"], target["norm"])
 
@@ -409,7 +424,7 @@ def _worst(squares: Floats, golden: Rows, integer: NDArray[np.bool_]) -> Floats:
     # A block of next to nothing must not make much of its noise.
     base = np.maximum(golden["block_norm"].astype(np.float64), 1e-3 * golden["norm"][:, None] / sqrt(BLOCKS))
     reals = np.where(squares > 0, np.sqrt(squares) / base, 0.0)
-    wholes = np.where(squares > 0, np.minimum(squares / 2 / np.maximum(sizes, 1.0), 1.0), 0.0)
+    wholes = np.where(squares > 0, np.minimum(squares / (2 * _MEAN_SQUARE) / np.maximum(sizes, 1.0), 1.0), 0.0)
     result: Floats = np.where(integer[:, None], wholes, reals)
     return result
 

@@ -335,7 +335,7 @@ def _stretch_of(dtype: str) -> Any:
 
 
 def _integer_stretch() -> Any:
-    """The same for integers, whose signs are of place and value together; it needs less than that for floats."""
+    """The same for integers, whose weights are of place and value together; it needs less than that for floats."""
 
     @reordered
     def sums(data: Any, base: Any, high: Any, row: Any) -> None:
@@ -346,21 +346,20 @@ def _integer_stretch() -> Any:
             value = np.int64(data[i])
             place = mixed(_U(_U(_U(base) + _U(i)) ^ _U(high)))
             bits = mixed(_U(place ^ folded(value)))
-            one += np.int64(bits & _U(1))
-            two += np.int64((bits >> _U(1)) & _U(1))
-            three += np.int64((bits >> _U(2)) & _U(1))
-            four += np.int64((bits >> _U(3)) & _U(1))
+            one += np.int64(bits & _U(255))
+            two += np.int64((bits >> _U(8)) & _U(255))
+            three += np.int64((bits >> _U(16)) & _U(255))
+            four += np.int64(bits >> _U(24))
             zeros += value == 0
             real = np.float64(value)
             total += real
             squares += real * real
             absolute += abs(real)
             top, bottom = max(top, value), min(bottom, value)
-        size = np.float64(data.size)
-        row[0] += size - 2 * one
-        row[1] += size - 2 * two
-        row[2] += size - 2 * three
-        row[3] += size - 2 * four
+        row[0] += 2 * one - 255 * data.size
+        row[1] += 2 * two - 255 * data.size
+        row[2] += 2 * three - 255 * data.size
+        row[3] += 2 * four - 255 * data.size
         row[TOTAL] += total
         row[SUM_OF_SQUARES] += squares
         row[L1] += absolute
