@@ -321,7 +321,7 @@ def _strip_state(engine: Engine, dtype: str, data: NDArray[Any], first: int, len
     state = empty_state()
     for start in range(0, data.size, BLOCK):
         part = data[start : start + BLOCK]
-        if not engine.sketches("float32"):
+        if not engine.sketches("float32") or dtype == "float8_e8m0fnu":  # whose largest numbers are no fill values
             more = _plain_state(dtype, part, first + start, length)
         else:  # 8-bit floats and unsigned integers, in a type that compiled loops read
             name = "int64" if dtype in INTEGERS else "float32"

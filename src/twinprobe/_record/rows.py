@@ -35,6 +35,7 @@ class Row(Struct, eq=False):  # made by the thousand while a model runs: structs
     text_key: Any = None
     sketch: bytes | None = None
     sketch_place: tuple[Any, int] | None = None  # the file that holds the sketch, and its row there
+    shards: dict[Any, Row] | None = None  # sketches of the same elements at places of larger tensors
 
 
 class Note(Struct, eq=False):
@@ -48,6 +49,7 @@ class Note(Struct, eq=False):
     save: bool = False
     file: str | None = None
     extra: dict[str, Any] | None = None
+    shard: Row | None = None  # its sketch, where the elements are counted by their place in a larger tensor
 
 
 class Leaf(Struct, eq=False):

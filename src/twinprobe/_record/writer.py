@@ -80,7 +80,7 @@ class DumpFolder:
             return
         if self._sketches is None:
             self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
-        self._sketches.add(note.row for note in notes)
+        self._sketches.add(note.row if note.shard is None else note.shard for note in notes)
 
     @property
     def sketch_name(self) -> str:

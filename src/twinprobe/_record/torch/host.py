@@ -11,10 +11,11 @@ import torch
 
 from twinprobe._measure.engine import STRIP
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
-from twinprobe._measure.sketch import measured, sketch_at
+from twinprobe._measure.sketch import measured, sketch, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
-from twinprobe._record.rows import KERNELS_AFTER, load_kernels_beside
+from twinprobe._record.rows import KERNELS_AFTER, Row, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.sketches import PARTIAL
 from twinprobe._runs.tensors.elements import HostTensor
 
 _names: dict[torch.dtype, str] = {}
@@ -119,6 +120,30 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
     large = tensor.nbytes > LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
     host = None if large else host_tensor(tensor.detach().contiguous())
     return (host_statistics(tensor), None) if host is None else measured(host)
+
+
+def shard_sketch(tensor: Any, row: Row) -> Row | None:
+    """The sketch of a DTensor's part on this rank, counted by its place in the whole: those of all ranks add up.
+
+    None where it is the whole tensor, where the place is not known, and for parts on a device, which are marked local.
+    """
+    placements = tensor.placements
+    local = tensor.to_local()
+    plain = all(type(one).__name__ in ("Shard", "Replicate", "Partial") for one in placements)
+    if not plain or not local.is_cpu or not local.numel() or all(one.is_replicate() for one in placements):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
+    host = host_tensor(local.detach().contiguous())
+    if host is None or tuple(shape) != host.shape:
+        return None
+    flags = PARTIAL if any(one.is_partial() for one in placements) else 0
+    key = tuple(tensor.shape), tuple(offsets), flags
+    row.shards = row.shards or {}
+    if key not in row.shards:
+        row.shards[key] = Row(sketch=sketch(host, tensor.shape, offsets, flags=flags).tobytes())
+    return row.shards[key]
 
 
 def host_statistics(tensor: torch.Tensor) -> Statistics | None:

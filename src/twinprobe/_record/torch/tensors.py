@@ -19,6 +19,7 @@ from twinprobe._record.torch.host import (
     host_statistics,
     measurable,
     plain_type,
+    shard_sketch,
 )
 from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
 
@@ -193,7 +194,8 @@ class TensorBook:
         if content is not None and type(content) in (_tensor_type, _parameter_type) and measurable(content):
             row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
-        return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra)
+        shard = shard_sketch(tensor, row) if self._sketch and row is not None and text.endswith("DTensor") else None
+        return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra, shard)
 
     @staticmethod
     def _keep(tensor: torch.Tensor, row: Row | None) -> None:
