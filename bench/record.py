@@ -31,7 +31,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-CASES = ("L0", "L1", "mix", "L0-md5", "mix-md5")
+# plain: statistics without sketches.
+CASES = ("L0", "L0-plain", "L1", "mix", "mix-plain", "L0-md5", "mix-md5")
 BIG = {"layers": 16, "width": 2048, "inner": 5632, "heads": 16, "vocab": 32000, "batch": 2, "tokens": 2048}
 SMALL = {"layers": 4, "width": 128, "inner": 352, "heads": 4, "vocab": 1000, "batch": 2, "tokens": 64}
 
@@ -187,8 +188,11 @@ def plain(bench: Bench, steps: int) -> float:
 
 def config_of(case: str, folder: str) -> dict[str, Any]:
     level, _, summary = case.partition("-")
-    section = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": summary or "statistics"}
-    return {"task": "statistics", "dump_path": folder, "rank": [], "step": [], "level": level, "statistics": section}
+    plain = summary == "plain"
+    mode = "statistics" if plain else summary or "statistics"
+    section = {"scope": [], "list": [], "data_mode": ["all"], "summary_mode": mode}
+    common = {"task": "statistics", "dump_path": folder, "rank": [], "step": [], "level": level}
+    return {**common, "statistics": section, **({"sketch": False} if plain else {})}
 
 
 def check_rival(debugger: Any, folders: list[str]) -> None:

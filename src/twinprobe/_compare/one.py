@@ -139,7 +139,7 @@ def common_mode(target: Run, golden: Run) -> str:
 
 
 def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> Evidence:
-    from twinprobe._judge.deviation import of_digests, of_statistics, of_tensors
+    from twinprobe._judge.deviation import by_sketches, of_digests, of_statistics, of_tensors
     from twinprobe._judge.verdicts import Evidence
     from twinprobe._measure.statistics import stat_differences
 
@@ -147,9 +147,10 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, of_digests(pairs))
     rounding = options.thresholds.rounding
     differences = stat_differences(pairs)
-    recorded = of_statistics(pairs, differences, rounding)
+    estimate = by_sketches(target, golden, pairs)
+    recorded = of_statistics(pairs, differences, rounding, estimate)
     if mode == STATISTICS:
-        return Evidence(mode, pairs, recorded, differences)
+        return Evidence(mode, pairs, recorded, differences, estimate=estimate)
 
     metrics = (options.measure or tensor_metrics)(target, golden, pairs, options.progress)
     return Evidence(mode, pairs, of_tensors(pairs, metrics, recorded, rounding), differences, metrics)

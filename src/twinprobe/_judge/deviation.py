@@ -9,11 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, epsilons
+from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from twinprobe._runs.run import Run
 
 # The state of a row. UNKNOWN: both sides exist, but nothing that could be compared was recorded.
 UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
@@ -31,11 +34,27 @@ class Deviation:
     nonfinite: Bools
 
 
-def of_statistics(pairs: pl.DataFrame, differences: dict[str, StatDifference], rounding: float) -> Deviation:
-    """Judge rows by their recorded statistics.
+def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | None:
+    """How far apart the tensors of each pair are by their sketches; None where a run has none.
 
-    The error is the largest of the norm's relative error and the differences of max, min and mean measured against
-    the golden tensor's amplitude, so that a value near zero is no alarm and a flipped sign is.
+    Says nothing of pairs that are laid out differently: a sketch tells elements apart by their place.
+    """
+    found = estimate_pairs(target.sketches, golden.sketches, pairs["t_row"].to_numpy(), pairs["g_row"].to_numpy())
+    if found is None:
+        return None
+    other = turned(pairs) | (bools(pairs["joined"]) if "joined" in pairs.columns else False)
+    relative, lower, upper, worst = (np.where(other, np.nan, part) for part in found[1:5])
+    return Estimate(found.comparable & ~other, relative, lower, upper, worst, np.where(other, -1, found.block))
+
+
+def of_statistics(
+    pairs: pl.DataFrame, differences: dict[str, StatDifference], rounding: float, estimate: Estimate | None = None
+) -> Deviation:
+    """Judge rows by their recorded statistics, and by their sketches where both sides have one.
+
+    By statistics, the error is the largest of the norm's relative error and the differences of max, min and mean
+    measured against the golden tensor's amplitude, so that a value near zero is no alarm and a flipped sign is. A
+    sketch gives the norm of the difference itself: two tensors with equal statistics may be 141 % apart.
     """
     rows = Rows(pairs)
     amplitude = np.fmax(np.abs(rows.number("g", "max")), np.abs(rows.number("g", "min")))
@@ -47,7 +66,16 @@ def of_statistics(pairs: pl.DataFrame, differences: dict[str, StatDifference], r
             gap = np.where(difference.case == SAME, 0.0, np.abs(difference.diff))
             share = np.where(gap == 0, 0.0, gap / scale)
         error = np.where(known & ~rows.blank(stat), np.fmax(error, share), error)
-    return _settle(rows, error, _nonfinite(differences, rows), rounding, all_same=_all_same(differences, rows))
+    all_same = _all_same(differences, rows)
+    if estimate is None:
+        return _settle(rows, error, _nonfinite(differences, rows), rounding, all_same=all_same)
+    # Sums that were added up in another order differ in their last digits: only what is surely there counts.
+    differs = estimate.comparable & (estimate.lower > 0)
+    worst = np.where(estimate.comparable, np.fmax(error, estimate.relative), error)
+    deviation = _settle(rows, worst, _nonfinite(differences, rows), rounding, all_same=all_same & ~differs)
+    shown = estimate.comparable & rows.tensor & (deviation.state != IDENTICAL)
+    deviation.error = np.where(shown, estimate.relative, deviation.error)
+    return deviation
 
 
 def of_digests(pairs: pl.DataFrame) -> Deviation:

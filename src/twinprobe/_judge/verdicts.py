@@ -33,6 +33,8 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STA
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._measure.sketch import Estimate
+
 # The rules behind a verdict: each is one line of this table, one bit of a row's findings.
 
 PASS, WARNING, ERROR = "pass", "warning", "error"
@@ -177,6 +179,8 @@ class Evidence:
     deviation: Deviation
     differences: dict[str, StatDifference] | None = None
     metrics: pl.DataFrame | None = None
+    estimate: Estimate | None = None
+    """What sketches say, in statistics runs that have them."""
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:

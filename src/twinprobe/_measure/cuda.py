@@ -1,8 +1,8 @@
 """Statistics and checksums of many device tensors, without a synchronisation before the results are wanted.
 
-A tensor is one line (address, element count, first slot) in a queue; ``launch`` measures all lines of a queue with one
-kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out the results.
-Triton is imported on first use.
+A tensor is one line (address, element count, first slot, block length) in a queue; ``launch`` measures all lines of a
+queue with one kernel; ``collect`` starts one copy to the host and returns a function that waits for it and hands out
+the results. Triton is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,17 +11,33 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._measure.crc32 import combine_blocks, power_of_x, table_of, times
+from twinprobe._measure.loops.sums import (
+    BLOCKS,
+    FILLS,
+    INFS,
+    L1,
+    LARGEST,
+    NANS,
+    QUARTER,
+    SKETCH_COLUMNS,
+    SUM_OF_SQUARES,
+    TOTAL,
+    ZEROS,
+)
+from twinprobe._measure.sketch import block_length, flags_of, rows_of
 
 # Launching cheaply: launch tables that are used again, and compiled kernels called without Triton's dispatch.
 
 MOST_LINES = 128
-_WORDS = MOST_LINES * 3
+_LINE = 4  # words: address, elements, first slot, block length
+_WORDS = MOST_LINES * _LINE
 
 
 class Table:
@@ -91,7 +107,9 @@ class Kernel:
 _CHUNK, _CRC_WORDS, _XOR_WORDS = 65536, 32768, 16384
 _FIRST_PAGE = 4096
 _PAGE_SLOTS = 1 << 16
-_LINE = 3
+_SKETCH_NUMBERS = 16
+# From so many elements on, the blocks of a sketch begin at multiples of 512 elements.
+WIDE_BLOCKS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +119,9 @@ class Page:
     kind: str
     buffer: Any
     size: int
+    flags: int = 0  # what the dtype says about sketches
     used: int = 0
+    sizes: list[int] = field(default_factory=list)  # elements, where there are sketches
     starts: list[int] = field(default_factory=list)
     receivers: list[Any] = field(default_factory=list)
 
@@ -109,7 +129,9 @@ class Page:
 class Queue:
     """Tensors that one kernel will measure together. All of them belong to one stream."""
 
-    __slots__ = ("_new_page", "chunk", "kernel", "lines", "most", "page", "pages", "receivers", "starts")
+    __slots__ = (
+        "_new_page", "_sketches", "chunk", "kernel", "lines", "most", "page", "pages", "receivers", "sizes", "starts",
+    )  # fmt: skip
 
     def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page]) -> None:
         self.kernel = kernel
@@ -117,14 +139,23 @@ class Queue:
         self.lines: list[int] = []
         self.starts: list[int] = []
         self.receivers: list[Any] = []
-        self.most = 0
+        self.sizes: list[int] = []
+        self.most = 0  # slots of the tensor that takes most
         self._new_page = new_page
         self.page: Page = new_page(_FIRST_PAGE)
         self.pages = [self.page]
+        self._sketches = self.page.kind.startswith("sketched")
+
+    def _room(self, elements: int) -> tuple[int, int]:
+        """How many slots a tensor takes, and the block length of its sketch."""
+        if not self._sketches:
+            return -(-elements // self.chunk), 0
+        length = block_length(elements)
+        return -(-elements // length) * -(-length // self.chunk), length
 
     def turn_page(self, elements: int) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
-        chunks = -(-elements // self.chunk)
+        chunks, _ = self._room(elements)
         if self.page.used + chunks > self.page.size:
             self.page = self._new_page(max(chunks, _PAGE_SLOTS))
             self.pages.append(self.page)
@@ -134,15 +165,17 @@ class Queue:
         what waits must be launched first and a page turned."""
         page, receivers = self.page, self.receivers
         slot, line = page.used, len(receivers)
-        end = slot - (-elements // self.chunk)
-        if end > page.size or line >= MOST_LINES:
+        slots, length = self._room(elements)
+        if slot + slots > page.size or line >= MOST_LINES:
             return -1
-        page.used = end
-        self.lines += (address, elements, slot)
+        page.used = slot + slots
+        self.lines += (address, elements, slot, length)
         self.starts.append(slot)
         receivers.append(receiver)
-        if elements > self.most:  # noqa: PLR1730  a call costs more
-            self.most = elements
+        if length:
+            self.sizes.append(elements)
+        if slots > self.most:  # noqa: PLR1730  a call costs more
+            self.most = slots
         return line
 
     def drop(self, line: int) -> None:
@@ -153,12 +186,13 @@ class Queue:
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
         lines, starts, receivers, most = self.lines, self.starts, self.receivers, self.most
-        self.lines, self.starts, self.receivers, self.most = [], [], [], 0
         page = self.page
+        page.sizes += self.sizes
+        self.lines, self.starts, self.receivers, self.sizes, self.most = [], [], [], [], 0
         page.starts += starts
         try:
             table = tables.send(lines)
-            self.kernel((-(-most // self.chunk), len(receivers), 1), stream, table, page.buffer)
+            self.kernel((most, len(receivers), 1), stream, table, page.buffer)
         except Exception:  # nobody gets a result; at the next launch the memory may be gone
             page.receivers += [None] * len(receivers)
             raise
@@ -190,10 +224,11 @@ class Lane:
 class DeviceMeasure:
     """Measures tensors of one device. Not thread-safe: the caller holds a lock."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Any, *, sketch: bool = False) -> None:
         import torch
 
         self._torch, self._device = torch, device
+        self._sketch = sketch
         self._kernels: dict[Any, tuple[Kernel, int]] = {}
         self._lanes: dict[int, Lane] = {}
         self._spare: dict[int, Tables] = {}
@@ -209,14 +244,17 @@ class DeviceMeasure:
         return known
 
     def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
-        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16."""
+        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16, and where there
+        are sketches, they have WIDE_BLOCKS elements at least."""
         key = (dtype, aligned)
         queue = lane.queues.get(key)
         if queue is None:
             if key not in self._kernels:
                 self._kernels[key] = self._statistics_kernel(dtype, aligned), _CHUNK
             kind = "floats" if dtype.is_floating_point else "integers"
-            queue = lane.queues[key] = self._queue(kind, *self._kernels[key])
+            flags = flags_of(str(dtype).rpartition(".")[2])
+            kind = f"sketched {kind}" if self._sketch else kind
+            queue = lane.queues[key] = self._queue(kind, *self._kernels[key], flags=flags)
         return queue
 
     def checksums(self, lane: Lane, mode: str) -> Queue:
@@ -238,8 +276,13 @@ class DeviceMeasure:
         stored = torch.uint8 if dtype == torch.bool else dtype
         example = (torch.empty(16, dtype=stored, device=self._device),)
         if not dtype.is_floating_point:
-            return Kernel(kernels.integer_statistics, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
+            integers = kernels.integer_sketches if self._sketch else kernels.integer_statistics
+            return Kernel(integers, example, {"CHUNK": _CHUNK, "BLOCK": 1024}, {})
         acc = kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
+        if self._sketch:
+            limit = QUARTER[str(dtype).rpartition(".")[2]]
+            constants = {"ACC": acc, "LIMIT": limit, "ALIGNED": aligned, "CHUNK": _CHUNK, "GROUPS": 128}
+            return Kernel(kernels.float_sketches, example, constants, {"num_warps": 4})
         constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
         return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
 
@@ -259,13 +302,14 @@ class DeviceMeasure:
         constants = (by_stride.to(self._device), factors.to(self._device))
         return Kernel(cast(Any, cuda_crc).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
 
-    def _queue(self, kind: str, kernel: Kernel, chunk: int) -> Queue:
+    def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0) -> Queue:
         torch, device = self._torch, self._device
         dtype = {"crc": torch.uint32, "xor": torch.int64}.get(kind, torch.float64)
 
         def new_page(size: int) -> Page:
-            shape = (size,) if kind in ("crc", "xor") else (size, 6)
-            return Page(kind, torch.empty(shape, dtype=dtype, device=device), size)
+            columns = _SKETCH_NUMBERS if kind.startswith("sketched") else 6
+            shape = (size,) if kind in ("crc", "xor") else (size, columns)
+            return Page(kind, torch.empty(shape, dtype=dtype, device=device), size, flags)
 
         return Queue(kernel, chunk, new_page)
 
@@ -299,6 +343,7 @@ class Measured(NamedTuple):
     squares: float
     nan: int
     inf: int
+    sketch: bytes | None = None
 
 
 class Copies:
@@ -347,14 +392,40 @@ def _reduce(page: Page, slots: Any) -> list[Any]:
     if page.kind == "xor":
         return [int(value) for value in np.bitwise_xor.reduceat(slots, starts).view(np.uint64)]
     with np.errstate(all="ignore"):
-        sums = np.add.reduceat(slots[:, 2:], starts, axis=0).tolist()
+        sums = np.add.reduceat(slots[:, 2:6], starts, axis=0).tolist()
     extremes = np.ascontiguousarray(slots[:, :2])
-    if page.kind == "integers":
+    if page.kind.endswith("integers"):
         extremes = extremes.view(np.int64)
     high = np.maximum.reduceat(extremes[:, 0], starts).tolist()
     low = np.minimum.reduceat(extremes[:, 1], starts).tolist()
+    sketches: Any = _sketches(page, slots) if page.kind.startswith("sketched") else repeat(None)
     return [
-        # Slots of a dropped line hold anything: what cannot be a count counts as none.
-        Measured(top, bottom, total, squares, *(int(count) if 0 <= count < 1e18 else 0 for count in (nan, inf)))
-        for top, bottom, (total, squares, nan, inf) in zip(high, low, sums, strict=True)
+        Measured(top, bottom, total, squares, _count(nan), _count(inf), sketch)
+        for top, bottom, (total, squares, nan, inf), sketch in zip(high, low, sums, sketches, strict=False)
     ]
+
+
+def _count(number: float) -> int:
+    """Slots of a dropped line hold anything: what cannot be a count counts as none."""
+    return int(number) if 0 <= number < 1e18 else 0
+
+
+def _sketches(page: Page, slots: NDArray[np.float64]) -> list[bytes]:
+    """The rows of all tensors of a page, as a file has them. A slot is of one block; large blocks have several."""
+    sizes = np.array(page.sizes, np.int64)
+    lengths = np.array([block_length(size) for size in page.sizes], np.int64)
+    pieces = -(-lengths // _CHUNK)
+    used = -(-sizes // lengths)
+    tensor = np.repeat(np.arange(len(sizes)), used)
+    block = np.arange(len(tensor)) - np.repeat(np.cumsum(used) - used, used)
+    starts = np.array(page.starts, np.int64)[tensor] + block * pieces[tensor]
+    state = np.zeros((len(sizes), BLOCKS, SKETCH_COLUMNS))
+    with np.errstate(all="ignore"):
+        added = np.add.reduceat(slots[:, 4:], starts, axis=0)
+        for column, found in (
+            (NANS, 0), (INFS, 1), (0, 2), (1, 3), (2, 4), (3, 5), (TOTAL, 6), (SUM_OF_SQUARES, 7), (L1, 8),
+            (ZEROS, 10), (FILLS, 11),
+        ):  # fmt: skip
+            state[tensor, block, column] = added[:, found]
+        state[tensor, block, LARGEST] = np.maximum.reduceat(slots[:, 13], starts)
+    return [row.tobytes() for row in rows_of(state, sizes, sizes, page.flags)]

@@ -43,10 +43,10 @@ def crc_chunks(table, slots, by_stride, lane_factors):
     """
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
-    words = tl.load(table + tensor * 3 + 1)
+    words = tl.load(table + tensor * 4 + 1)
     if chunk * 32768 < words:
-        data = tl.load(table + tensor * 3).to(tl.pointer_type(tl.uint32))
-        slot = tl.load(table + tensor * 3 + 2) + chunk
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(tl.uint32))
+        slot = tl.load(table + tensor * 4 + 2) + chunk
         lanes = tl.arange(0, 128)
         at = words - (chunk + 1) * 32768 + lanes
         q0 = tl.zeros([128], tl.uint32)

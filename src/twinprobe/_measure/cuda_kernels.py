@@ -1,13 +1,15 @@
 """Triton kernels over many tensors per launch. Imported only where there is a device.
 
-Every launch reads a table with one line per tensor (address, element count, first slot) and has one program per
-(chunk, tensor). A program writes the partial result of its chunk to its own slot; there are no atomics, so results do
-not depend on the order in which programs run. A statistics slot holds six numbers: max, min, sum, sum of squares, how
-many NaN, how many infinite.
+Every launch reads a table with one line per tensor (address, element count, first slot, block length of a sketch) and
+has one program per (chunk, tensor). A program writes the partial result of its chunk to its own slot; there are no
+atomics, so results do not depend on the order in which programs run. A statistics slot holds six numbers: max, min,
+sum, sum of squares, how many NaN, how many infinite. A slot of a sketch holds ten more, and its chunk is of one block:
+four signed sums, then sum, sum of squares, L1 and largest magnitude of the ordinary elements, how many zeros and fill
+values.
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
+# ruff: noqa: N803, PLR0915  Triton compiles these bodies: no annotation but tl.constexpr, upper case for constants.
 from __future__ import annotations
 
 import triton
@@ -30,12 +32,12 @@ def float_statistics(
     """
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
-    count = tl.load(table + tensor * 3 + 1)
+    count = tl.load(table + tensor * 4 + 1)
     if chunk * CHUNK < count:
-        data = tl.load(table + tensor * 3).to(tl.pointer_type(kind.dtype.element_ty))
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(kind.dtype.element_ty))
         if ALIGNED:
             data = tl.multiple_of(data, 16)
-        slot = tl.load(table + tensor * 3 + 2) + chunk
+        slot = tl.load(table + tensor * 4 + 2) + chunk
         lanes = tl.arange(0, BLOCK)
         high = tl.full([BLOCK], float("-inf"), ACC)
         low = tl.full([BLOCK], float("inf"), ACC)
@@ -86,10 +88,10 @@ def integer_statistics(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.conste
     """Integer and bool tensors: max and min stay exact, as int64 in the bits of their slots."""
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
-    count = tl.load(table + tensor * 3 + 1)
+    count = tl.load(table + tensor * 4 + 1)
     if chunk * CHUNK < count:
-        data = tl.load(table + tensor * 3).to(tl.pointer_type(kind.dtype.element_ty))
-        slot = tl.load(table + tensor * 3 + 2) + chunk
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(kind.dtype.element_ty))
+        slot = tl.load(table + tensor * 4 + 2) + chunk
         lanes = tl.arange(0, BLOCK)
         high = tl.full([BLOCK], -9223372036854775808, tl.int64)
         low = tl.full([BLOCK], 9223372036854775807, tl.int64)
@@ -115,14 +117,245 @@ def integer_statistics(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
+def _mixed(word):
+    """The hash of docs/formats.md."""
+    word = word.to(tl.uint32) + 0x9E3779B9
+    word = (word ^ (word >> 16)) * 0x85EBCA6B
+    word = (word ^ (word >> 13)) * 0xC2B2AE35
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def _folded(value):
+    """64 bits as 32; small numbers stay what they are."""
+    value = value.to(tl.int64)
+    low = (value & 0xFFFFFFFF).to(tl.uint32)
+    high = ((value >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    return low ^ (high * 0x85EBCA6B)
+
+
+@triton.jit
+def _signed(value, bits, SHIFT: tl.constexpr):
+    """The value, negated where the bit is set that SHIFT moves to the top."""
+    top = (bits << SHIFT) & 0x80000000
+    if value.dtype == tl.float64:
+        return (value.to(tl.uint64, bitcast=True) ^ (top.to(tl.uint64) << 32)).to(tl.float64, bitcast=True)
+    return (value.to(tl.uint32, bitcast=True) ^ top).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _sign_bits(start, groups, lanes, ALIGNED: tl.constexpr):
+    """Of each element the bits of its hash, moved so that bit 7 is its first sign, bit 15 its second and so on."""
+    if ALIGNED:  # one hash for eight elements, which one or two threads hold
+        return _mixed(_folded((start >> 3) + groups)) << (7 - lanes).to(tl.uint32)
+    place = start + groups * 8 + lanes
+    return _mixed(_folded(place >> 3)) << (7 - (place & 7)).to(tl.uint32)
+
+
+@triton.jit
+def _sum(values):
+    return tl.sum(tl.sum(values.to(tl.float64), 1), 0)
+
+
+@triton.jit
+def float_sketches(
+    table,
+    slots,
+    kind,
+    ACC: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Statistics and sketches of floating-point tensors in one reading.
+
+    ALIGNED: the tensor starts at a multiple of 16 and its blocks at multiples of 512 elements. A second reading leaves
+    out elements beyond LIMIT, and comes only where there are any.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.program_id(1)
+    count = tl.load(table + tensor * 4 + 1)
+    length = tl.load(table + tensor * 4 + 3)
+    pieces = (length + CHUNK - 1) // CHUNK
+    block = program // pieces
+    if block * length < count:
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(kind.dtype.element_ty))
+        first = block * length + (program - block * pieces) * CHUNK
+        stop = tl.minimum(tl.minimum(first + CHUNK, (block + 1) * length), count)
+        if ALIGNED:
+            data = tl.multiple_of(data, 16)
+            first = tl.multiple_of(first, 512)
+        groups = tl.arange(0, GROUPS)[:, None]
+        lanes = tl.arange(0, 8)[None, :]
+        within = groups * 8 + lanes
+        high = tl.full([GROUPS, 8], float("-inf"), ACC)
+        low = tl.full([GROUPS, 8], float("inf"), ACC)
+        total = tl.zeros([GROUPS, 8], ACC)
+        squares = tl.zeros([GROUPS, 8], ACC)
+        absolute = tl.zeros([GROUPS, 8], ACC)
+        zeros = tl.zeros([GROUPS, 8], tl.int32)
+        one = tl.zeros([GROUPS, 8], ACC)
+        two = tl.zeros([GROUPS, 8], ACC)
+        three = tl.zeros([GROUPS, 8], ACC)
+        four = tl.zeros([GROUPS, 8], ACC)
+        if first + CHUNK == stop:
+            for step in range(0, CHUNK, 2 * GROUPS * 8):  # two loads under way at a time
+                start = first + step
+                if ALIGNED:
+                    start = tl.multiple_of(start, 512)
+                left = tl.load(data + start + within).to(ACC)
+                right = tl.load(data + start + GROUPS * 8 + within).to(ACC)
+                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
+                high = tl.maximum(high, tl.maximum(left, right))
+                low = tl.minimum(low, tl.minimum(left, right))
+                total, squares, absolute = total + left, squares + left * left, absolute + tl.abs(left)
+                zeros += (left == 0).to(tl.int32)
+                one, two = one + _signed(left, bits, 24), two + _signed(left, bits, 16)
+                three, four = three + _signed(left, bits, 8), four + _signed(left, bits, 0)
+                bits = _sign_bits(start + GROUPS * 8, groups.to(tl.int64), lanes, ALIGNED)
+                total, squares, absolute = total + right, squares + right * right, absolute + tl.abs(right)
+                zeros += (right == 0).to(tl.int32)
+                one, two = one + _signed(right, bits, 24), two + _signed(right, bits, 16)
+                three, four = three + _signed(right, bits, 8), four + _signed(right, bits, 0)
+        else:
+            for start in range(first, stop, GROUPS * 8):
+                inside = start + within < stop
+                value = tl.load(data + start + within, mask=inside, other=0.0).to(ACC)
+                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
+                high = tl.maximum(high, tl.where(inside, value, float("-inf")))
+                low = tl.minimum(low, tl.where(inside, value, float("inf")))
+                total, squares, absolute = total + value, squares + value * value, absolute + tl.abs(value)
+                zeros += (inside & (value == 0)).to(tl.int32)
+                one, two = one + _signed(value, bits, 24), two + _signed(value, bits, 16)
+                three, four = three + _signed(value, bits, 8), four + _signed(value, bits, 0)
+        top = tl.max(tl.max(high, 1), 0)
+        bottom = tl.min(tl.min(low, 1), 0)
+        square = tl.sum(tl.sum(squares, 1), 0)
+        out = slots + (tl.load(table + tensor * 4 + 2) + program) * 16
+        tl.store(out, top.to(tl.float64))
+        tl.store(out + 1, bottom.to(tl.float64))
+        tl.store(out + 2, tl.sum(tl.sum(total, 1), 0).to(tl.float64))
+        tl.store(out + 3, square.to(tl.float64))
+        largest = tl.maximum(tl.abs(top), tl.abs(bottom))
+        nans = tl.zeros([GROUPS, 8], tl.int32)
+        infs = tl.zeros([GROUPS, 8], tl.int32)
+        fills = tl.zeros([GROUPS, 8], tl.int32)
+        if (square != square) | (largest > LIMIT):  # noqa: PLR0124
+            total = tl.zeros([GROUPS, 8], ACC)
+            squares = tl.zeros([GROUPS, 8], ACC)
+            absolute = tl.zeros([GROUPS, 8], ACC)
+            high = tl.zeros([GROUPS, 8], ACC)
+            one = tl.zeros([GROUPS, 8], ACC)
+            two = tl.zeros([GROUPS, 8], ACC)
+            three = tl.zeros([GROUPS, 8], ACC)
+            four = tl.zeros([GROUPS, 8], ACC)
+            for start in range(first, stop, GROUPS * 8):
+                value = tl.load(data + start + within, mask=start + within < stop, other=0.0).to(ACC)
+                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
+                nan = value != value  # noqa: PLR0124
+                infinite = tl.abs(value) == float("inf")
+                ordinary = tl.abs(value) <= LIMIT
+                nans += nan.to(tl.int32)
+                infs += infinite.to(tl.int32)
+                fills += ((ordinary == 0) & (nan == 0) & (infinite == 0)).to(tl.int32)
+                value = tl.where(ordinary, value, 0.0)
+                high = tl.maximum(high, tl.abs(value))
+                total += value
+                squares += value * value
+                absolute += tl.abs(value)
+                one += _signed(value, bits, 24)
+                two += _signed(value, bits, 16)
+                three += _signed(value, bits, 8)
+                four += _signed(value, bits, 0)
+            largest = tl.max(tl.max(high, 1), 0)
+        tl.store(out + 4, _sum(nans))
+        tl.store(out + 5, _sum(infs))
+        tl.store(out + 6, _sum(one))
+        tl.store(out + 7, _sum(two))
+        tl.store(out + 8, _sum(three))
+        tl.store(out + 9, _sum(four))
+        tl.store(out + 10, _sum(total))
+        tl.store(out + 11, _sum(squares))
+        tl.store(out + 12, _sum(absolute))
+        tl.store(out + 13, tl.where(first < stop, largest, 0.0).to(tl.float64))
+        tl.store(out + 14, _sum(zeros))
+        tl.store(out + 15, _sum(fills))
+
+
+@triton.jit
+def integer_sketches(table, slots, kind, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Statistics and sketches of integer and bool tensors: weights from place and value together."""
+    program = tl.program_id(0).to(tl.int64)
+    tensor = tl.program_id(1)
+    count = tl.load(table + tensor * 4 + 1)
+    length = tl.load(table + tensor * 4 + 3)
+    pieces = (length + CHUNK - 1) // CHUNK
+    block = program // pieces
+    if block * length < count:
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(kind.dtype.element_ty))
+        first = block * length + (program - block * pieces) * CHUNK
+        stop = tl.minimum(tl.minimum(first + CHUNK, (block + 1) * length), count)
+        lanes = tl.arange(0, BLOCK)
+        high = tl.full([BLOCK], -9223372036854775808, tl.int64)
+        low = tl.full([BLOCK], 9223372036854775807, tl.int64)
+        total = tl.zeros([BLOCK], tl.float64)
+        squares = tl.zeros([BLOCK], tl.float64)
+        absolute = tl.zeros([BLOCK], tl.float64)
+        zeros = tl.zeros([BLOCK], tl.int32)
+        one = tl.zeros([BLOCK], tl.int32)
+        two = tl.zeros([BLOCK], tl.int32)
+        three = tl.zeros([BLOCK], tl.int32)
+        four = tl.zeros([BLOCK], tl.int32)
+        for start in range(first, stop, BLOCK):
+            at = start + lanes
+            inside = at < stop
+            value = tl.load(data + at, mask=inside, other=0).to(tl.int64)
+            bits = _mixed(_mixed(_folded(at)) ^ _folded(value))
+            real = value.to(tl.float64)
+            total += real
+            squares += real * real
+            absolute += tl.abs(real)
+            zeros += (inside & (value == 0)).to(tl.int32)
+            high = tl.where(inside & (value > high), value, high)
+            low = tl.where(inside & (value < low), value, low)
+            counts = inside.to(tl.int32)
+            one += counts * (2 * (bits & 255).to(tl.int32) - 255)
+            two += counts * (2 * ((bits >> 8) & 255).to(tl.int32) - 255)
+            three += counts * (2 * ((bits >> 16) & 255).to(tl.int32) - 255)
+            four += counts * (2 * (bits >> 24).to(tl.int32) - 255)
+        out = slots + (tl.load(table + tensor * 4 + 2) + program) * 16
+        exact = out.to(tl.pointer_type(tl.int64))
+        top = tl.max(high, 0)
+        bottom = tl.min(low, 0)
+        tl.store(exact, top)
+        tl.store(exact + 1, bottom)
+        tl.store(out + 2, tl.sum(total, 0))
+        tl.store(out + 3, tl.sum(squares, 0))
+        tl.store(out + 4, 0.0)
+        tl.store(out + 5, 0.0)
+        tl.store(out + 6, tl.sum(one, 0).to(tl.float64))
+        tl.store(out + 7, tl.sum(two, 0).to(tl.float64))
+        tl.store(out + 8, tl.sum(three, 0).to(tl.float64))
+        tl.store(out + 9, tl.sum(four, 0).to(tl.float64))
+        tl.store(out + 10, tl.sum(total, 0))
+        tl.store(out + 11, tl.sum(squares, 0))
+        tl.store(out + 12, tl.sum(absolute, 0))
+        largest = tl.maximum(tl.abs(top.to(tl.float64)), tl.abs(bottom.to(tl.float64)))
+        tl.store(out + 13, tl.where(first < stop, largest, 0.0))
+        tl.store(out + 14, tl.sum(zeros, 0).to(tl.float64))
+        tl.store(out + 15, 0.0)
+
+
+@triton.jit
 def xor_chunks(table, slots, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
     """The XOR of all 64-bit words of each chunk."""
     chunk = tl.program_id(0).to(tl.int64)
     tensor = tl.program_id(1)
-    count = tl.load(table + tensor * 3 + 1)
+    count = tl.load(table + tensor * 4 + 1)
     if chunk * CHUNK < count:
-        data = tl.load(table + tensor * 3).to(tl.pointer_type(tl.int64))
-        slot = tl.load(table + tensor * 3 + 2) + chunk
+        data = tl.load(table + tensor * 4).to(tl.pointer_type(tl.int64))
+        slot = tl.load(table + tensor * 4 + 2) + chunk
         lanes = tl.arange(0, BLOCK)
         value = tl.zeros([BLOCK], tl.int64)
         for start in range(0, CHUNK, BLOCK):

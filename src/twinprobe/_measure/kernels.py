@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ctypes import addressof, c_double
+import threading
+from ctypes import addressof, c_double, string_at
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,22 @@ from numpy.typing import NDArray
 
 from twinprobe._measure.elements import address_of
 from twinprobe._measure.loops.inference_sums import STATE, WIDTH
-from twinprobe._measure.loops.sums import BLOCK, FLOATS, PAIR_COLUMNS, TENSOR_COLUMNS, block_count
+from twinprobe._measure.loops.sums import (
+    BLOCK,
+    BLOCKS,
+    FLOATS,
+    PAIR_COLUMNS,
+    SKETCH_COLUMNS,
+    STATE_AT,
+    STATISTICS_AT,
+    STRETCH_AT,
+    TENSOR_COLUMNS,
+    WORKSPACE,
+    block_count,
+)
 from twinprobe._measure.machine_code import ensure_usable, load
+from twinprobe._runs.dtypes import WIDTHS
+from twinprobe._runs.sketches import ROW
 
 _ROW = c_double * TENSOR_COLUMNS
 
@@ -46,6 +62,61 @@ class KernelEngine:
         row = _ROW()
         load(f"tensor_{dtype}", 3)(address, size, addressof(row))
         return row[:]
+
+    def sketches(self, dtype: str) -> bool:
+        return dtype in _SKETCHED
+
+    def sketch_state(
+        self, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int
+    ) -> NDArray[np.float64]:
+        count, size, first, stride = runs
+        if data.itemsize != WIDTHS[dtype] or data.size != count * size:
+            raise ValueError(f"not {count * size} elements of {dtype}")
+        data = np.require(data, requirements=["A", "C"])
+        memory, address = _work.memory, _work.address
+        load(f"sketch_{dtype}", 10)(
+            address_of(data), count, size, first, stride, length, sign_table(dtype), address, 0, 0
+        )
+        return np.array(memory[STATE_AT:STRETCH_AT]).reshape(BLOCKS, SKETCH_COLUMNS)
+
+    def sketch_at(self, dtype: str, address: int, size: int, length: int, flags: int) -> tuple[bytes, list[float]]:
+        """The finished row of a whole tensor in memory, and its max, min, sum and sum of squares.
+
+        The flags of the row are 0 where numpy has to do it; the last number is NaN where elements were left out. The
+        caller keeps the memory alive and knows that it is as large as this.
+        """
+        memory, place = _work.memory, _work.address
+        load(f"sketch_{dtype}", 10)(address, 1, size, 0, 0, length, sign_table(dtype), place, size, flags)
+        return string_at(place, ROW.itemsize), memory[STATISTICS_AT:STATE_AT]
+
+
+_SKETCHED = frozenset({*FLOATS, "bool", "uint8", "int8", "int16", "int32", "int64"})
+
+
+class _Work(threading.local):
+    """Memory that a loop of sketches works in, of each thread its own."""
+
+    def __init__(self) -> None:
+        self.memory = (c_double * WORKSPACE)()
+        self.address = addressof(self.memory)
+
+
+_work = _Work()
+
+
+@cache
+def sign_table(dtype: str) -> int:
+    """The address of 256 vectors of eight signs, one for each byte: bit k set means that sign k is -1."""
+    real = np.float64 if dtype == "float64" else np.float32
+    signs = 1 - 2 * np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(real)
+    room = np.empty(signs.nbytes + 64, np.uint8)
+    start = -room.ctypes.data % 64
+    room[start : start + signs.nbytes] = signs.reshape(-1).view(np.uint8)
+    _tables.append(room)
+    return int(room.ctypes.data) + start
+
+
+_tables: list[NDArray[np.uint8]] = []  # what the addresses lead to
 
 
 def _elements(dtype: str, data: NDArray[Any]) -> int:

@@ -28,7 +28,7 @@ from twinprobe._runs.whole_files import write_whole
 Loop = Callable[..., None]
 
 # What loops may call of the C library. Code that needs anything else is not kept: loading it would end the process.
-LIBRARY = ("exp", "expm1", "memcpy", "memset")
+LIBRARY = ("exp", "expm1", "memcpy", "memset", "sqrt")
 _DIGEST = 16  # bytes, before the code
 
 _loops: dict[str, Loop] = {}

@@ -24,6 +24,7 @@ _SECTION_KEYS = {
 }
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
+    "sketch",
 )  # fmt: skip
 
 
@@ -41,6 +42,7 @@ class RecordConfig:
     precision: str = "low"
     risk_level: str = "FOCUS"
     dump_enable: bool = True
+    sketch: bool = True
     scope: tuple[str, str] | None = None
     names: tuple[str, ...] = ()
     tensor_names: tuple[str, ...] = ()
@@ -66,6 +68,11 @@ class RecordConfig:
     def measures(self) -> bool:
         """Whether statistics are taken. Live comparisons keep the tensors and take none (summary_mode "none")."""
         return self.summary_mode not in {"xor", "none"} and self.task != "structure"
+
+    @property
+    def sketches(self) -> bool:
+        """Whether sketches are taken of every tensor: where its statistics are all that is asked for."""
+        return self.sketch and self.summary_mode == "statistics" and self.task != "structure"
 
     def enabled_now(self) -> bool:
         """Read dump_enable again, so that a running job can be switched on and off from outside."""
@@ -122,6 +129,7 @@ def _build(
         precision=_choice(common, "precision", ("low", "high"), "low", where),
         risk_level=_choice(common, "risk_level", RISKS, "FOCUS", where),
         dump_enable=_flag(common, "dump_enable", True, where),
+        sketch=_flag(common, "sketch", True, where),
         names=_names(section, "list", where),
         tensor_names=_names(section, "tensor_list", where),
         data_mode=_modes(section, where),

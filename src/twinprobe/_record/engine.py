@@ -17,7 +17,7 @@ from typing import IO, Any
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, notes_of
+from twinprobe._record.rows import Entry, notes_of, tensors_of
 from twinprobe._record.stacks import Stack, StackTable
 from twinprobe._record.writer import (
     TENSOR_FOLDER,
@@ -302,6 +302,8 @@ class Engine:
             if self._keeps_tensors:
                 self._save_tensors(step, entry)
             step.folder.add(entry.name, self._renderer.entry(entry))
+            if self.config.sketches:
+                step.folder.add_sketches(entry.name, tensors_of(entry))
         step.folder.flush()
 
     def _save_tensors(self, step: Step, entry: Entry) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
+from twinprobe._measure.sketch import sketch
 from twinprobe._measure.statistics import Statistics, statistics
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -32,6 +33,9 @@ class Row(Struct, eq=False):  # made by the thousand while a model runs: structs
     file: str | None = None
     text: str | None = None
     text_key: Any = None
+    sketch: bytes | None = None
+    sketch_place: tuple[Any, int] | None = None  # the file that holds the sketch, and its row there
+    shards: dict[Any, Row] | None = None  # sketches of the same elements at places of larger tensors
 
 
 class Note(Struct, eq=False):
@@ -45,6 +49,7 @@ class Note(Struct, eq=False):
     save: bool = False
     file: str | None = None
     extra: dict[str, Any] | None = None
+    shard: Row | None = None  # its sketch, where the elements are counted by their place in a larger tensor
 
 
 class Leaf(Struct, eq=False):
@@ -89,6 +94,18 @@ def _walk(value: Any, name: str) -> Iterator[tuple[Note, str]]:
             yield from _walk(item, f"{name}.{key}")
     elif kind is Leaf:
         yield from _walk({key: item for key, item in value.json.items() if type(item) is Note}, name)
+
+
+# The order in which dump.json is read, which is that of its sketches.
+_READ = ("input_args", "input_kwargs", "input", "parameters", "output")
+
+
+def tensors_of(entry: Entry) -> Iterator[Note]:
+    """Every tensor of an entry, in the order in which readers of dump.json count them."""
+    keys = entry.parts if entry.boxed or entry.bare else [key for key in _READ if key in entry.parts]
+    for key in keys:
+        for note, _ in _walk(entry.parts[key], ""):
+            yield note
 
 
 # Communication that is still on its way: its tensors have a shape, and values nobody may look at yet.
@@ -213,6 +230,7 @@ def load_kernels_beside() -> None:
     def load() -> None:
         tensor = HostTensor("float32", (64,), np.ones(64, dtype=np.float32))
         statistics(tensor, engine=engine_for(KERNEL_BYTES))
+        sketch(tensor)
 
     with suppress(RuntimeError):  # the system may allow no more threads
         threading.Thread(target=load, name="twinprobe-kernels", daemon=True).start()

@@ -12,11 +12,14 @@ import shutil
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
+
+from twinprobe._runs.names import has_direction
+from twinprobe._runs.sketches import SUFFIX, SketchFile
 
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
@@ -42,6 +45,7 @@ class DumpFolder:
         self.bytes_written = 0
         self.entries = 0
         self._file: IO[bytes] | None = None
+        self._sketches: SketchFile | None = None
         self._taken: set[str] = set()
         self._unsynced = False
         self.tensor_folder = path / TENSOR_FOLDER
@@ -70,6 +74,18 @@ class DumpFolder:
         self._file.write(f"{{{_encode(name)}: {text}}}\n".encode("utf-8", "backslashreplace"))
         self.entries += 1
 
+    def add_sketches(self, name: str, notes: Iterable[Any]) -> None:
+        """Append the sketches of one entry's tensors, in the order in which readers of the index count them."""
+        if self.index == "dump" and not has_direction(name):  # readers leave such entries out
+            return
+        if self._sketches is None:
+            self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
+        self._sketches.add(note.row if note.shard is None else note.shard for note in notes)
+
+    @property
+    def sketch_name(self) -> str:
+        return f"{self.index}{SUFFIX}"
+
     def reopen(self) -> None:
         """Go on with a closed index: the same step was started again."""
         target = self.path / f"{self.index}.json"
@@ -79,6 +95,9 @@ class DumpFolder:
                 if line.startswith(b"  "):
                     part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
         self._file = self.part.open("ab", buffering=1 << 16)
+        if (self.path / self.sketch_name).exists():
+            sketches = (self.path / self.sketch_name).rename(self.path / f"{self.sketch_name}{PART_SUFFIX}")
+            self._sketches = SketchFile(sketches.open("r+b"), go_on=True)
 
     def flush(self) -> None:
         """Hand what was added to the system, where it outlives this process."""
@@ -128,6 +147,15 @@ class DumpFolder:
             with _replacing(target, sync=True) as stream:
                 stream.write(text.encode("utf-8", "backslashreplace"))
             self.bytes_written += target.stat().st_size
+        if self._sketches is not None:
+            sketches = self.path / f"{self.sketch_name}{PART_SUFFIX}"
+            with self._sketches.stream as stream:
+                self._sketches.finish()
+                stream.flush()
+                os.fsync(stream.fileno())
+            self.bytes_written += sketches.stat().st_size
+            sketches.replace(self.path / self.sketch_name)
+            self._sketches = None
         if self._unsynced:
             sync_file_system(self.path)
             self._unsynced = False
@@ -147,7 +175,11 @@ class DumpFolder:
         self.bytes_written += target.stat().st_size
 
     def abandon(self) -> None:
-        """Close the file handle and leave what is there."""
+        """Close the file handles and leave what is there."""
+        if self._sketches is not None:
+            with suppress(OSError):
+                self._sketches.stream.close()
+            self._sketches = None
         if self._file is not None:
             try:
                 self._file.close()

@@ -80,7 +80,7 @@ _CASE_TEXTS = {SAME: "0", NAN: "Nan", PLUS_INF: "inf", MINUS_INF: "-inf", MISSIN
 
 
 def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFrame:
-    """Render a judged pair table; every column is text but the last, the relative error."""
+    """Render a judged pair table; every column is text but the relative error."""
     import polars as pl
 
     pairs = evidence.pairs
@@ -111,6 +111,9 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
     columns["Origin"] = pl.Series(judged.origin, dtype=pl.String)
     columns["Matched By"] = pairs["rule"]
     columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
+    if evidence.estimate is not None:
+        bounds = [pl.Series(part).fill_nan(None).round_sig_figs(3) for part in evidence.estimate[2:4]]
+        columns["Relative Error Bounds"] = (float_texts(bounds[0]) + " to " + float_texts(bounds[1])).fill_null("")
     return pl.DataFrame(columns)
 
 

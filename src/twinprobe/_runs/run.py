@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from twinprobe._runs.dump_json import read_entries
 from twinprobe._runs.entries import build_table
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
+from twinprobe._runs.sketches import SUFFIX, Sketches, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, NothingToCompare
@@ -45,6 +46,8 @@ class Run:
     ops: list[str]
     table: pl.DataFrame
     notes: list[str]
+    sketch_file: Path | None = field(default=None, kw_only=True)
+    """Where the sketches of its tensors are; None for a run that was put together from others."""
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
@@ -89,6 +92,14 @@ class Run:
             self.notes.append(note)
         return parents
 
+    @cached_property
+    def sketches(self) -> Sketches | None:
+        """The sketches of its tensors, by the rows of the table; None where none were recorded."""
+        if self.sketch_file is None:
+            return None
+        damaged = any("the rest is lost" in note for note in self.notes)
+        return sketches_of(self.sketch_file, self.table, damaged=damaged)
+
 
 def open_run(path: Path) -> Run:
     """Read a dump.json, debug.json or dump.json.part, or the one that lies in a folder."""
@@ -109,7 +120,9 @@ def open_run(path: Path) -> Run:
         framework = "pytorch"
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
-    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out)
+    beside = path.with_suffix(SUFFIX)
+    sketches = beside if path.suffix == ".json" and beside.is_file() else None
+    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out, sketch_file=sketches)
 
 
 def find_run(path: Path) -> Path:
@@ -214,7 +227,7 @@ _CHUNK = 1 << 20
 # directory with the checksum of the data, and the statistics of every tensor stand in dump.json, which counts whole.
 _SAMPLE = 4096
 _WHOLE = 16 * _SAMPLE
-_BESIDE = ("stack.json", "construct.json")
+_BESIDE = ("stack.json", "construct.json", f"dump{SUFFIX}", f"debug{SUFFIX}")
 _TENSORS = "dump_tensor_data"
 
 
@@ -328,11 +341,13 @@ class _Head(msgspec.Struct):
     framework: str
     ops: list[str]
     notes: list[str]
+    sketch_file: str | None
 
 
 def hand_over(run: Run, file: IO[bytes]) -> None:
     """Write a run for ``take_over``; the file lives no longer than the two processes."""
-    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes)
+    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, None)
+    head.sketch_file = None if run.sketch_file is None else str(run.sketch_file)
     blob = msgspec.msgpack.encode(head)
     file.write(len(blob).to_bytes(8, "little") + blob)
     run.table.write_ipc(file, compression="uncompressed")
@@ -344,4 +359,7 @@ def take_over(file: IO[bytes]) -> Run:
 
     head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
     table = pl.read_ipc(file.read())
-    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes)
+    sketches = None if head.sketch_file is None else Path(head.sketch_file)
+    return Run(
+        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches
+    )

@@ -13,7 +13,9 @@ import pytest
 SCRIPT = """
 import json, math, sys
 from pathlib import Path
+import numpy as np
 import torch
+from twinprobe._runs.sketches import read_file
 import twinprobe._record.torch.tensors as tensors
 from twinprobe.torch import record
 
@@ -31,10 +33,15 @@ def run(folder, level, mode, device):
         ones = torch.ones(5, 3, dtype=torch.bfloat16)
         ones.add_(1)
         bad = torch.tensor([1.0, float("nan"), float("inf")]) * 1
+        masked = torch.full((40, 40), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16).triu(1) * 1
+        turns = torch.polar(torch.rand(9, 7), torch.rand(9, 7)) * 1
+        large = (torch.randn(260, 257).t() * 1, torch.randn(70_000).bfloat16() * 1, torch.randn(9_000).double() * 1)
+        odd = torch.randn(66_000)[1:] * 1
         (y * y).sum().backward()
         optimizer.step()
     (index,) = Path(folder).glob("step0/*/dump.json")
-    return json.loads(index.read_text())["data"]
+    rows, places, _ = read_file(index.with_name("dump.sketch")) if mode == "statistics" else (None, None, None)
+    return json.loads(index.read_text())["data"], rows, places
 
 def same(a, b):
     if isinstance(a, dict):
@@ -47,9 +54,17 @@ def same(a, b):
 
 for level in ("L0", "mix"):
     for mode in ("statistics", "md5", "xor"):
-        host = run(f"{sys.argv[1]}/host_{level}_{mode}", level, mode, False)
-        device = run(f"{sys.argv[1]}/device_{level}_{mode}", level, mode, True)
+        host, *sketches = run(f"{sys.argv[1]}/host_{level}_{mode}", level, mode, False)
+        device, *others = run(f"{sys.argv[1]}/device_{level}_{mode}", level, mode, True)
         assert list(host) == list(device)
+        if mode == "statistics":
+            assert np.array_equal(sketches[1], others[1]) and len(set(sketches[1].tolist())) > 10
+            for one, other in zip(sketches[0], others[0], strict=True):
+                reach = 1e-5 * max(float(one["norm"]), float(one["count"]) ** 0.5 if one["flags"] & 2 else 0.0)
+                for field in one.dtype.names:
+                    absolute = reach if one[field].dtype.kind == "f" else 0
+                    near = np.allclose(one[field], other[field], rtol=1e-5, atol=absolute)
+                    assert near, (field, one["flags"], one["count"], one[field], other[field])
         for name in host:
             assert same(host[name], device[name]), (level, mode, name, host[name], device[name])
 print("the same")

@@ -35,7 +35,7 @@ def test_names_and_values_are_as_in_known_dumps(tmp_path: Path, dump_of: Any) ->
         dump = dump_of(tmp_path / "dump", step, "debug")
         assert dump.document["level"] == "debug"
         assert set(dump.data) == {"my_y.0.debug", "my_y_grad.0.debug", "mydict.0.debug", "my_y.1.debug"}
-        assert sorted(one.name for one in dump.folder.iterdir()) == ["debug.json"]
+        assert sorted(one.name for one in dump.folder.iterdir()) == ["debug.json", "debug.sketch"]
         assert dump.data["my_y_grad.0.debug"]["Norm"] == pytest.approx(20**0.5)
         assert dump.data["my_y.0.debug"]["requires_grad"] is True
         nested = dump.data["mydict.0.debug"]

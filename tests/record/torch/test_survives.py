@@ -252,7 +252,7 @@ DEFECTS = [
     "torch.recorder.TorchRecorder.loose_parent", "rows.ParameterGradients.attach",
     "torch.recorder.PassGradients.flush", "torch.tensors.StorageNumbers.__call__",
     "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",
-    "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_statistics",
+    "torch.tensors.TensorBook.forget", "torch.tensors.TensorBook.collect", "torch.tensors.host_measures",
     "torch.tensors.effect_of", "torch.tensors.writes_by_keyword", "writer.DumpFolder.add",
     "writer.DumpFolder.close", "writer.DumpFolder.open",
 ]  # fmt: skip

@@ -53,7 +53,7 @@ def _half_with_hardware(bits: Any) -> Any:
     return _half_by_hardware(bits)
 
 
-def _converts_half_in_hardware() -> bool:
+def converts_half_in_hardware() -> bool:
     """Whether compiled code can turn float16 into float32 without a library call that numba does not have."""
     if config.CPU_NAME or config.CPU_FEATURES:
         return False
@@ -62,7 +62,7 @@ def _converts_half_in_hardware() -> bool:
     return bool(binding.get_host_cpu_features().get("f16c", False))
 
 
-from_float16 = _half_with_hardware if _converts_half_in_hardware() else half_by_arithmetic
+from_float16 = _half_with_hardware if converts_half_in_hardware() else half_by_arithmetic
 
 
 @exact
@@ -88,6 +88,10 @@ float32_at = _pointer_to(types.float32)
 float64_at = _pointer_to(types.float64)
 uint16_at = _pointer_to(types.uint16)
 int64_at = _pointer_to(types.int64)
+uint8_at = _pointer_to(types.uint8)
+int8_at = _pointer_to(types.int8)
+int16_at = _pointer_to(types.int16)
+int32_at = _pointer_to(types.int32)
 
 # By dtype: how a stored element becomes a number, of which type, the integer of its bits, and the elements' pointer.
 READING: dict[str, tuple[Any, Any, Any, Any]] = {

@@ -23,6 +23,22 @@ TENSOR_COLUMNS = 4
 # The floats that compiled loops read as they lie, with the bytes of an element.
 FLOATS = {name: WIDTHS[name] for name in ("float16", "bfloat16", "float32", "float64")}
 
+# Columns of a block of a sketch: four signed sums, sums over ordinary elements, extremes and counts of all.
+SIGNS, BLOCKS, SKETCH_COLUMNS = 4, 16, 14
+TOTAL, SUM_OF_SQUARES, L1, ZEROS, LARGEST, HIGHEST, LOWEST, NANS, INFS, FILLS = range(SIGNS, SKETCH_COLUMNS)
+# Elements beyond a quarter of the dtype's range are fill values of masks, and left out of a sketch's sums.
+QUARTER = {
+    "float16": 65504.0 / 4, "bfloat16": (2 - 2**-7) * 2.0**125, "float32": (2 - 2**-23) * 2.0**125,
+    "float64": (2 - 2**-52) * 2.0**1021,
+}  # fmt: skip
+# Where things lie in the memory that a loop of sketches works in, counted in float64: the finished row, four
+# statistics, the sums of all blocks, those of a stretch, and room for the signs of so many groups of eight.
+STATISTICS_AT, STATE_AT = 90, 94
+STRETCH_AT = STATE_AT + BLOCKS * SKETCH_COLUMNS
+SIGNS_AT = STRETCH_AT + SKETCH_COLUMNS
+GROUPS = 64  # sums in float32 are added to float64 after so many: they resolve 2e-7 of a norm
+WORKSPACE = SIGNS_AT + GROUPS
+
 ONE_THOUSANDTH = 0.001
 FIVE_THOUSANDTHS = 0.005
 
@@ -44,6 +60,18 @@ class Engine(Protocol):
 
     def row_at(self, dtype: str, address: int, size: int) -> list[float] | None:
         """The row of TENSOR_COLUMNS of at most a block of elements in memory; None if the engine reads arrays only."""
+
+    def sketches(self, dtype: str) -> bool:
+        """Whether ``sketch_state`` takes the stored elements of this dtype."""
+
+    def sketch_state(
+        self, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int
+    ) -> NDArray[np.float64]:
+        """The SKETCH_COLUMNS of all blocks of so many elements. ``runs``: how many runs of how many elements, where
+        the first begins in the whole, and how far apart they lie there."""
+
+    def sketch_at(self, dtype: str, address: int, size: int, length: int, flags: int) -> tuple[bytes, list[float]]:
+        """A whole tensor in memory: its finished row of a sketch file, and its max, min, sum and sum of squares."""
 
 
 def block_count(size: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twinprobe._measure.sketch import measured
 from twinprobe._measure.statistics import crc32, statistics, xor64
 from twinprobe._record.rows import KERNELS_AFTER, Note, Row, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE, widened
@@ -27,8 +28,9 @@ class ProgramFault(Exception):
 class HostRows:
     """Measures arrays. ``values`` and ``digest`` say what the summary mode asks for."""
 
-    def __init__(self, *, values: bool, digest: str | None) -> None:
+    def __init__(self, *, values: bool, digest: str | None, sketch: bool = False) -> None:
         self._values = values
+        self._sketch = sketch
         self._digest = digest
         self._measured = 0
         self.widens = False  # checksums of bfloat16 are taken of float32 bytes
@@ -48,7 +50,9 @@ class HostRows:
             load_kernels_beside()
         flat = np.ascontiguousarray(array).reshape(-1)
         host = HostTensor(dtype, tuple(array.shape), flat)
-        if self._values:
+        if self._sketch:
+            row.values, row.sketch = measured(host)
+        elif self._values:
             row.values = statistics(host)
         if self._digest:
             if self.widens and dtype == "bfloat16":

@@ -35,7 +35,7 @@ class EagerRecorder(Recorder):
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
-        self.rows = HostRows(values=config.measures, digest=config.digest)
+        self.rows = HostRows(values=config.measures, digest=config.digest, sketch=config.sketches)
         self.known = self.make_known(self.rows)
         self.note = self.known.note
         self.capture = Capturer(self._value, self.failed, dict.fromkeys(self.tensor_types, self._tensor))

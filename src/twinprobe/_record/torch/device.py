@@ -9,15 +9,17 @@ from typing import Any
 import torch
 
 from twinprobe._measure.crc32 import crc_of_zeros
-from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.cuda import WIDE_BLOCKS, DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.sketch import as_pairs
 from twinprobe._measure.statistics import Statistics
 from twinprobe._record.rows import Row
-from twinprobe._record.torch.host import host_digest, host_statistics, packed, repeated
+from twinprobe._record.torch.host import LARGEST_COPY, host_digest, host_measures, host_statistics, packed, repeated
 from twinprobe._record.writer import logger
 
 # From what a device found to a row's values. Runs on the writer thread, after the step.
 
-FLOAT, INTEGER, BOOL = 0, 1, 2
+# COMPLEX: magnitudes of complex numbers, for their statistics; PAIRS: real and imaginary parts, for their sketch.
+FLOAT, INTEGER, BOOL, COMPLEX, PAIRS = range(5)
 
 
 def set_values(receivers: list[Any], results: list[Measured]) -> None:
@@ -25,12 +27,17 @@ def set_values(receivers: list[Any], results: list[Measured]) -> None:
     for receiver, found in zip(receivers, results, strict=True):
         if receiver is not None:
             row, count, repeats, style = receiver
+            if style == PAIRS:
+                row.sketch = as_pairs(found.sketch)
+                continue
             values = _statistics(found, count, style)
             row.values = values if repeats == 1 else repeated(values, repeats)
+            if style != COMPLEX and repeats == 1:
+                row.sketch = found.sketch
 
 
 def _statistics(found: Measured, count: int, style: int) -> Statistics:
-    high, low, total, squares, nans, infs = found
+    high, low, total, squares, nans, infs, _ = found
     if style == BOOL:
         return Statistics(bool(high), bool(low), total / count, sqrt(squares))
     if nans:
@@ -73,7 +80,7 @@ class DeviceRows:
     What waits is held: its memory cannot be given to anyone else. What is about to be written must be launched before.
     """
 
-    def __init__(self, device: torch.device, *, values: bool, digest: str | None) -> None:
+    def __init__(self, device: torch.device, *, values: bool, digest: str | None, sketch: bool = False) -> None:
         self._device = device
         self._index: int = device.index or 0
         self._on_cuda = device.type == "cuda"
@@ -84,7 +91,9 @@ class DeviceRows:
         self._lane: Lane | None = None
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._small: list[Callable[[], None]] = []
-        self._measure: DeviceMeasure | None = _device_measure(device)
+        self._sketch = sketch
+        self._measure: DeviceMeasure | None = _device_measure(device, sketch)
+        self._wide = WIDE_BLOCKS if sketch else 0
         self._lost = 0
 
     @property
@@ -98,7 +107,9 @@ class DeviceRows:
         measure = self._measure
         if measure is None:
             data = tensor.to("cpu")
-            if self._values:
+            if self._sketch:
+                row.values, row.sketch = host_measures(data)
+            elif self._values:
                 row.values = host_statistics(data)
             if self._digest:
                 row.digest = host_digest(data, self._digest)
@@ -114,7 +125,8 @@ class DeviceRows:
                 self._add_unusual(measure, lane, tensor, row, version)
             else:
                 address, elements = tensor.data_ptr(), tensor.numel()
-                queue = lane.queues.get((dtype, not address & 15)) or measure.statistics(lane, dtype, not address & 15)
+                aligned = not address & 15 and elements >= self._wide
+                queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
                 self._hold(queue, lane, tensor, version, address, elements, (row, elements, 1, style))
         if self._digest:
             self._add_digest(measure, lane, tensor, row, version, self._digest)
@@ -135,15 +147,24 @@ class DeviceRows:
         repeats = 1
         style = _STYLES.get(tensor.dtype)
         if style is None:
-            style, version = FLOAT, None
-            tensor = tensor.abs() if tensor.is_complex() else tensor.float()
+            style, version = COMPLEX if tensor.is_complex() else FLOAT, None
+            if self._sketch and style == COMPLEX:
+                pairs = torch.view_as_real(tensor.resolve_conj()).contiguous()
+                address, elements = pairs.data_ptr(), pairs.numel()
+                queue = measure.statistics(lane, pairs.dtype, address % 16 == 0 and elements >= self._wide)
+                self._hold(queue, lane, pairs, None, address, elements, (row, elements, 1, PAIRS))
+            tensor = tensor.abs() if style == COMPLEX else tensor.float()
         if not tensor.is_contiguous():
-            dense, repeats = packed(tensor)
+            # A sketch tells elements apart by their place: it needs them in order.
+            in_order = self._sketch and tensor.nbytes <= LARGEST_COPY
+            dense, repeats = (tensor.contiguous(), 1) if in_order else packed(tensor)
+            if self._sketch and not in_order:
+                style = COMPLEX
             if dense.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
                 version = None  # a copy that nobody else knows
             tensor = dense
         address, elements = tensor.data_ptr(), tensor.numel()
-        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0)
+        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0 and elements >= self._wide)
         self._hold(queue, lane, tensor, version, address, elements, (row, elements, repeats, style))
 
     def _hold(
@@ -239,9 +260,9 @@ class DeviceRows:
         return fill
 
 
-def _device_measure(device: torch.device) -> DeviceMeasure | None:
+def _device_measure(device: torch.device, sketch: bool) -> DeviceMeasure | None:
     try:
-        return DeviceMeasure(device)
+        return DeviceMeasure(device, sketch=sketch)
     except ImportError:
         logger.warning("Triton is not installed: tensors on %s are copied to the host, which is slow", device)
         return None

@@ -9,10 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from twinprobe._measure.engine import STRIP
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
+from twinprobe._measure.sketch import measured, sketch, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
-from twinprobe._record.rows import KERNELS_AFTER, load_kernels_beside
+from twinprobe._record.rows import KERNELS_AFTER, Row, load_kernels_beside
 from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.sketches import PARTIAL
 from twinprobe._runs.tensors.elements import HostTensor
 
 _names: dict[torch.dtype, str] = {}
@@ -90,13 +93,62 @@ class _Memory:
         }
 
 
-def host_statistics(tensor: torch.Tensor) -> Statistics | None:
-    """Statistics of a host tensor of any layout of strides."""
+def _count() -> None:
     global _measured  # noqa: PLW0603
     if _measured < KERNELS_AFTER:
         _measured += 1
         if _measured == KERNELS_AFTER:
             load_kernels_beside()
+
+
+LARGEST_COPY = 1 << 28  # bytes; a larger view that repeats its elements gets no sketch
+
+
+def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None]:
+    """Statistics and sketch of a host tensor, in one pass where its floats lie one after the other."""
+    _count()
+    known = _short.get(tensor.dtype)
+    if known is not None and tensor.is_contiguous():
+        size, address = tensor.numel(), tensor.data_ptr()
+        name, width = known
+        if size <= STRIP and not address % width:
+            found = sketch_at(name, address, size)
+            if found is not None:
+                values, row = found
+                return (values if values is not None else host_statistics(tensor)), row
+    # A sketch tells elements apart by their place: the order of a transposed view's memory will not do.
+    large = tensor.nbytes > LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
+    host = None if large else host_tensor(tensor.detach().contiguous())
+    return (host_statistics(tensor), None) if host is None else measured(host)
+
+
+def shard_sketch(tensor: Any, row: Row) -> Row | None:
+    """The sketch of a DTensor's part on this rank, counted by its place in the whole: those of all ranks add up.
+
+    None where it is the whole tensor, where the place is not known, and for parts on a device, which are marked local.
+    """
+    placements = tensor.placements
+    local = tensor.to_local()
+    plain = all(type(one).__name__ in ("Shard", "Replicate", "Partial") for one in placements)
+    if not plain or not local.is_cpu or not local.numel() or all(one.is_replicate() for one in placements):
+        return None
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    shape, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
+    host = host_tensor(local.detach().contiguous())
+    if host is None or tuple(shape) != host.shape:
+        return None
+    flags = PARTIAL if any(one.is_partial() for one in placements) else 0
+    key = tuple(tensor.shape), tuple(offsets), flags
+    row.shards = row.shards or {}
+    if key not in row.shards:
+        row.shards[key] = Row(sketch=sketch(host, tensor.shape, offsets, flags=flags).tobytes())
+    return row.shards[key]
+
+
+def host_statistics(tensor: torch.Tensor) -> Statistics | None:
+    """Statistics of a host tensor of any layout of strides."""
+    _count()
     values = _of_few(tensor)
     if values is not None:
         return values

@@ -100,7 +100,7 @@ class TorchRecorder(Recorder):
 
     def __init__(self, config: RecordConfig, make_engine: Callable[[RecordConfig, Any], Engine] = Engine) -> None:
         super().__init__(config, make_engine)
-        self.book = TensorBook(values=config.measures, digest=config.digest)
+        self.book = TensorBook(values=config.measures, digest=config.digest, sketch=config.sketches)
         self.values = TorchValues(self)
         keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
         note = self.values.tensor if keeps_tensors else self.book.note

@@ -12,7 +12,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from twinprobe._record.rows import Note, Row
 from twinprobe._record.torch.device import DeviceRows
-from twinprobe._record.torch.host import describe, host_digest, host_statistics, measurable, plain_type
+from twinprobe._record.torch.host import (
+    describe,
+    host_digest,
+    host_measures,
+    host_statistics,
+    measurable,
+    plain_type,
+    shard_sketch,
+)
 from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
 
 # Storages told apart while they live and after: an address that comes back never means the same storage.
@@ -115,8 +123,9 @@ Key = tuple[Any, ...]
 class TensorBook:
     """Notes tensors. A tensor already noted with the same storage, view and version gets the same row again."""
 
-    def __init__(self, *, values: bool, digest: str | None) -> None:
+    def __init__(self, *, values: bool, digest: str | None, sketch: bool = False) -> None:
         self._values = values
+        self._sketch = sketch
         self._digest = digest
         self._numbers = StorageNumbers()
         self._known_numbers = self._numbers.known
@@ -185,7 +194,8 @@ class TensorBook:
         if content is not None and type(content) in (_tensor_type, _parameter_type) and measurable(content):
             row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
-        return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra)
+        shard = shard_sketch(tensor, row) if self._sketch and row is not None and text.endswith("DTensor") else None
+        return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra, shard)
 
     @staticmethod
     def _keep(tensor: torch.Tensor, row: Row | None) -> None:
@@ -200,7 +210,9 @@ class TensorBook:
             return
         if version is None or not tensor.is_cpu:
             tensor = _resolved(tensor).to(_HOST)
-        if self._values:
+        if self._sketch:
+            row.values, row.sketch = host_measures(tensor)
+        elif self._values:
             row.values = host_statistics(tensor)
         if self._digest:
             row.digest = host_digest(tensor.detach(), self._digest)
@@ -210,7 +222,9 @@ class TensorBook:
             device = data.device
             rows = self._devices.get(device)
             if rows is None:
-                rows = self._devices[device] = DeviceRows(device, values=self._values, digest=self._digest)
+                rows = self._devices[device] = DeviceRows(
+                    device, values=self._values, digest=self._digest, sketch=self._sketch
+                )
             rows.add(data, row, version)
             if not self.may_wait:
                 rows.launch()

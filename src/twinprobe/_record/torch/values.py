@@ -9,7 +9,7 @@ import torch
 
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf, Note, Row
-from twinprobe._record.torch.host import host_digest, host_statistics
+from twinprobe._record.torch.host import host_digest, host_measures, host_statistics
 
 _DTYPE_KEYS = frozenset({"dtype", "output_dtype"})
 
@@ -78,8 +78,12 @@ class TorchValues:
         row = Row()
         if value.size and value.dtype.kind in "biufc":
             tensor = torch.from_numpy(value.copy())
-            row.values = host_statistics(tensor)
-            digest = self._recorder.config.digest
+            config = self._recorder.config
+            if config.sketches:
+                row.values, row.sketch = host_measures(tensor)
+            else:
+                row.values = host_statistics(tensor)
+            digest = config.digest
             if digest:
                 row.digest = host_digest(tensor, digest)
             if self._recorder.save:

@@ -1,0 +1,231 @@
+"""Sketches of tensors as they lie in a file: written beside a dump, or alone for whoever wants to compare by mail.
+
+docs/formats.md describes the bytes, what the numbers mean and the hash, so that other tools can write them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from struct import Struct
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._runs.dtypes import COMPLEX, DTYPES, INTEGERS, SYNONYMS
+from twinprobe._runs.json_pieces import FileBlocks
+from twinprobe._runs.table import TENSOR
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SUFFIX = ".sketch"
+MAGIC = b"TWPSKT\r\n"
+VERSION = 1
+HASH = b"fmix32-8x4"
+BLOCKS, SIGNS = 16, 4
+SUMS = BLOCKS * SIGNS
+
+# What a row is. PRESENT is missing only where a tensor has no sketch.
+PRESENT, INTEGER, COMPLEX_PAIRS, LOCAL, SHARD, PARTIAL, DOUBLE, SUMMED = (1 << bit for bit in range(8))
+_KNOWN = (1 << 8) - 1
+
+_FLOATS = ("total", "norm", "l1")
+_COUNTS = ("zeros", "nan", "inf", "fill")
+ROW = np.dtype([
+    ("flags", "<u4"), ("reserved", "<u4"), ("count", "<u8"), ("whole", "<u8"), *((name, "<u8") for name in _COUNTS),
+    *((name, "<f8") for name in _FLOATS), ("sums", "<f8", (SUMS,)), ("block_norm", "<f4", (BLOCKS,)),
+    ("block_max", "<f4", (BLOCKS,)),
+])  # fmt: skip
+Rows = NDArray[Any]  # of ROW
+NO_ROW = 0xFFFFFFFF
+
+_HEADER = Struct("<8sII16sQQQQ")
+_MOST = 1 << 62
+_CHECKED = 1 << 14
+
+
+class Sketches:
+    """The sketches of one run, by the rows of its table. ``rows`` holds each once, however often a tensor was seen."""
+
+    def __init__(self, rows: Rows, index: NDArray[np.int64]) -> None:
+        self.rows = rows
+        self.index = index
+        """For each row of the run's table which sketch it has; -1 for none."""
+
+    def of(self, table_rows: NDArray[Any]) -> Rows:
+        """The sketches of these rows of the run's table, in their order; ``flags`` is 0 where there is none.
+
+        A negative or null number stands for no row. Fields: sums (64), norm, total, l1, count, whole, zeros, nan, inf,
+        fill, block_norm (16), block_max (16), flags.
+        """
+        wanted = np.asarray(table_rows)
+        if wanted.dtype.kind == "f":  # a column with nulls
+            wanted = np.where(np.isnan(wanted), -1, wanted)
+        wanted = wanted.astype(np.int64)
+        places = np.where(wanted >= 0, self.index[np.maximum(wanted, 0)], -1)
+        found = np.zeros(len(places), ROW)
+        there = places >= 0
+        found[there] = self.rows[places[there]]
+        return found
+
+
+class SketchFile:
+    """Writes one file: rows as they come, then which tensor has which, then the document that names them, if any."""
+
+    def __init__(self, stream: IO[bytes], *, go_on: bool = False) -> None:
+        """``go_on``: the stream holds a finished file without a document, to which more is added."""
+        self.stream = stream
+        self._rows = 0
+        self._index = array("I")
+        assert self._index.itemsize == 4
+        if go_on:
+            self._rows, tensors = _HEADER.unpack(stream.read(_HEADER.size))[4:6]
+            end = _HEADER.size + self._rows * ROW.itemsize
+            stream.seek(end)
+            self._index.frombytes(np.frombuffer(stream.read(4 * tensors), "<u4").astype(np.uint32).tobytes())
+            stream.seek(end)
+            stream.truncate()
+        else:
+            stream.write(bytes(_HEADER.size))
+
+    def add(self, rows: Iterable[Any]) -> None:
+        """The next tensors in the order of dump.json. Each has its row as ``sketch``, which may be None, and remembers
+        in ``sketch_place`` where it was written: a tensor that is seen again is not written again."""
+        for row in rows:
+            if row is None or row.sketch is None:
+                self._index.append(NO_ROW)
+                continue
+            if row.sketch_place is None or row.sketch_place[0] is not self:
+                assert len(row.sketch) == ROW.itemsize
+                self.stream.write(row.sketch)
+                row.sketch_place = self, self._rows
+                self._rows += 1
+            self._index.append(row.sketch_place[1])
+
+    def finish(self, document: bytes = b"") -> None:
+        """Write the end and the header. The stream stays open."""
+        self.stream.write(np.array(self._index, "<u4").tobytes() + document)
+        self.stream.seek(0)
+        sizes = (self._rows, len(self._index), len(document), 0)
+        self.stream.write(_HEADER.pack(MAGIC, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), *sizes))
+
+
+def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
+    """The rows, which tensor has which, and the document; BadInput for what is none of ours or was changed."""
+    file = FileBlocks(path)
+    head = file.range(0, _HEADER.size)
+    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+        raise BadInput("is no file of sketches", where=path)
+    _, version, width, name, count, tensors, length, reserved = _HEADER.unpack(head)
+    known = (VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), 0)
+    if (version, width, name, reserved) != known:
+        shown = name.rstrip(b"\0").decode("ascii", "replace")
+        raise BadInput(
+            f"version {version} with the hash {shown!r} and rows of {width} bytes is not known",
+            where=f"{path}: header", hint=f"this TwinProbe reads version {VERSION} with {HASH.decode()!r}",
+        )  # fmt: skip
+    expected = _HEADER.size + count * ROW.itemsize + tensors * 4 + length
+    if expected != file.size:
+        raise BadInput(
+            f"holds {file.size} bytes, {expected} are said for {count} rows, {tensors} tensors and a document of "
+            f"{length} bytes", where=f"{path}: header", hint="it was not written to its end, or was changed",
+        )  # fmt: skip
+    index_at, document_at = file.size - length - tensors * 4, file.size - length
+    rows = np.frombuffer(file.range(_HEADER.size, index_at), ROW)
+    index = np.frombuffer(file.range(index_at, document_at), "<u4")
+    if len(rows) != count or len(index) != tensors:
+        raise BadInput("became shorter while it was read", where=path)
+    for start in range(0, count, _CHECKED):
+        _check(path, rows[start : start + _CHECKED], start)
+    odd = np.flatnonzero((index >= count) & (index != NO_ROW))
+    if len(odd):
+        raise BadInput(f"names row {index[odd[0]]} of {count}", where=f"{path}: tensor {odd[0]}")
+    return rows, index, file.range(document_at, file.size)
+
+
+def _check(path: Path, rows: Rows, start: int) -> None:
+    """Refuse rows that no recorder writes: numbers that are none, counts that contradict each other."""
+    finite = np.isfinite(rows["sums"]).all(axis=1)
+    for name in (*_FLOATS, "block_norm", "block_max"):
+        finite &= np.isfinite(rows[name]).reshape(len(rows), -1).all(axis=1)
+    positive = (rows["norm"] >= 0) & (rows["l1"] >= 0)
+    positive &= (rows["block_norm"] >= 0).all(axis=1) & (rows["block_max"] >= 0).all(axis=1)
+    counted = (rows["count"] <= rows["whole"]) & (rows["whole"] <= _MOST)
+    for name in _COUNTS:
+        counted &= rows[name] <= rows["count"]
+    with np.errstate(over="ignore"):
+        counted &= sum(rows[name] for name in _COUNTS) <= rows["count"]
+    plain = (rows["flags"] & ~np.uint32(_KNOWN) == 0) & (rows["flags"] & PRESENT != 0) & (rows["reserved"] == 0)
+    for holds, problem in (
+        (plain, "has flags that are not known"),
+        (finite, "holds a number that is NaN or infinite"),
+        (positive, "holds a negative norm"),
+        (counted, "holds counts that contradict each other"),
+    ):
+        if not holds.all():
+            raise BadInput(problem, where=f"{path}: row {start + int(np.argmin(holds))}")
+
+
+def sketches_of(path: Path, table: pl.DataFrame, *, damaged: bool = False) -> Sketches:
+    """The sketches of a run whose table is known; BadInput where they do not fit to it.
+
+    ``damaged``: dump.json broke off, so that the file may hold sketches of tensors that are lost.
+    """
+    rows, index, _ = read_file(path)
+    return fitted(path, rows, index, table, damaged=damaged)
+
+
+def fitted(path: Path, rows: Rows, index: NDArray[np.uint32], table: pl.DataFrame, *, damaged: bool) -> Sketches:
+    """Rows and index of a file brought into line with the table of a run."""
+    tensors = np.flatnonzero(table["kind"].to_numpy() == TENSOR)
+    if len(index) < len(tensors) or (len(index) > len(tensors) and not damaged):
+        raise BadInput(
+            f"holds sketches of {len(index)} tensors, the dump beside it has {len(tensors)}",
+            where=path, hint="the two are not of one recording; without this file the statistics are compared",
+        )  # fmt: skip
+    places = np.full(table.height, -1, np.int64)
+    places[tensors] = np.where(index == NO_ROW, -1, index.astype(np.int64))[: len(tensors)]
+    seen = np.flatnonzero(places >= 0)
+    kinds = {dtype: _kind_of(dtype) for dtype in table["dtype"].unique().to_list()}
+    sizes = {shape: _elements(shape) for shape in table["shape"].unique().to_list()}
+    kind = np.array([kinds[dtype] for dtype in table["dtype"].gather(seen).to_list()], np.int64)
+    size = np.array([sizes[shape] for shape in table["shape"].gather(seen).to_list()], np.int64)
+    used = places[seen]
+    flags, whole = rows["flags"][used].astype(np.int64), rows["whole"][used].astype(np.int64)
+    odd = np.flatnonzero((kind >= 0) & (flags & (INTEGER | COMPLEX_PAIRS) != kind))
+    if len(odd):
+        row = int(seen[odd[0]])
+        raise BadInput(
+            f"the sketch of {table['name'][row]} is of another kind than its dtype {table['dtype'][row]}",
+            where=f"{path}: row {used[odd[0]]}", hint="this file and the dump beside it are not of one recording",
+        )  # fmt: skip
+    # A part of a tensor, without its place in the whole: values of a sparse tensor, a shard of unknown offset.
+    local = np.flatnonzero((flags & LOCAL == 0) & (whole != size * np.where(flags & COMPLEX_PAIRS, 2, 1)))
+    if len(local):
+        extra = rows[used[local]].copy()
+        extra["flags"] |= LOCAL
+        places[seen[local]] = len(rows) + np.arange(len(local))
+        rows = np.concatenate([rows, extra])
+    return Sketches(rows, places)
+
+
+def _kind_of(dtype: str | None) -> int:
+    """The flags that tensors of this dtype have; -1 where that is not known."""
+    name = (dtype or "").rpartition(".")[2].lower()
+    name = SYNONYMS.get(name, name)
+    if name not in DTYPES:
+        return -1
+    return INTEGER if name == "bool" or name in INTEGERS else COMPLEX_PAIRS if name in COMPLEX else 0
+
+
+def _elements(shape: str | None) -> int:
+    sizes = (shape or "").strip("[]")
+    try:
+        return min(prod(int(size) for size in sizes.split(",")) if sizes else 1, _MOST)
+    except ValueError:
+        return -1

@@ -1,0 +1,109 @@
+"""Sketches of DTensors, recorded on each rank, add up to the sketch of the whole tensor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from twinprobe._measure.sketch import combined, estimate, sketch
+from twinprobe._runs.run import open_run
+from twinprobe._runs.sketches import PARTIAL, SHARD
+from twinprobe._runs.tensors.elements import HostTensor
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = """
+import os, sys
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from twinprobe.torch import PrecisionDebugger
+
+folder, layout, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+torch.manual_seed(0)
+weight, tokens = torch.randn(52, 36), torch.randn(2, 30, 36)
+model = None
+debugger = PrecisionDebugger(dump_path=f"{folder}/dump", level="L1", risk_level="ALL")
+
+if layout == "fsdp":
+    from torch.distributed.fsdp import fully_shard
+    model = torch.nn.Sequential(torch.nn.Linear(36, 52), torch.nn.Linear(52, 36))
+    whole = [one.detach().clone() for one in model.parameters()]
+    for part in (*model, model):
+        fully_shard(part)
+    debugger.start()
+    shards = [one * 1 for one in model.parameters()]
+elif layout == "sequence":
+    mesh = init_device_mesh("cpu", (world,))
+    whole = [tokens]
+    debugger.start()
+    shards = [distribute_tensor(tokens, mesh, [Shard(1)]) * 1]
+elif layout == "partial":
+    mesh = init_device_mesh("cpu", (world,))
+    parts = [torch.randn(40, 12) for _ in range(world)]
+    whole = [sum(parts)]
+    debugger.start()
+    shards = [DTensor.from_local(parts[rank], mesh, [Partial()]).view(40, 12)]
+else:  # columns and rows of a matrix, as tensor parallelism has them
+    mesh = init_device_mesh("cpu", (world,))
+    whole = [weight, weight, weight]
+    debugger.start()
+    shards = [distribute_tensor(weight, mesh, [place]) * 1 for place in (Shard(0), Shard(1), Replicate())]
+debugger.stop()
+debugger.close()
+if rank == 0:
+    np.savez(f"{folder}/whole.npz", *[one.numpy() for one in whole])
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def recorded(folder: Path, layout: str, world: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The whole tensors, and for each of them the sketches that the ranks recorded of the shards."""
+    programs = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM, str(folder), layout, str(rank), str(world)])
+        for rank in range(world)
+    ]
+    assert [one.wait(timeout=240) for one in programs] == [0] * world
+    runs = [open_run(folder / f"dump/step0/rank{rank}") for rank in range(world)]
+    with np.load(folder / "whole.npz") as file:
+        whole = [file[name] for name in file.files]
+    name = "view" if layout == "partial" else "__mul__|mul"
+    rows = []
+    for run in runs:
+        assert run.sketches is not None
+        outputs = run.table["name"].str.contains(rf"(?:{name})[._].*forward\.output")
+        wanted = outputs & run.table["type"].str.contains("DTensor")
+        rows.append(run.sketches.of(np.flatnonzero(wanted.to_numpy())))
+    assert {len(one) for one in rows} == {len(whole)}
+    return whole, [np.stack([one[at] for one in rows]) for at in range(len(whole))]
+
+
+CASES = [
+    "sequence-2",
+    *(pytest.param(case, marks=pytest.mark.slow) for case in ("tensor-2", "tensor-4", "fsdp-2", "partial-2")),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_ranks_record_adds_up_to_the_whole(tmp_path: Path, case: str) -> None:
+    layout, _, world = case.partition("-")
+    for whole, parts in zip(*recorded(tmp_path, layout, int(world)), strict=True):
+        expected = sketch(HostTensor("float32", whole.shape, whole.reshape(-1)))
+        if (parts["count"] == whole.size).all() and layout != "partial":  # a replica
+            assert (parts["flags"] & SHARD == 0).all()
+            together = parts[:1]
+        else:
+            assert (parts["flags"] & (PARTIAL if layout == "partial" else SHARD) != 0).all()
+            together = combined(parts)
+        assert together["sums"] == pytest.approx(expected["sums"], rel=1e-6, abs=1e-5)
+        if layout != "partial":
+            assert estimate(together, expected).upper[0] < 1e-6
