@@ -125,7 +125,8 @@ class Siblings:
         return [
             (one, other)
             for one, other in found
-            if self.one.tree.is_module[one] or self._agree(one, other, OUTPUT) is not False
+            if self.one.tree.is_module[one]
+            or (self._agree(one, other, OUTPUT) is not False and self._agree(one, other, INPUT) is not False)
         ]
 
     def _meet_again(self, found: Twins, scope: tuple[int, int]) -> bool:
