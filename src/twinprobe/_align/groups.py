@@ -232,20 +232,19 @@ def _together(flows: tuple[Flow, Flow], mine: list[int], theirs: list[int], *, d
             found.append((row, other))
             mine = [at for at in mine if at != row]
             theirs = [at for at in theirs if at != other]
-    left: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+    left: list[dict[tuple[float, bool], list[int]]] = [defaultdict(list), defaultdict(list)]
     for rows, known, sizes in zip((mine, theirs), prints, left, strict=True):
         for row in rows:
             sizes[float(known.numel[row]), "float" in (known.dtype[row] or "").lower()].append(row)
     for size, rows in left[0].items():
         others = left[1].get(size, [])
         for row, other in zip(rows, others, strict=True) if len(rows) == len(others) else ():
-            shapes = dims(prints[0].shape_text[row]), dims(prints[1].shape_text[other])
-            unknown = row_values_agree(prints[0], row, prints[1], other) is None
-            if (
-                shapes[0] == shapes[1]
-                if unknown
-                else differing and size[1] and None not in shapes and fits_shape(*shapes)
-            ):
+            one, two = dims(prints[0].shape_text[row]), dims(prints[1].shape_text[other])
+            if row_values_agree(prints[0], row, prints[1], other) is None:
+                fits = one == two
+            else:
+                fits = differing and size[1] and one is not None and two is not None and fits_shape(one, two)
+            if fits:
                 found.append((row, other))
     return found
 

@@ -54,8 +54,8 @@ def link_places(board: Board) -> RowLinks | None:
     _link_the_rest(board)
     links = RowLinks(by_place=True)
     flows = walk.flows()
-    for one, other in walk.groups(flows):
-        mine, theirs = (other, one) if turned else (one, other)
+    for group in walk.groups(flows):
+        mine, theirs = group[::-1] if turned else group
         link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
     _say(board, before, links.call_groups)
     return links if links.call_groups else None

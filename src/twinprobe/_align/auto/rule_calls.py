@@ -276,8 +276,11 @@ def link_results(sketch: Sketch) -> None:
                 if not equal and not any(group_rows(flows, mine, theirs)[1:]):
                     continue
                 links = tuple(nodes[0][op] for op in mine), tuple(nodes[1][op] for op in theirs)
-                why = (RULE, "same place, equal output", _CONFIDENCE) if equal else (WHOLE, "same place", _BY_PLACE)
-                sketch.link(Link(*links, *why, SAME if len(mine) == len(theirs) == 1 else COMPOSITE))
+                kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
+                if equal:
+                    sketch.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
+                else:
+                    sketch.link(Link(*links, WHOLE, "same place", _BY_PLACE, kind))
 
 
 def _calls(facts: Facts, nodes: list[int]) -> list[int]:
