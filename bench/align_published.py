@@ -28,7 +28,7 @@ from twinprobe._align.links import Pairs
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
+from twinprobe._runs.table import OUTPUT, PARAMETER, TENSOR
 from twinprobe.torch import record
 
 TUNED = (
@@ -88,7 +88,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _print_total(level: str, scores: list[Score]) -> None:
-    layers, calls = ([sum(row) for row in zip(*rows, strict=True)] for rows in zip(*((s.layers, s.calls) for s in scores), strict=True))
+    layers, calls = (
+        [sum(row) for row in zip(*rows, strict=True)]
+        for rows in zip(*((s.layers, s.calls) for s in scores), strict=True)
+    )
     clean = sum(not score.clean for score in scores)
     located, faults = sum(score.located for score in scores), sum(score.faults for score in scores)
     print(
@@ -127,11 +130,15 @@ def _measure(name: str, level: str, faults: int) -> Score:
             score.faults += 1
             place = _place(wrong, first.op) if first is not None else "nowhere"
             around = path
-            while around and not any(name.startswith(f"Module.{around}.") and ".forward." in name for name in wrong.ops):
+            while around and not any(
+                name.startswith(f"Module.{around}.") and ".forward." in name for name in wrong.ops
+            ):
                 around = around.rpartition(".")[0]
             score.located += place == around or place.startswith(f"{around}.")
             if place != around and not place.startswith(f"{around}."):
-                score.told.append(f"fault in {path}: {place}; {first and (first.row, first.golden_row, first.sentence)}")
+                score.told.append(
+                    f"fault in {path}: {place}; {first and (first.row, first.golden_row, first.sentence)}"
+                )
     return score
 
 
@@ -185,7 +192,10 @@ def _together(pairs: Pairs) -> Iterator[tuple[int, int]]:
 
 
 def _score_layers(score: Score, target: Run, golden: Run, pairs: Pairs, truth: dict[str, set[str]]) -> None:
-    paths = [[_place(run, run.ops[op]) if run.ops[op].startswith("Module.") else "" for op in run.table["op"].to_list()] for run in (target, golden)]
+    paths = [
+        [_place(run, run.ops[op]) if run.ops[op].startswith("Module.") else "" for op in run.table["op"].to_list()]
+        for run in (target, golden)
+    ]
     kept = PARAMETER, OUTPUT
     roles = target.table["role"].to_list(), golden.table["role"].to_list()
     met = {
@@ -195,14 +205,13 @@ def _score_layers(score: Score, target: Run, golden: Run, pairs: Pairs, truth: d
     }
     known = {(path, other) for path, others in truth.items() for other in others}
     sides = {path for path, _ in known}, {other for _, other in known}
-    called = [{_place(run, name) for name in run.ops if name.startswith("Module.") and ".forward." in name} for run in (target, golden)]
+    called = [
+        {_place(run, name) for name in run.ops if name.startswith("Module.") and ".forward." in name}
+        for run in (target, golden)
+    ]
     # nn.MultiheadAttention holds the weights of layers that are modules elsewhere: it belongs to what is around those.
     holds = [{path for path in paths if any(other.startswith(f"{path}.") for other in paths)} for paths in sides]
-    wanted = {
-        (one, two)
-        for one, two in known
-        if one in called[0] - holds[0] and two in called[1] - holds[1]
-    }
+    wanted = {(one, two) for one, two in known if one in called[0] - holds[0] and two in called[1] - holds[1]}
     found = {(one, two) for one, two in met if one in sides[0] - holds[0] and two in sides[1] - holds[1]}
     score.layers = [len(found & known), len(found - known), len(wanted - found)]
     score.told += [f"wrong layer: {one} = {other}" for one, other in sorted(found - known)]
@@ -210,29 +219,45 @@ def _score_layers(score: Score, target: Run, golden: Run, pairs: Pairs, truth: d
 
 
 def _score_calls(score: Score, target: Run, golden: Run, pairs: Pairs) -> None:
+    """A pair of calls is right where its tensors hold the same; a call is missed where a free one of its API is there."""
     ops = target.table["op"].to_list(), golden.table["op"].to_list()
     norms = target.table["norm"].to_list(), golden.table["norm"].to_list()
-    roles = target.table["role"].to_list()
-    groups = {op for group in pairs.call_groups for op in group.target}, {op for group in pairs.call_groups for op in group.golden}
+    tensors = [run.table["kind"].to_list() for run in (target, golden)]
+    parts = [{op for group in pairs.call_groups for op in getattr(group, side)} for side in ("target", "golden")]
     met: dict[tuple[int, int], bool] = {}
-    modules: set[str] = set()
+    partner: dict[str, str] = {}
+    covered: list[set[int]] = [set(parts[0]), set(parts[1])]
+    fused = {row for rows, others in pairs.groups.values() for row in rows if len(rows) + len(others) > 2}
     for row, other in _together(pairs):
-        one, two = target.ops[ops[0][row]], golden.ops[ops[1][other]]
-        if one.startswith("Module.") and two.startswith("Module."):
-            modules.add(one)
-        if ".forward" not in one or one.startswith("Module.") or two.startswith("Module.") or ops[0][row] in groups[0]:
-            continue
-        size = norms[0][row], norms[1][other]
-        same = None in size or size[0] != size[0] or size[1] != size[1] or abs(size[0] - size[1]) <= 1e-3 * abs(size[1]) + 1e-6
-        if roles[row] in (INPUT, OUTPUT):
-            key = ops[0][row], ops[1][other]
-            met[key] = met.get(key, True) and same
-    right = sum(met.values())
-    score.told += [f"wrong call: {target.ops[one]} = {golden.ops[two]}" for (one, two), same in met.items() if not same]
-    inside = [op for op, name in enumerate(target.ops) if ".forward" in name and not name.startswith("Module.") and target.parents.get(name) in modules]
-    covered = {one for one, _ in met} | groups[0]
-    missed = [op for op in inside if op not in covered]
-    score.calls = [right + len(groups[0] & set(inside)), len(met) - right, len(missed)]
+        one, two = ops[0][row], ops[1][other]
+        names = target.ops[one], golden.ops[two]
+        covered[0].add(one)
+        covered[1].add(two)
+        if all(name.startswith("Module.") for name in names):
+            partner[names[0]] = names[1]
+        plain = not any(name.startswith("Module.") or ".forward" not in name for name in names)
+        if plain and one not in parts[0] and row not in fused and tensors[0][row] == tensors[1][other] == TENSOR:
+            size = norms[0][row], norms[1][other]
+            known = None not in size and size[0] == size[0] and size[1] == size[1]
+            same = not known or abs(size[0] - size[1]) <= 1e-3 * abs(size[1]) + 1e-6
+            met[one, two] = met.get((one, two), True) and same
+    free = {
+        (golden.parents.get(name), name.rpartition(".forward")[0].rpartition(".")[0])
+        for op, name in enumerate(golden.ops)
+        if ".forward" in name and op not in covered[1]
+    }
+    inside = [
+        op for op, name in enumerate(target.ops)
+        if ".forward" in name and not name.startswith("Module.") and target.parents.get(name) in partner
+    ]  # fmt: skip
+    missed = [
+        op for op in inside
+        if op not in covered[0]
+        and (partner[target.parents[target.ops[op]] or ""], target.ops[op].rpartition(".forward")[0].rpartition(".")[0]) in free
+    ]  # fmt: skip
+    wrong = [pair for pair, same in met.items() if not same]
+    score.calls = [len(covered[0] & set(inside)) - len(wrong), len(wrong), len(missed)]
+    score.told += [f"wrong call: {target.ops[one]} = {golden.ops[two]}" for one, two in wrong]
     score.told += [f"missed call: {target.ops[op]} in {_place(target, target.ops[op])}" for op in missed]
 
 

@@ -16,9 +16,7 @@ SIZES = {
 
 
 def _made(target: torch.nn.Module, golden: torch.nn.Module, layers: dict[str, set[str]]) -> Made:
-    return Made(
-        target, golden, lambda model: plain(model(IDS)), lambda model: plain(_without_cache(model)), layers
-    )
+    return Made(target, golden, lambda model: plain(model(IDS)), lambda model: plain(_without_cache(model)), layers)
 
 
 def _without_cache(model: torch.nn.Module) -> object:

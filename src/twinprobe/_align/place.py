@@ -21,7 +21,7 @@ from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 
 RULE = "place"
-_SHARE = 20  # fewer than one layer in so many: two models, not one
+_SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
 def link_places(board: Board) -> RowLinks | None:

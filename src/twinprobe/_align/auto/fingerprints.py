@@ -145,7 +145,12 @@ def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool
         return None
     mine, theirs = one.listed[row], other.listed[partner]
     if mine is None or theirs is None:
-        return True if one.digest[row] is not None and one.digest[row] == other.digest[partner] else None
+        if one.digest[row] is not None and one.digest[row] == other.digest[partner]:
+            return True
+        # Without a norm, or of one value all over: equal limits say little, unlike ones enough.
+        limits = one.stats[row, :2], other.stats[partner, :2]
+        reach = 2 * TOLERANCE * np.maximum(abs(limits[0]), abs(limits[1]))
+        return False if bool((abs(limits[0] - limits[1]) > reach).any()) else None
     norm = max(mine[3], theirs[3])
     if abs(mine[3] - theirs[3]) > TOLERANCE * norm or mine[4] != theirs[4]:
         return False

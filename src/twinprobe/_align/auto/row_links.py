@@ -37,7 +37,8 @@ _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWAR
 class RowLinks:
     """Target row -> (golden row, rule); rows that must stay unmatched; and groups of rows against one another.
 
-    ``only_fitting``: inputs and outputs of modules are paired only where shapes fit, as those of API calls always are.
+    ``only_fitting``: values of modules are paired only where shapes fit, as those of API calls always are; otherwise
+    one size may differ.
     """
 
     pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -55,10 +56,14 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
     ops = board.target.run.table["op"].to_list()
 
     def fits(row: int, other: int, rule: str) -> bool:
-        if not rule.startswith(RULE) or (board.target.head_of[ops[row]].is_module and not links.only_fitting):
+        if not rule.startswith(RULE):
             return True
-        shapes = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
-        return shapes[0] is None or shapes[1] is None or fits_shape(shapes[0], shapes[1])
+        one, two = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
+        if one is None or two is None or fits_shape(one, two):
+            return True
+        # Layers that differ in one size (a padded vocabulary, a sequence cut short) are a finding, others no pair.
+        is_module = board.target.head_of[ops[row]].is_module and not links.only_fitting
+        return is_module and len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
 
     for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
         if NONE not in (row, other) and row not in links.alone and fits(row, other, rule):
@@ -295,6 +300,7 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
     if where is not None:
         _check_names(board, alignment, where)
     numbers = board.target.number_of, board.golden.number_of
+    prints = Prints(board.target), Prints(board.golden)
     many: list[_Many] = []
     heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
     for relation in alignment.relations:
@@ -302,7 +308,11 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
         theirs = [numbers[1][name] for name in relation.golden if name in numbers[1]]
         if not mine or not theirs:
             continue
-        if not relation.one_to_one or relation.rule in (RESULTS, WHOLE):
+        if (
+            not relation.one_to_one
+            or relation.rule in (RESULTS, WHOLE)
+            or _other_way(board, prints, mine[0], theirs[0])
+        ):
             many.append((relation, mine, theirs))
         elif board.link(mine[0], theirs[0], f"{RULE}: {relation.rule}"):
             one, other = board.target.head_of[mine[0]], board.golden.head_of[theirs[0]]
@@ -311,7 +321,27 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
                 many.append((relation, mine, theirs))
     board.follow_forward()
     _link_gradients(board, heads.values())
-    return _row_links(board, many)
+    return _row_links(board, many, prints)
+
+
+def _other_way(board: Board, prints: tuple[Prints, Prints], op: int, other: int) -> bool:
+    """Whether two API calls give the same, but take something else: they are compared by what holds the same."""
+    if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
+        return False
+    outputs = int(prints[0].first_output[op]), int(prints[1].first_output[other])
+    if NONE in outputs:
+        return False
+    agree = row_values_agree(prints[0], outputs[0], prints[1], outputs[1])
+    if agree is None:  # of one value all over
+        agree = prints[0].shape_text[outputs[0]] == prints[1].shape_text[outputs[1]] and bool(
+            np.array_equal(prints[0].stats[outputs[0]], prints[1].stats[outputs[1]], equal_nan=True)
+        )
+    if not agree:
+        return False
+    inputs = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+    return any(
+        all(row_values_agree(prints[0], row, prints[1], at) is False for at in inputs[1]) for row in inputs[0]
+    ) and bool(inputs[1])
 
 
 def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
@@ -339,9 +369,8 @@ def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> No
                     board.link(op, partner, rule)
 
 
-def _row_links(board: Board, many: list[_Many]) -> RowLinks:
+def _row_links(board: Board, many: list[_Many], prints: tuple[Prints, Prints]) -> RowLinks:
     links = RowLinks()
-    prints = Prints(board.target), Prints(board.golden)
     flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
     for relation, mine, theirs in many:
         if relation.kind == RESIDUAL:
