@@ -5,9 +5,9 @@
 Each pair holds the same weights and gives the same outputs. Recorded with statistics, forward and backward, and
 compared without a mapping file. Layers: pairs of modules that hold weights, against what was converted into what.
 Calls: API calls inside paired modules; a pair is right where inputs and outputs hold the same values, a call is found
-where it is paired or in a group that is equal in meaning. Clean: no first divergence is named. Faults: the weight of one
-layer of the target times 1.3; located where the first divergence is in that layer. Then models that are not related:
-nothing may be paired. Needs timm, torchvision, torchtune, litgpt and open_clip.
+where it is paired or in a group that is equal in meaning. Clean: no first divergence is named. Faults: the
+weight of one layer of the target times 1.3; located where the first divergence is in that layer. Then models that are
+not related: nothing may be paired. Needs timm, torchvision, torchtune, litgpt and open_clip.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -95,9 +96,9 @@ def _print_total(level: str, scores: list[Score]) -> None:
     clean = sum(not score.clean for score in scores)
     located, faults = sum(score.located for score in scores), sum(score.faults for score in scores)
     print(
-        f"{level}: layers precision {_share(layers[0], layers[1])}, recall {_share(layers[0], layers[2])}; calls precision "
-        f"{_share(calls[0], calls[1])}, recall {_share(calls[0], calls[2])}; clean {clean} of {len(scores)}; "
-        f"faults located {located} of {faults}"
+        f"{level}: layers precision {_share(layers[0], layers[1])}, recall {_share(layers[0], layers[2])}; "
+        f"calls precision {_share(calls[0], calls[1])}, recall {_share(calls[0], calls[2])}; "
+        f"clean {clean} of {len(scores)}; faults located {located} of {faults}"
     )
 
 
@@ -129,11 +130,9 @@ def _measure(name: str, level: str, faults: int) -> Score:
             first = _compared(wrong, golden)[0].summary.first
             score.faults += 1
             place = _place(wrong, first.op) if first is not None else "nowhere"
-            around = path
-            while around and not any(
-                name.startswith(f"Module.{around}.") and ".forward." in name for name in wrong.ops
-            ):
-                around = around.rpartition(".")[0]
+            around = _called_around(wrong, path)
+            if not any(_called_around(golden, other) == other for other in made.layers[path]):
+                around = _called_around(wrong, path.rpartition(".")[0])  # the golden run computes it inside another
             score.located += place == around or place.startswith(f"{around}.")
             if place != around and not place.startswith(f"{around}."):
                 score.told.append(
@@ -142,7 +141,14 @@ def _measure(name: str, level: str, faults: int) -> Score:
     return score
 
 
-def _build(name: str):  # noqa: ANN202  (the packages are needed only here)
+def _called_around(run: Run, path: str) -> str:
+    """The module at a path, or the nearest one around it that was called."""
+    while path and not any(name.startswith(f"Module.{path}.") and ".forward." in name for name in run.ops):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _build(name: str) -> Any:
     from published import language, vision
 
     torch.manual_seed(0)
@@ -219,7 +225,7 @@ def _score_layers(score: Score, target: Run, golden: Run, pairs: Pairs, truth: d
 
 
 def _score_calls(score: Score, target: Run, golden: Run, pairs: Pairs) -> None:
-    """A pair of calls is right where its tensors hold the same; a call is missed where a free one of its API is there."""
+    """A pair of calls is right where its tensors hold the same, a call missed where a free one of its API is left."""
     ops = target.table["op"].to_list(), golden.table["op"].to_list()
     norms = target.table["norm"].to_list(), golden.table["norm"].to_list()
     tensors = [run.table["kind"].to_list() for run in (target, golden)]
@@ -242,7 +248,7 @@ def _score_calls(score: Score, target: Run, golden: Run, pairs: Pairs) -> None:
             same = not known or abs(size[0] - size[1]) <= 1e-3 * abs(size[1]) + 1e-6
             met[one, two] = met.get((one, two), True) and same
     free = {
-        (golden.parents.get(name), name.rpartition(".forward")[0].rpartition(".")[0])
+        (golden.parents.get(name), split(name)[0])
         for op, name in enumerate(golden.ops)
         if ".forward" in name and op not in covered[1]
     }
@@ -253,7 +259,7 @@ def _score_calls(score: Score, target: Run, golden: Run, pairs: Pairs) -> None:
     missed = [
         op for op in inside
         if op not in covered[0]
-        and (partner[target.parents[target.ops[op]] or ""], target.ops[op].rpartition(".forward")[0].rpartition(".")[0]) in free
+        and (partner[target.parents[target.ops[op]] or ""], split(target.ops[op])[0]) in free
     ]  # fmt: skip
     wrong = [pair for pair, same in met.items() if not same]
     score.calls = [len(covered[0] & set(inside)) - len(wrong), len(wrong), len(missed)]

@@ -94,7 +94,8 @@ _LIT = [
     (r"^lm_head", "lm_head"), (r"^model\.embed_tokens", "transformer.wte"), (r"^model\.norm", "transformer.ln_f"),
     (r"^model\.layers", "transformer.h"), (r"self_attn\.q_proj\.(\w+)", r"attn.qkv.\1@0/3"),
     (r"self_attn\.k_proj\.(\w+)", r"attn.qkv.\1@1/3"), (r"self_attn\.v_proj\.(\w+)", r"attn.qkv.\1@2/3"),
-    (r"self_attn\.(o_proj|dense)", "attn.proj"), (r"input_layernorm", "norm_1"), (r"post_attention_layernorm", "norm_2"),
+    (r"self_attn\.(o_proj|dense)", "attn.proj"),
+    (r"input_layernorm", "norm_1"), (r"post_attention_layernorm", "norm_2"),
     (r"mlp\.gate_proj", "mlp.fc_1"), (r"mlp\.up_proj", "mlp.fc_2"), (r"mlp\.down_proj", "mlp.proj"),
 ]  # fmt: skip
 
@@ -127,8 +128,9 @@ def pythia_litgpt() -> Made:
         intermediate_size=48, rope_base=10_000, gelu_approximate="none",
     )).eval()  # fmt: skip
     layers = by_rules(target, golden, [
-        (r"^embed_out", "lm_head"), (r"gpt_neox\.embed_in", "transformer.wte"), (r"gpt_neox\.final_layer_norm", "transformer.ln_f"),
-        (r"gpt_neox\.layers", "transformer.h"), (r"attention\.query_key_value", "attn.qkv"), (r"attention\.dense", "attn.proj"),
+        (r"^embed_out", "lm_head"), (r"gpt_neox\.embed_in", "transformer.wte"),
+        (r"gpt_neox\.final_layer_norm", "transformer.ln_f"), (r"gpt_neox\.layers", "transformer.h"),
+        (r"attention\.query_key_value", "attn.qkv"), (r"attention\.dense", "attn.proj"),
         (r"input_layernorm", "norm_1"), (r"post_attention_layernorm", "norm_2"), (r"mlp\.dense_h_to_4h", "mlp.fc"),
         (r"mlp\.dense_4h_to_h", "mlp.proj"),
     ], skip=r"attention\.(bias|masked_bias|rotary)|rotary_emb")  # fmt: skip
@@ -155,7 +157,8 @@ def llama_litgpt_torchtune() -> Made:
         (r"^output", "lm_head"), (r"^tok_embeddings", "transformer.wte"), (r"^norm\.scale", "transformer.ln_f.weight"),
         (r"^layers", "transformer.h"), (r"attn\.q_proj\.(\w+)", r"attn.qkv.\1@0/3"),
         (r"attn\.k_proj\.(\w+)", r"attn.qkv.\1@1/3"), (r"attn\.v_proj\.(\w+)", r"attn.qkv.\1@2/3"),
-        (r"attn\.output_proj", "attn.proj"), (r"sa_norm\.scale", "norm_1.weight"), (r"mlp_norm\.scale", "norm_2.weight"),
+        (r"attn\.output_proj", "attn.proj"),
+        (r"sa_norm\.scale", "norm_1.weight"), (r"mlp_norm\.scale", "norm_2.weight"),
         (r"mlp\.w1", "mlp.fc_1"), (r"mlp\.w3", "mlp.fc_2"), (r"mlp\.w2", "mlp.proj"),
     ])  # fmt: skip
     return _made(target, golden, layers)

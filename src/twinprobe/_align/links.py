@@ -320,7 +320,8 @@ def places_meet(target: list[str], golden: list[str]) -> bool:
     if target == golden:
         return True
     modules = [
-        {bare_path(split(name)[0].rpartition(".")[0]) for name in _forward_modules(ops)} for ops in (target, golden)
+        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(ops)}
+        for ops in (target, golden)
     ]
     if all(modules):
         fewest = min(len(modules[0]), len(modules[1]))

@@ -162,6 +162,11 @@ class _Walk:
         self._given = len(self.link)
         self._descend([(ROOT, ROOT), *known])
         self._join_by_path()
+        models = self.one.models, self.other.models
+        if len(models[0]) == len(models[1]):
+            for one, other in zip(*models, strict=True):
+                if one not in self.link and other not in self.back:
+                    self._join(one, other)
 
     def pairs(self) -> Iterable[tuple[int, int]]:
         """Pairs of recorded calls."""

@@ -142,9 +142,10 @@ def _with_axes(tensor: HostTensor, axes: Sequence[int], like: tuple[int, ...]) -
     if sorted(axes) != list(range(len(longer))) or prod(mine) != prod(theirs):
         return None
     if longer is mine:
-        return tensor.data.reshape(mine).transpose(axes).reshape(like)
+        return np.reshape(tensor.data.reshape(mine).transpose(axes), like)
     # Made up of the other's axes, turned: cut into them first, then turned back.
-    return tensor.data.reshape([theirs[axis] for axis in axes]).transpose(np.argsort(axes)).reshape(like)
+    cut = tensor.data.reshape([theirs[axis] for axis in axes])
+    return np.reshape(cut.transpose(np.argsort(axes)), like)
 
 
 def _nearest_view(arrays: list[Array], dtype: str, like: HostTensor) -> int:

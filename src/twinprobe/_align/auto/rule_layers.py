@@ -14,7 +14,7 @@ from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, _like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
-from twinprobe._align.auto.words import agreement, unnumbered
+from twinprobe._align.auto.words import agreement, class_kind, unnumbered
 from twinprobe._align.auto.workspace import GIVEN, Link, Sketch, by_branch_size, cut, sure
 from twinprobe._align.links import NONE
 
@@ -154,7 +154,7 @@ def _note_missing_layers(sketch: Sketch) -> None:
 
 
 def _is_coherent(sketch: Sketch) -> bool:
-    """Any two models have layers of equal shape: much less than all of them, without equal weights or results, is chance.
+    """Any two models have layers of equal shape: much less than all, without equal weights or results, is chance.
 
     A pair whose outputs differ in size, or of which only one has a bias, counts little more than half.
     """
@@ -406,6 +406,9 @@ class _Weights:
         for node in reversed(tree.in_order):
             if facts.is_layer[node]:
                 self.count[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+                if class_kind(tree.cls[node]) == "attention":
+                    # nn.MultiheadAttention never calls its output projection: a third of what it holds for q, k and v.
+                    self.count[node] *= 4 / 3
             parent = tree.parent[node]
             if parent != NONE:
                 self.count[parent] += self.count[node]
