@@ -23,6 +23,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from models.llama_release import LlamaRelease
 from support import slow
 from twinprobe._cli import main
 from twinprobe._runs.run import Run, open_run
@@ -73,14 +74,23 @@ class Lora(nn.Module):
         return self.base_layer
 
 
+class Inner(nn.Module):
+    """What PEFT calls ``base_model``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
 class Peft(nn.Module):
     """What PEFT wraps around a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.base_model = nn.Module()
-        self.base_model.model = model
-        self.base_model.forward = model  # type: ignore[method-assign]
+        self.base_model = Inner(model)
 
     def forward(self, **inputs: Any) -> Any:
         return self.base_model(**inputs)
@@ -192,6 +202,22 @@ def test_an_adapter_meets_the_layer_it_was_merged_into(tmp_path: Path, level: st
     wrong, _ = recorded(tmp_path / "w", merged(scaling=1.0), level=level)
     for one, two in ((wrong, golden), (golden, wrong)):
         assert place_of_first(compared(one, two)) == f"{LAYER}.q_proj"
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_swapped_weights_of_renamed_layers_are_not_paired_crosswise(tmp_path: Path, level: str) -> None:
+    published = llama()
+    model = LlamaRelease(published.config, 3)
+    model.copy_from(published, [0, 1, 2])
+    part = model.layers[1].attention
+    part.wq.weight.data, part.wk.weight.data = part.wk.weight.data.clone(), part.wq.weight.data.clone()
+    golden, _ = recorded(tmp_path / "g", published, lambda known: known(input_ids=IDS).logits.mean().backward(), level)
+    target, _ = recorded(tmp_path / "t", model, lambda known: known(IDS).mean().backward(), level)
+    pairs = matched(target, golden)
+    for mine, theirs in (("wq", "q_proj"), ("wk", "k_proj"), ("wv", "v_proj")):
+        row = f"Module.layers.1.attention.{mine}.Linear.forward.0.output.0"
+        assert pairs[row] == f"Module.{LAYER}.{theirs}.Linear.forward.0.output.0"
+    assert place_of_first(compared(target, golden)) in ("layers.1.attention.wq", "layers.1.attention.wk")
 
 
 class Stage(nn.Module):

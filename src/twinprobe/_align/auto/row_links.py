@@ -127,6 +127,15 @@ def link_group(
     entering, leaving, joined = group_rows(flows, mine, theirs)
     if not leaving and not joined:
         return
+    prints = flows[0].prints, flows[1].prints
+    around = flows[0].side.parents[mine[-1]], flows[1].side.parents[theirs[-1]]
+    if NONE not in around:
+        outputs = int(prints[0].first_output[around[0]]), int(prints[1].first_output[around[1]])
+        if row_values_agree(prints[0], outputs[0], prints[1], outputs[1]):
+            # The modules around give the same: what differs is another way there, -inf in a mask and a low number.
+            leaving = [
+                pair for pair in leaving if row_values_agree(prints[0], pair[0], prints[1], pair[1]) is not False
+            ]
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
     links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
     back, gradients = backward_rows(flows, mine, theirs, entering, leaving)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
-from twinprobe._align.auto.fingerprints import same_values
+from twinprobe._align.auto.fingerprints import row_values_agree, same_values
 from twinprobe._align.auto.layer_scores import WIDEST, SortCells, ValueCells, _like_sizes, kinds_fit, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
@@ -142,8 +142,10 @@ def link_calls(sketch: Sketch) -> None:
                 break
             for node, other in scopes:
                 done.add(node)
+                rows = sketch.target.output_row(node), sketch.golden.output_row(other)
+                same = row_values_agree(sketch.target.prints, rows[0], sketch.golden.prints, rows[1])
                 for piece in list(pieces(sketch, node, other, opened=opened)):
-                    matcher.link(piece)
+                    matcher.link(piece, meets_again=bool(same))
 
 
 class _CallMatcher:
@@ -157,7 +159,8 @@ class _CallMatcher:
         self._done: set[object] = set()
         self._sized = _sizes_meet(sketch)
 
-    def link(self, piece: Piece) -> None:
+    def link(self, piece: Piece, *, meets_again: bool) -> None:
+        """Pair the calls of a piece. Where both modules around give the same, two calls that belong together do so."""
         mine = [self._sort(node, golden=False) for node in piece.target]
         theirs = [self._sort(node, golden=True) for node in piece.golden]
         if mine == theirs:
@@ -175,7 +178,14 @@ class _CallMatcher:
                 known = self._known[key] = self._pair(mine, theirs, values)
             found = known
         for at, to, score, confidence, equal in found:
-            self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
+            if not meets_again or not self._give_unlike(piece.target[at], piece.golden[to]):
+                self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
+
+    def _give_unlike(self, node: int, other: int) -> bool:
+        target, golden = self._sketch.target, self._sketch.golden
+        rows = target.output_row(node), golden.output_row(other)
+        is_call = not (target.tree.is_module[node] or golden.tree.is_module[other])
+        return is_call and row_values_agree(target.prints, rows[0], golden.prints, rows[1]) is False
 
     def _link_pair(self, node: int, other: int, score: float, confidence: float, equal: bool) -> None:
         sketch = self._sketch
@@ -268,7 +278,12 @@ def link_results(sketch: Sketch) -> None:
     facts = sketch.target, sketch.golden
     flows = Flow(facts[0].tree.side, facts[0].prints), Flow(facts[1].tree.side, facts[1].prints)
     for node, other in sketch.matched_modules():
-        for piece in list(pieces(sketch, node, other, opened=True)):
+        found = pieces(sketch, node, other, opened=True)
+        if facts[0].is_layer[node] != facts[1].is_layer[other]:  # one layer is the other's layers: all that they call
+            found = iter(
+                [Piece(_free_inside(facts[0], node, sketch.partner), _free_inside(facts[1], other, sketch.back))]
+            )
+        for piece in list(found):
             nodes = [{one.tree.op[at]: at for at in _calls(one, part)} for one, part in zip(facts, piece, strict=True)]
             if not all(nodes):
                 continue
@@ -281,6 +296,16 @@ def link_results(sketch: Sketch) -> None:
                     sketch.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
                 else:
                     sketch.link(Link(*links, WHOLE, "same place", _BY_PLACE, kind))
+
+
+def _free_inside(facts: Facts, node: int, linked: list[int]) -> list[int]:
+    found, stack = [], [node]
+    while stack:
+        for child in facts.tree.children[stack.pop()]:
+            stack.append(child)
+            if linked[child] == NONE:
+                found.append(child)
+    return found
 
 
 def _calls(facts: Facts, nodes: list[int]) -> list[int]:

@@ -25,6 +25,7 @@ from twinprobe._align.links import NONE
 Scores = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 _MOST = 5
 _SAME_READERS, _OTHER_READERS = 1.5, -1.5
+_NAMED, _SAME_NAME = frozenset({"q", "k", "v"}), 12.0
 # Three are q, k, v nearly always; two may be gate and up in either order.
 _IN_ORDER = {2: 0.8, 3: 1.5}
 
@@ -76,6 +77,10 @@ def _assign(
     readers = np.array([[_readers(mine[place], theirs[other]) for other in others] for place in members])
     if readers.max() > 0:  # else the two sides are written so differently that their readers do not compare
         table += readers
+    meanings = [mine[place].meaning for place in members], [theirs[other].meaning for other in others]
+    if sorted(meanings[0]) == sorted(meanings[1]) == sorted(_NAMED.intersection(meanings[0])):
+        # Names that leave no doubt outweigh values: q and k may hold each other's weights, which is a finding.
+        table += _SAME_NAME * (np.array(meanings[0])[:, None] == np.array(meanings[1]))
     swapped = len(members) > len(others)
     used = table.T if swapped else table
     options = []
