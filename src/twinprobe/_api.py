@@ -205,7 +205,7 @@ class Aligned:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     def save(self, folder: PathLike) -> list[Path]:
-        """Write alignment.json, layer_mapping.yaml and alignment.html, and return their paths."""
+        """Write alignment.json, the mapping files and alignment.html, and return their paths."""
         from twinprobe._report.alignment import write_alignment
 
         return write_alignment(self.alignment, self.target, self.golden, _path(folder))

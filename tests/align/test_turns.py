@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinprobe._align.turns import VIEW, Candidate, find_turns, fits_shape
+from twinprobe._measure.elements import turned
+from twinprobe._runs.tensors.elements import HostTensor
 
 
 def _one(target: tuple[int, ...], golden: tuple[int, ...], place: int = 0, **more: object) -> Candidate:
@@ -41,6 +43,18 @@ def test_views_keep_the_order_of_elements() -> None:
     assert find_turns([_one((16, 96), (2, 8, 96))]) == {0: [VIEW]}
     assert find_turns([_one((8, 4, 8), (2, 4, 4, 8))]) == {0: [VIEW]}
     assert find_turns([_one((12, 96), (8, 2, 96))]) == {}
+
+
+def test_axes_may_be_turned_and_cut_at_once() -> None:
+    """Channels first as an image, channels last as a row of patches."""
+    image = np.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+    rows = image.transpose(0, 2, 3, 1).reshape(2, 20, 3)
+    for one, other in ((image, rows), (rows, image), (image[:1], rows[:1]), (rows[:1], image[:1])):
+        ways = find_turns([_one(one.shape, other.shape)])[0]
+        host, like = (HostTensor("float64", array.shape, array.reshape(-1)) for array in (one, other))
+        assert np.array_equal(turned(host, ways, like).data, other.reshape(-1))
+    assert not fits_shape((2, 3, 4, 5), (2, 20, 4))
+    assert not fits_shape((8, 9, 5), (2, 6, 6, 5))  # windows of an image are no order of its axes
 
 
 @settings(deadline=None)

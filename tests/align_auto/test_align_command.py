@@ -38,7 +38,10 @@ def test_it_tells_what_fits_by_which_rule_and_what_stays_alone(
     assert re.search(r"layers in order +16", told)
     assert "TransformerLanguageModel.forward.0: a level of its own" in told
     assert "the other run has no call of reshape" in told
-    assert {path.name for path in tmp_path.iterdir()} == {"alignment.json", "layer_mapping.yaml", "alignment.html"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "alignment.json", "layer_mapping.yaml", "cell_mapping.yaml", "api_mapping.yaml", "data_mapping.yaml",
+        "alignment.html",
+    }  # fmt: skip
     assert len(read_alignment(tmp_path / "alignment.json").relations) > 50
 
 
@@ -111,3 +114,40 @@ def test_api_calls_alone_are_aligned_in_their_order(recorded: Callable[..., Any]
     assert len(relations) > 40
     linears = {name for one in relations for name in one.target if name.startswith("Functional.linear.")}
     assert len(linears) == 17  # four in each of four layers, and the head
+
+
+@pytest.mark.parametrize("dialect", ["layer", "cell", "api", "data"])
+def test_every_mapping_file_gives_the_pairs_back_and_takes_an_edit(
+    recorded: Callable[..., Any], tmp_path: Path, dialect: str
+) -> None:
+    made = recorded("llama / release")
+    assert _command(made.target.path, made.golden.path, "-o", tmp_path) == 0
+    path = tmp_path / f"{dialect}_mapping.yaml"
+    found = _paired(made, align="auto")
+    given = _paired(made, align="none", **{dialect: path})
+    row, other = "Module.layers.1.attention.wo.Linear.forward.0.output.0", "Module.model.layers.1.self_attn.{}.Linear"
+    if dialect == "api":
+        row = "Torch.rsqrt.1.forward.output.0"
+    assert given[row] == found[row]
+    modules = {one: two for one, two in given.items() if one.startswith("Module.")}
+    assert modules.items() <= found.items()
+    if dialect == "data":
+        assert given == found
+    text = path.read_text()
+    wrong = {
+        "layer": ("wo: o_proj", "wo: v_proj"),
+        "cell": ("layers.1.attention.wo.Linear: model.layers.1.self_attn.o_proj.Linear",
+                 "layers.1.attention.wo.Linear: model.layers.1.self_attn.v_proj.Linear"),
+        "api": ("pt_api: Torch.rsqrt", "pt_api: Tensor.pow"),
+        "data": (f"{row}: {other.format('o_proj')}", f"{row}: {other.format('v_proj')}"),
+    }[dialect]  # fmt: skip
+    assert wrong[0] in text
+    path.write_text(text.replace(*wrong))
+    assert _paired(made, align="none", **{dialect: path}).get(row) != found[row]
+
+
+def _paired(made: Any, **options: Any) -> dict[str, str]:
+    pairs = build_matcher(MappingOptions(**options))(made.target, made.golden)
+    names = made.target.table["name"].to_list(), made.golden.table["name"].to_list()
+    both = zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)
+    return {names[0][row]: names[1][other] for row, other in both if row >= 0 and other >= 0}

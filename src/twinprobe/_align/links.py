@@ -185,6 +185,17 @@ def _with_forward(side: Side) -> list[tuple[int, int]]:
 Groups = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 
 
+@dataclass(frozen=True, slots=True)
+class CallGroup:
+    """Numbers of calls that are equal in meaning: what the target's compute, the golden run's compute in other steps.
+
+    They are compared as one call: by the values that enter and leave them. The way back is a group of its own.
+    """
+
+    target: tuple[int, ...]
+    golden: tuple[int, ...]
+
+
 @dataclass
 class Pairs:
     """Row numbers side by side, -1 where a row has no partner, and the rule that joined them.
@@ -197,6 +208,7 @@ class Pairs:
     rule: list[str]
     notes: list[str] = field(default_factory=list)
     groups: Groups = field(default_factory=dict)
+    call_groups: list[CallGroup] = field(default_factory=list)
 
 
 def from_partners(partners: list[int], golden_rows: int, rules: list[str], notes: Iterable[str] = ()) -> Pairs:
@@ -308,7 +320,8 @@ def places_meet(target: list[str], golden: list[str]) -> bool:
     if target == golden:
         return True
     modules = [
-        {bare_path(split(name)[0].rpartition(".")[0]) for name in _forward_modules(ops)} for ops in (target, golden)
+        {bare_path(split(name)[0].partition(".")[2].rpartition(".")[0]) for name in _forward_modules(ops)}
+        for ops in (target, golden)
     ]
     if all(modules):
         fewest = min(len(modules[0]), len(modules[1]))

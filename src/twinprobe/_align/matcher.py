@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from twinprobe._align.links import Pairs, match_names, needs_help
+from twinprobe._align.rows import part_repeats
 from twinprobe._runs.run import Run
 
 # Which mappings a user can ask for.
@@ -55,7 +56,8 @@ class NamesMatcher:
         """Pair two runs."""
         by_place = self.options.pair == "place"
         if target.ops == golden.ops or target.single_points:
-            return match_names(target, golden)
+            pairs = match_names(target, golden)
+            return part_repeats(target, golden, pairs) if by_place and not target.single_points else pairs
         if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
             from twinprobe._align.place import note_of_other_places
 
@@ -64,7 +66,8 @@ class NamesMatcher:
             return pairs
         from twinprobe._align.mapping.mapped import read_mappings
 
-        return read_mappings(self.options)(target, golden)
+        pairs = read_mappings(self.options)(target, golden)
+        return part_repeats(target, golden, pairs) if by_place else pairs
 
 
 def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:

@@ -10,23 +10,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
+from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
 from twinprobe._align.calls import Side, bare_path, split
-from twinprobe._align.links import NONE, Board, Pairs, link_equal_names
+from twinprobe._align.groups import Flow, free_pieces, where_values_meet
+from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.siblings import Calls, Siblings, Twins
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 
 RULE = "place"
-_SHARE = 20  # fewer than one layer in so many: two models, not one
+_SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
-def link_places(board: Board) -> None:
-    """Link what no earlier rule has linked and what lies at the same place in both runs."""
+def link_places(board: Board) -> RowLinks | None:
+    """Link what no earlier rule has linked and what lies at the same place in both runs.
+
+    Where the runs compute the same in other steps, these come back as groups of calls, for ``aligned_pairs``.
+    """
     if not board.both_forward:
         link_equal_names(board)
-        return
+        return None
     before = list(board.partner)
     # Where two ways are equally good, the first found wins: one order is always taken, so that swapped runs give the
     # mirrored answer.
@@ -36,7 +41,7 @@ def link_places(board: Board) -> None:
     walk = _Walk(sides, given)
     if not walk.is_one_model() and not given:
         board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
-        return
+        return None
     for one, other in walk.pairs():
         op, partner = (other, one) if turned else (one, other)
         name = board.target.ops[op]
@@ -47,7 +52,13 @@ def link_places(board: Board) -> None:
         board.link(op, partner, RULE)
     _link_gradients(board)
     _link_the_rest(board)
-    _say(board, before)
+    links = RowLinks(by_place=True)
+    flows = walk.flows()
+    for group in walk.groups(flows):
+        mine, theirs = group[::-1] if turned else group
+        link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
+    _say(board, before, links.call_groups)
+    return links if links.call_groups else None
 
 
 def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
@@ -108,10 +119,11 @@ def _link_the_rest(board: Board) -> None:
         board.link_in_order(board.free([head], BACKWARD), board.free([other], BACKWARD, golden=True), NAME)
 
 
-def _say(board: Board, before: list[int]) -> None:
+def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
+    parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
     alone = sum(
-        link == NONE and side.direction[op] == FORWARD
-        for side, links in ((board.target, board.partner), (board.golden, board.back))
+        link == NONE and side.direction[op] == FORWARD and op not in inside
+        for side, links, inside in zip((board.target, board.golden), (board.partner, board.back), parts, strict=True)
         for op, link in enumerate(links)
     )
     moved = any(
@@ -119,10 +131,19 @@ def _say(board: Board, before: list[int]) -> None:
         for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
+    if groups:
+        board.notes.append(_told(groups, board))
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
         board.notes.append("both runs make the same calls under other names or numbers; they were paired by place")
+
+
+def _told(groups: list[CallGroup], board: Board) -> str:
+    forward = [group for group in groups if board.target.direction[group.target[0]] == FORWARD]
+    one, other = sum(len(group.target) for group in forward), sum(len(group.golden) for group in forward)
+    where = "1 place" if len(forward) == 1 else f"{len(forward):,} places"
+    return f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"
 
 
 class _Walk:
@@ -141,6 +162,11 @@ class _Walk:
         self._given = len(self.link)
         self._descend([(ROOT, ROOT), *known])
         self._join_by_path()
+        models = self.one.models, self.other.models
+        if len(models[0]) == len(models[1]):
+            for one, other in zip(*models, strict=True):
+                if one not in self.link and other not in self.back:
+                    self._join(one, other)
 
     def pairs(self) -> Iterable[tuple[int, int]]:
         """Pairs of recorded calls."""
@@ -168,6 +194,22 @@ class _Walk:
                     if NONE not in ops:
                         yield ops
                     scopes += self._siblings.aligned(self.one.children[scope[0]], self.other.children[scope[1]], scope)
+
+    def flows(self) -> tuple[Flow, Flow]:
+        """How values flow through both runs."""
+        return Flow(self.one.side, self.one.prints), Flow(self.other.side, self.other.prints)
+
+    def groups(self, flows: tuple[Flow, Flow]) -> Iterable[tuple[list[int], list[int]]]:
+        """Calls that only one run makes, beside others that only the other makes at the same place."""
+        trees = self.one.tree, self.other.tree
+        layers = [{node for node in calls.tree.modules if calls.weights(node)} for calls in (self.one, self.other)]
+        for piece in free_pieces(trees, (self.link, self.back), (layers[0], layers[1])):
+            mine, theirs = (
+                [tree.op[node] for node in nodes if tree.op[node] != NONE]
+                for tree, nodes in zip(trees, piece, strict=True)
+            )
+            for one, other, _ in where_values_meet(flows, mine, theirs):
+                yield one, other
 
     def is_one_model(self) -> bool:
         """Whether more than a chance few of the layers (or else the calls) belong together."""

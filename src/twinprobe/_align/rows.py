@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from twinprobe._align.calls import Side
+import numpy as np
+
+from twinprobe._align.calls import Side, dims, split
 from twinprobe._align.links import NONE, Board, Pairs, from_partners
 from twinprobe._align.mapping.api_names import COMPOSITE, ArgumentMap, IndexMap, signature_map
 from twinprobe._runs.names import BACKWARD, FORWARD
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS
 
 # Parameters of two modules that belong together: by name, by the frameworks' spelling, else by order and shape.
 
@@ -238,3 +241,62 @@ def _parameter(suffix: str) -> str:
 
 def _is_tensor_input(side: Side, row: int) -> bool:
     return side.roles[row] == INPUT and side.shapes[row] not in (None, "[]")
+
+
+# Heads of keys and values that one run repeats before a call, and the other inside it: no values of one shape.
+
+REPEATED = "repeated in the other run"
+
+
+def part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+    """Leave rows unmatched whose tensors are one another, repeated; so are their gradients, which are sums."""
+    both = (pairs.target >= 0) & (pairs.golden >= 0)
+    shapes = target.table["shape"].gather(pairs.target[both]), golden.table["shape"].gather(pairs.golden[both])
+    places = np.flatnonzero(both)[(shapes[0] != shapes[1]).fill_null(value=False).to_numpy()]
+    if not len(places):
+        return pairs
+    ops = target.table["op"].to_list()
+    apart: list[int] = []
+    calls: set[tuple[str, int, tuple[str, str]]] = set()
+    for backward in (False, True):
+        for place in places.tolist():
+            row, other = int(pairs.target[place]), int(pairs.golden[place])
+            head, direction, call = split(target.ops[ops[row]])
+            key = head, call, (target.table["shape"][row], golden.table["shape"][other])
+            if backward and direction == BACKWARD and key in calls:
+                apart.append(place)
+            elif not backward and direction == FORWARD and _is_repeat(target, row, golden, other):
+                apart.append(place)
+                calls.add(key)
+    return _apart(pairs, sorted(apart)) if apart else pairs
+
+
+def _is_repeat(target: Run, row: int, golden: Run, other: int) -> bool:
+    sizes = [dims(run.table["shape"][at]) for run, at in ((target, row), (golden, other))]
+    if target.table["role"][row] != INPUT or sizes[0] is None or sizes[1] is None or len(sizes[0]) != len(sizes[1]):
+        return False
+    differing = [(mine, theirs) for mine, theirs in zip(*sizes, strict=True) if mine != theirs]
+    more, fewer = max(differing[0]), min(differing[0])
+    if len(differing) != 1 or not fewer or more % fewer:
+        return False
+    mine, theirs = (np.array(run.table.select(STATS).row(at)) for run, at in ((target, row), (golden, other)))
+    grown = (more / fewer) ** 0.5 if more == differing[0][0] else (fewer / more) ** 0.5
+    return bool(np.allclose(mine, theirs * [1.0, 1.0, 1.0, grown], rtol=1e-3, atol=1e-3 * abs(theirs[:2]).max()))
+
+
+def _apart(pairs: Pairs, places: list[int]) -> Pairs:
+    alone = pairs.golden[places].copy()
+    golden, rule = pairs.golden.copy(), list(pairs.rule)
+    golden[places] = NONE
+    for place in places:
+        rule[place] = REPEATED
+    order = np.argsort(np.concatenate([golden[pairs.target == NONE], alone]), kind="stable")
+    rest = np.concatenate([golden[pairs.target == NONE], alone])[order]
+    words = [*(rule[place] for place in np.flatnonzero(pairs.target == NONE)), *[REPEATED] * len(alone)]
+    kept = pairs.target != NONE
+    return Pairs(
+        np.concatenate([pairs.target[kept], np.full(len(rest), NONE, dtype=np.int32)]),
+        np.concatenate([golden[kept], rest]).astype(np.int32),
+        [*(rule[place] for place in np.flatnonzero(kept)), *(words[at] for at in order)],
+        pairs.notes, pairs.groups, pairs.call_groups,
+    )  # fmt: skip

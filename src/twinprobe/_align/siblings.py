@@ -41,6 +41,7 @@ class Calls:
         self.children = [list(inside) for inside in tree.children]
         self.around = list(tree.parent)
         self.wrapper: dict[int, int] = {}
+        self.models: list[int] = []  # calls of the whole model, without its wrappers
         for node in reversed(tree.in_order):
             if node != ROOT and tree.is_module[node]:
                 self._see_through(node, bare)
@@ -51,6 +52,8 @@ class Calls:
         inner = [one for one in self.children[node] if self.tree.is_module[one] and bare[self.tree.path[one]] == path]
         if path and not inner:
             return
+        if not path and not inner:
+            self.models.insert(0, node)
         around = self.around[node]
         place = self.children[around].index(node)
         self.children[around][place : place + 1] = self.children[node]
@@ -125,7 +128,8 @@ class Siblings:
         return [
             (one, other)
             for one, other in found
-            if self.one.tree.is_module[one] or self._agree(one, other, OUTPUT) is not False
+            if self.one.tree.is_module[one]
+            or (self._agree(one, other, OUTPUT) is not False and self._agree(one, other, INPUT) is not False)
         ]
 
     def _meet_again(self, found: Twins, scope: tuple[int, int]) -> bool:

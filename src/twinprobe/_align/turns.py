@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from itertools import permutations
+from itertools import pairwise, permutations
 from math import prod
 
 from twinprobe._align.calls import Shape
@@ -17,7 +17,7 @@ from twinprobe._align.calls import Shape
 Axes = tuple[int, ...]
 VIEW: Axes = ()  # the same elements in the same order, cut into other axes
 IN_OUT = "in_out"  # what a recorder calls a weight that is stored the other way round
-_MOST_AXES, _MOST_WAYS = 6, 6
+_MOST_AXES, _MOST_WAYS, _MOST_CUT = 6, 6, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def find_turns(candidates: Iterable[Candidate]) -> dict[int, list[Axes]]:
     """Place of a pair -> the orders of the target's axes that give the golden layout, for all pairs that need one.
 
     The likeliest comes first; there is one alone for weights. Where the two have a different number of axes, the axes
-    are those of the target without its axes of length 1.
+    are those of the longer shape without its axes of length 1; what it is cut into, or put together from, follows.
     """
     found = list(candidates)
     ways = {one.place: _ways(one.target, one.golden) for one in found}
@@ -61,7 +61,7 @@ def _ways(target: Shape, golden: Shape) -> list[Axes]:
     if len(target) != len(golden):
         plain = [tuple(size for size in shape if size != 1) for shape in (target, golden)]
         if len(plain[0]) != len(plain[1]):
-            return [VIEW] if _is_view(*sorted(plain, key=len)) else []
+            return [VIEW] if _is_view(*sorted(plain, key=len)) else _turned_and_cut(*sorted(plain, key=len))
         target, golden = plain
     if len(target) > _MOST_AXES or sorted(target) != sorted(golden):
         return []
@@ -69,16 +69,38 @@ def _ways(target: Shape, golden: Shape) -> list[Axes]:
     return [axes for axes in everything if tuple(target[axis] for axis in axes) == golden]
 
 
+def _turned_and_cut(few: Shape, many: Shape) -> list[Axes]:
+    """Orders of the longer shape's axes that make up the shorter one: [N, C, H, W] and [N, H * W, C].
+
+    Only neighbours become one axis: windows of an image would fit its shape in other orders, and are none of them.
+    """
+    if len(many) > _MOST_CUT or prod(few) != prod(many):
+        return []
+    found = []
+    for axes in permutations(range(len(many))):
+        groups = _cuts(few, axes, many)
+        if groups and all(pair[0] + 1 == pair[1] for group in groups for pair in pairwise(group)):
+            found.append(axes)
+    return found
+
+
 def _is_view(few: Shape, many: Shape) -> bool:
     """Whether neighbouring axes of the longer shape make up each axis of the shorter one."""
-    rest = list(many)
+    return bool(_cuts(few, tuple(range(len(many))), many))
+
+
+def _cuts(few: Shape, axes: Axes, sizes: Shape) -> list[list[int]]:
+    """Which axes, in this order, make up each axis of the shorter shape; nothing where they do not."""
+    rest = list(axes)
+    groups = []
     for size in few:
         taken: list[int] = []
-        while rest and prod(taken) < size:
+        while rest and prod(sizes[axis] for axis in taken) < size:
             taken.append(rest.pop(0))
-        if prod(taken) != size:
-            return False
-    return bool(few) and not rest
+        if prod(sizes[axis] for axis in taken) != size:
+            return []
+        groups.append(taken)
+    return groups if not rest else []
 
 
 def _by_likelihood(one: Candidate, ways: list[Axes], votes: Counter[Axes]) -> list[Axes]:

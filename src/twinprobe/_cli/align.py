@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", type=path, metavar="A", help="run under test: dump.json or its folder")
     add("golden", type=path, metavar="B", help="reference run: dump.json or its folder")
     add("-o", "--output_path", type=path, default="./output", metavar="DIR",
-        help="folder for alignment.json, layer_mapping.yaml and alignment.html (default: ./output)")  # fmt: skip
+        help="folder for alignment.json, the mapping files and alignment.html (default: ./output)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
 

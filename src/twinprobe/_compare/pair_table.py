@@ -12,6 +12,7 @@ import numpy as np
 
 from twinprobe._align.auto.row_links import MERGED, merged
 from twinprobe._align.calls import Shape, dims
+from twinprobe._align.groups import MEANING
 from twinprobe._align.links import Groups, Pairs
 from twinprobe._align.turns import IN_OUT, VIEW, Axes, Candidate, find_turns
 from twinprobe._runs.run import Run
@@ -38,9 +39,22 @@ def pair_table(target: Run, golden: Run, pairs: Pairs) -> pl.DataFrame:
     if pairs.groups:
         frame = with_merged(frame, target, golden, pairs.groups)
     marked = frame["t_layout"].null_count() + frame["g_layout"].null_count() < 2 * frame.height
-    if marked or frame["rule"].str.starts_with(ALIGNED).any():
+    if marked or pairs.call_groups or frame["rule"].str.starts_with(ALIGNED).any():
         frame = with_turns(frame)
-    return frame
+    return with_call_groups(frame, pairs) if pairs.call_groups else frame
+
+
+def with_call_groups(frame: pl.DataFrame, pairs: Pairs) -> pl.DataFrame:
+    """The column ``group``: the number of the group of calls, equal in meaning, that a row belongs to."""
+    import polars as pl
+
+    number: tuple[dict[int, int], dict[int, int]] = {}, {}
+    for at, group in enumerate(pairs.call_groups):
+        number[0].update(dict.fromkeys(group.target, at))
+        number[1].update(dict.fromkeys(group.golden, at))
+    ops = zip(frame["t_op"].to_list(), frame["g_op"].to_list(), strict=True)
+    found = [number[0].get(op) if op is not None else number[1].get(other) for op, other in ops]
+    return frame.with_columns(pl.Series("group", found, dtype=pl.Int32))
 
 
 def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[pl.Series]:
@@ -176,7 +190,7 @@ def _candidates(frame: pl.DataFrame) -> list[Candidate]:
     tensors = (frame["t_kind"] == TENSOR) & (frame["g_kind"] == TENSOR)
     layouts = [(frame[f"{side}_layout"] == IN_OUT).fill_null(value=False) for side in "tg"]
     marked = layouts[0] != layouts[1]
-    aligned = frame["rule"].str.starts_with(ALIGNED)
+    aligned = frame["rule"].str.starts_with(ALIGNED) | frame["rule"].str.contains(MEANING, literal=True)
     weights = frame["t_role"].is_in(_WEIGHTS)
     chosen = tensors & (marked | (aligned & (weights | (frame["t_shape"] != frame["g_shape"]))))
     found = []

@@ -58,6 +58,12 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     """
     count = len(run.ops)
     of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
+    if "group" in pairs.columns:  # calls that are equal in meaning with others are one call
+        grouped = (pairs["group"].is_not_null() & (pairs["t_op"].is_not_null())).to_numpy()
+        numbers = pairs["group"].fill_null(0).to_numpy()
+        last = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
+        np.maximum.at(last, numbers[grouped], of_row[grouped])
+        of_row[grouped] = last[numbers[grouped]]
     role = pairs["t_role"].fill_null(255).to_numpy()
     exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
     for at, name in enumerate(run.ops if not run.single_points else ()):

@@ -121,7 +121,8 @@ class Way(NamedTuple):
 def turned(tensor: HostTensor, ways: Sequence[Sequence[int]], like: HostTensor) -> HostTensor:
     """The tensor with its axes in one of these orders, whichever is nearest to ``like``.
 
-    With fewer axes than it has, those of length 1 do not count; no axes at all mean a view in the other's shape.
+    Where the numbers of axes differ, those of length 1 do not count, and neighbours may be one axis of the other; no
+    axes at all mean a view in the other's shape.
     """
     made = [array for axes in ways if (array := _with_axes(tensor, axes, like.shape)) is not None]
     if not made:
@@ -134,9 +135,17 @@ def _with_axes(tensor: HostTensor, axes: Sequence[int], like: tuple[int, ...]) -
     shape = tensor.shape
     if not axes:
         return tensor.data.reshape(like) if tensor.data.size == prod(like) else None
-    if len(axes) != len(shape):
-        shape = tuple(size for size in shape if size != 1)
-    return tensor.data.reshape(shape).transpose(axes) if sorted(axes) == list(range(len(shape))) else None
+    if len(shape) == len(like):
+        return tensor.data.reshape(shape).transpose(axes) if sorted(axes) == list(range(len(shape))) else None
+    mine, theirs = (tuple(size for size in sizes if size != 1) for sizes in (shape, like))
+    longer = mine if len(mine) >= len(theirs) else theirs
+    if sorted(axes) != list(range(len(longer))) or prod(mine) != prod(theirs):
+        return None
+    if longer is mine:
+        return np.reshape(tensor.data.reshape(mine).transpose(axes), like)
+    # Made up of the other's axes, turned: cut into them first, then turned back.
+    cut = tensor.data.reshape([theirs[axis] for axis in axes])
+    return np.reshape(cut.transpose(np.argsort(axes)), like)
 
 
 def _nearest_view(arrays: list[Array], dtype: str, like: HostTensor) -> int:

@@ -1,4 +1,4 @@
-"""The files of an alignment: alignment.json, layer_mapping.yaml and the page with both trees."""
+"""The files of an alignment: alignment.json, a mapping file in each dialect, and the page with both trees."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.auto.alignment import DOUBTFUL, Alignment, Alone, LayerRules, layer_rules, to_document
+from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.auto.tree import CallTree, call_tree
-from twinprobe._align.calls import Side
+from twinprobe._align.calls import MINDSPORE, Side
+from twinprobe._align.links import Board, Pairs
+from twinprobe._align.mapping.data_mapping import write_data_mapping
 from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, fill
-from twinprobe._runs.names import CONTAINERS
+from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.run import Run
 
 # The page of an alignment: both trees side by side, and a line for each pair.
@@ -71,20 +74,71 @@ def _label(tree: CallTree, node: int) -> str:
     return visible(f"{own} ({tree.cls[node]})" if tree.cls[node] else own)
 
 
-JSON, YAML, PAGE = "alignment.json", "layer_mapping.yaml", "alignment.html"
+JSON, LAYERS, CELLS, APIS, DATA, PAGE = (
+    "alignment.json", "layer_mapping.yaml", "cell_mapping.yaml", "api_mapping.yaml", "data_mapping.yaml",
+    "alignment.html",
+)  # fmt: skip
 _LISTED = 40
 
 
 def write_alignment(alignment: Alignment, target: Run, golden: Run, folder: Path) -> list[Path]:
-    """Write all three files, whole or not at all; return their paths."""
+    """Write all files, whole or not at all; return their paths. A mapping without a line is not written."""
     prepare_folder(folder)
-    paths = [folder / name for name in (JSON, YAML, PAGE)]
+    texts = {
+        LAYERS: layer_mapping_text(layer_rules(alignment)),
+        CELLS: _cell_mapping_text(alignment),
+        APIS: _api_mapping_text(alignment, target, golden),
+    }
     with Staging() as staging:
         document = {**to_document(alignment), "target_run": str(target.path), "golden_run": str(golden.path)}
-        staging.file(paths[0]).write_bytes(json_bytes(document) + b"\n")
-        staging.file(paths[1]).write_text(layer_mapping_text(layer_rules(alignment)), encoding="utf-8")
-        fill_page(alignment, target, golden, staging.file(paths[2]))
-    return paths
+        staging.file(folder / JSON).write_bytes(json_bytes(document) + b"\n")
+        for name, text in texts.items():
+            if text:
+                staging.file(folder / name).write_text(text, encoding="utf-8")
+        write_data_mapping(staging.file(folder / DATA), target, golden, _row_pairs(alignment, target, golden))
+        fill_page(alignment, target, golden, staging.file(folder / PAGE))
+    return [folder / name for name in (JSON, *(name for name, text in texts.items() if text), DATA, PAGE)]
+
+
+def _row_pairs(alignment: Alignment, target: Run, golden: Run) -> Pairs:
+    """All rows that the alignment pairs one to one: a line of a data mapping holds no more."""
+    board = Board(target, golden)
+    pairs = aligned_pairs(board, link_alignment(board, alignment))
+    partners = pairs.golden.copy()
+    partners[[place for place, (rows, others) in pairs.groups.items() if len(rows) + len(others) > 2]] = -1
+    return Pairs(pairs.target, partners, pairs.rule)
+
+
+def _pairs_of_heads(alignment: Alignment, *, modules: bool) -> dict[str, str]:
+    """Module (path and class) or API -> its partner, the one it meets most often; each partner once for modules."""
+    votes: dict[str, Counter[str]] = {}
+    for relation in alignment.relations:
+        names = [parse_op(name) for name in (*relation.target, *relation.golden)]
+        if relation.one_to_one and all(name.is_module == modules and name.direction == FORWARD for name in names):
+            mine, theirs = (name.without_call.removesuffix(f".{FORWARD}") for name in names)
+            if modules:
+                mine, theirs = mine.partition(".")[2], theirs.partition(".")[2]
+            votes.setdefault(mine, Counter())[theirs] += 1
+    return {mine: names.most_common(1)[0][0] for mine, names in votes.items()}
+
+
+def _cell_mapping_text(alignment: Alignment) -> str:
+    pairs = _pairs_of_heads(alignment, modules=True)
+    head = "# Cell mapping found by twinprobe align: module of the target run: module of the other run.\n"
+    lines = [f"{_quoted(mine)}: {_quoted(theirs)}\n" for mine, theirs in pairs.items()]
+    return head + "".join(lines) if lines else ""
+
+
+def _api_mapping_text(alignment: Alignment, target: Run, golden: Run) -> str:
+    """APIs in the form of the frameworks: ``ms_api`` names MindSpore's side where there is one."""
+    pairs = _pairs_of_heads(alignment, modules=False)
+    head = "# API mapping found by twinprobe align: APIs that were paired most often.\n"
+    turned = golden.framework == MINDSPORE != target.framework
+    lines = []
+    for mine, theirs in pairs.items():
+        left, right = (theirs, mine) if turned else (mine, theirs)
+        lines.append(f"- ms_api: {_quoted(left)}\n  pt_api: {_quoted(right)}\n")
+    return head + "".join(lines) if lines else ""
 
 
 def layer_mapping_text(rules: LayerRules) -> str:

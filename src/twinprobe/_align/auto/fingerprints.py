@@ -145,7 +145,9 @@ def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool
         return None
     mine, theirs = one.listed[row], other.listed[partner]
     if mine is None or theirs is None:
-        return True if one.digest[row] is not None and one.digest[row] == other.digest[partner] else None
+        if one.digest[row] is not None and one.digest[row] == other.digest[partner]:
+            return True
+        return False if _limits_differ(one.stats[row, :2], other.stats[partner, :2]) else None
     norm = max(mine[3], theirs[3])
     if abs(mine[3] - theirs[3]) > TOLERANCE * norm or mine[4] != theirs[4]:
         return False
@@ -155,3 +157,13 @@ def row_values_agree(one: Prints, row: int, other: Prints, partner: int) -> bool
         if abs(mine[column] - theirs[column]) > 2 * TOLERANCE * size + TOLERANCE * root:
             return False
     return not abs(mine[2] - theirs[2]) > 2 * TOLERANCE * root
+
+
+def _limits_differ(mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> bool:
+    """Of values without a norm, or of one value all over: equal limits say little, unlike ones enough."""
+    if np.isnan(mine).any() or np.isnan(theirs).any():
+        return False
+    if (np.isinf(mine) != np.isinf(theirs)).any():
+        return True
+    with np.errstate(invalid="ignore"):
+        return bool((abs(mine - theirs) > 2 * TOLERANCE * np.maximum(abs(mine), abs(theirs))).any())

@@ -44,6 +44,9 @@ _MOST_COMBINATIONS = 300_000
 _SAMPLE = 200
 
 
+SAME_NORM = 1e-3  # rounding moves the norm of a whole weight by less
+
+
 class Units:
     """Layers (or groups of layers) of one side in columns."""
 
@@ -144,8 +147,7 @@ def _agree(one: Array, other: Array, rows: Array, columns: Array) -> tuple[Array
 
 def shared_weights(target: Units, golden: Units) -> float:
     """The share of the target's weights (of the smaller side's) whose statistics occur on the other side, 0 to 1."""
-    mine = target.weight[np.isfinite(target.weight[:, 3])]
-    theirs = golden.weight[np.isfinite(golden.weight[:, 3])]
+    mine, theirs = _known_weights(target), _known_weights(golden)
     if len(mine) < 2 or len(theirs) < 2:
         return 0.0
     if len(mine) > len(theirs):
@@ -157,11 +159,18 @@ def shared_weights(target: Units, golden: Units) -> float:
     for row in mine:
         first, last = np.searchsorted(theirs[:, 4], [row[4], np.nextafter(row[4], np.inf)])
         norms = theirs[first:last, 3]
-        begin = first + np.searchsorted(norms, row[3] * (1 - TOLERANCE))
-        end = first + np.searchsorted(norms, row[3] * (1 + TOLERANCE), side="right")
+        begin = first + np.searchsorted(norms, row[3] * (1 - SAME_NORM))
+        end = first + np.searchsorted(norms, row[3] * (1 + SAME_NORM), side="right")
         near = np.arange(begin, min(end, begin + 64))
         hits += bool(len(near)) and bool(_agree(row[None], theirs, np.zeros(1, np.int64), near)[0].any())
     return hits / len(mine)
+
+
+def _known_weights(units: Units) -> Array:
+    """Statistics of weights that tell one model from another: matrices, where there are any; norms are all alike."""
+    known = np.isfinite(units.weight[:, 3])
+    wide = known & np.array([any(len(shape) > 1 for shape in layer.weights) for layer in units.layers])
+    return units.weight[wide if wide.sum() > 1 else known]
 
 
 class _Table:

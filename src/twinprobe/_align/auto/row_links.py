@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, product
 
@@ -13,8 +13,10 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
+from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.calls import Head, Side, dims
-from twinprobe._align.links import NONE, Board, Groups, Pairs, from_partners
+from twinprobe._align.groups import MEANING, PART, Flow, backward_rows, group_rows
+from twinprobe._align.links import NONE, Board, CallGroup, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.rows import pairs_of
 from twinprobe._align.turns import fits_shape
@@ -35,13 +37,16 @@ _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWAR
 class RowLinks:
     """Target row -> (golden row, rule); rows that must stay unmatched; and groups of rows against one another.
 
-    ``only_fitting``: inputs and outputs of modules are paired only where shapes fit, as those of API calls always are.
+    ``only_fitting``: values of modules are paired only where shapes fit, as those of API calls always are; otherwise
+    one size may differ.
     """
 
     pairs: dict[int, tuple[int, str]] = field(default_factory=dict)
     alone: set[int] = field(default_factory=set)
     groups: list[tuple[Rows, Rows, str]] = field(default_factory=list)
+    call_groups: list[CallGroup] = field(default_factory=list)
     only_fitting: bool = False
+    by_place: bool = False  # names have paired the rest
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
@@ -51,10 +56,14 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
     ops = board.target.run.table["op"].to_list()
 
     def fits(row: int, other: int, rule: str) -> bool:
-        if not rule.startswith(RULE) or (board.target.head_of[ops[row]].is_module and not links.only_fitting):
+        if not rule.startswith(RULE):
             return True
-        shapes = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
-        return shapes[0] is None or shapes[1] is None or fits_shape(shapes[0], shapes[1])
+        one, two = dims(board.target.shapes[row]), dims(board.golden.shapes[other])
+        if one is None or two is None or fits_shape(one, two):
+            return True
+        # Layers that differ in one size (a padded vocabulary, a sequence cut short) are a finding, others no pair.
+        is_module = board.target.head_of[ops[row]].is_module and not links.only_fitting
+        return is_module and len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
 
     for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
         if NONE not in (row, other) and row not in links.alone and fits(row, other, rule):
@@ -75,11 +84,23 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
             for row in mine[1:]:
                 rules[row] = f"{rule}, part of the row of {board.target.names[mine[0]]}"
     found = from_partners(partners, board.golden.run.table.height, rules, pairs.notes)
+    _name_parts(board, found, links.call_groups)
     shown = [
         place for place, row in enumerate(found.golden.tolist()) if row not in hidden or found.target[place] != NONE
     ]
     rules = [found.rule[place] for place in shown]
-    return Pairs(found.target[shown], found.golden[shown], rules, found.notes, groups)
+    return Pairs(found.target[shown], found.golden[shown], rules, found.notes, groups, links.call_groups)
+
+
+def _name_parts(board: Board, pairs: Pairs, groups: list[CallGroup]) -> None:
+    """Say of unmatched rows of calls that are equal in meaning that they are parts."""
+    if not groups:
+        return
+    ops = board.target.run.table["op"].to_list(), board.golden.run.table["op"].to_list()
+    parts = {op for group in groups for op in group.target}, {op for group in groups for op in group.golden}
+    for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
+        if (other == NONE and ops[0][row] in parts[0]) or (row == NONE and ops[1][other] in parts[1]):
+            pairs.rule[place] = PART
 
 
 def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[Prints, Prints]) -> None:
@@ -99,38 +120,29 @@ def link_left_inputs(board: Board, pairs: Pairs, links: RowLinks, prints: tuple[
                 links.pairs[row] = fitting[0], f"{board.rule[op]}, input of these values"
 
 
-def link_chain(
-    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+def link_group(
+    links: RowLinks, flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int], rule: str
 ) -> None:
-    """Several calls that do what one does: the last one's output, and the inputs that hold the same."""
-    outputs = prints[0].rows(mine[-1], OUTPUT), prints[1].rows(theirs[-1], OUTPUT)
-    if outputs[0] and outputs[1]:
-        links.pairs[outputs[0][0]] = outputs[1][0], rule
-    swapped = len(theirs) > 1
-    chain, one = (theirs, mine) if swapped else (mine, theirs)
-    for row, found in _chain_inputs(prints[::-1] if swapped else prints, chain, one):
-        links.pairs[row if swapped else found] = (found if swapped else row), rule
-    # What flows back into the chain is the gradient of its last output.
-    back = backward_call(board.target, mine[-1]), backward_call(board.golden, theirs[-1])
-    if NONE not in back:
-        gradients = prints[0].rows(back[0], INPUT), prints[1].rows(back[1], INPUT)
-        if gradients[0] and gradients[1] and _same_size(prints, gradients[0][0], gradients[1][0]):
-            links.pairs[gradients[0][0]] = gradients[1][0], rule
-
-
-def _chain_inputs(prints: tuple[Prints, Prints], chain: list[int], one: list[int]) -> list[tuple[int, int]]:
-    """(input of the one call, input that goes into the chain from outside) where the two hold the same."""
-    made = {_look(prints[0], row) for op in chain[:-1] for row in prints[0].rows(op, OUTPUT)}
-    first = prints[0].rows(chain[0], INPUT)
-    sources = first + [
-        row for op in chain[1:] for row in prints[0].rows(op, INPUT) if _look(prints[0], row) not in made
-    ]
-    found: dict[int, int] = {}
-    for row in (row for op in one for row in prints[1].rows(op, INPUT)):
-        source = next((at for at in sources if at not in found and _fits(prints, at, row)), NONE)
-        if source != NONE:
-            found[source] = row
-    return [(row, source) for source, row in found.items()]
+    """Calls that are equal in meaning: what enters them and what leaves them, there and back."""
+    entering, leaving, joined = group_rows(flows, mine, theirs)
+    if not leaving and not joined:
+        return
+    prints = flows[0].prints, flows[1].prints
+    around = flows[0].side.parents[mine[-1]], flows[1].side.parents[theirs[-1]]
+    if NONE not in around:
+        outputs = int(prints[0].first_output[around[0]]), int(prints[1].first_output[around[1]])
+        if row_values_agree(prints[0], outputs[0], prints[1], outputs[1]):
+            # The modules around give the same: what differs is another way there, -inf in a mask and a low number.
+            leaving = [
+                pair for pair in leaving if row_values_agree(prints[0], pair[0], prints[1], pair[1]) is not False
+            ]
+    links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
+    links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
+    back, gradients = backward_rows(flows, mine, theirs, entering, leaving)
+    if back is not None:
+        links.call_groups.append(back)
+    for row, other in (*entering, *leaving, *gradients):
+        links.pairs[row] = other, f"{rule}{MEANING}"
 
 
 def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
@@ -161,10 +173,6 @@ def _fits(prints: tuple[Prints, Prints], row: int, other: int) -> bool:
     if agree is None:
         return prints[0].shape_text[row] == prints[1].shape_text[other]
     return agree and _same_size(prints, row, other)
-
-
-def _look(prints: Prints, row: int) -> tuple[object, ...]:
-    return (float(prints.numel[row]), *prints.stats[row].tolist())
 
 
 def link_parts(
@@ -301,6 +309,7 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
     if where is not None:
         _check_names(board, alignment, where)
     numbers = board.target.number_of, board.golden.number_of
+    prints = Prints(board.target), Prints(board.golden)
     many: list[_Many] = []
     heads: dict[tuple[str, str], tuple[Head, Head, str]] = {}
     for relation in alignment.relations:
@@ -308,7 +317,11 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
         theirs = [numbers[1][name] for name in relation.golden if name in numbers[1]]
         if not mine or not theirs:
             continue
-        if not relation.one_to_one or relation.rule == RESULTS:
+        if (
+            not relation.one_to_one
+            or relation.rule in (RESULTS, WHOLE)
+            or _other_way(board, prints, mine[0], theirs[0])
+        ):
             many.append((relation, mine, theirs))
         elif board.link(mine[0], theirs[0], f"{RULE}: {relation.rule}"):
             one, other = board.target.head_of[mine[0]], board.golden.head_of[theirs[0]]
@@ -317,13 +330,34 @@ def link_alignment(board: Board, alignment: Alignment, *, where: object = None) 
                 many.append((relation, mine, theirs))
     board.follow_forward()
     _link_gradients(board, heads.values())
-    return _row_links(board, many)
+    return _row_links(board, many, prints)
+
+
+def _other_way(board: Board, prints: tuple[Prints, Prints], op: int, other: int) -> bool:
+    """Whether two API calls give the same, but take something else: they are compared by what holds the same."""
+    if board.target.head_of[op].is_module or board.golden.head_of[other].is_module:
+        return False
+    outputs = int(prints[0].first_output[op]), int(prints[1].first_output[other])
+    if NONE in outputs:
+        return False
+    agree = row_values_agree(prints[0], outputs[0], prints[1], outputs[1])
+    if agree is None:  # of one value all over
+        agree = prints[0].shape_text[outputs[0]] == prints[1].shape_text[outputs[1]] and bool(
+            np.array_equal(prints[0].stats[outputs[0]], prints[1].stats[outputs[1]], equal_nan=True)
+        )
+    if not agree:
+        return False
+    inputs = prints[0].rows(op, INPUT), prints[1].rows(other, INPUT)
+    return any(
+        all(row_values_agree(prints[0], row, prints[1], at) is False for at in inputs[1]) for row in inputs[0]
+    ) and bool(inputs[1])
 
 
 def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
     """The rows of all linked calls, and those that an alignment links one by one."""
     pairs = pairs_of(board)
-    link_left_inputs(board, pairs, links, (Prints(board.target), Prints(board.golden)))
+    if not links.by_place:
+        link_left_inputs(board, pairs, links, (Prints(board.target), Prints(board.golden)))
     return apply_rows(board, pairs, links)
 
 
@@ -344,15 +378,18 @@ def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> No
                     board.link(op, partner, rule)
 
 
-def _row_links(board: Board, many: list[_Many]) -> RowLinks:
+def _row_links(board: Board, many: list[_Many], prints: tuple[Prints, Prints]) -> RowLinks:
     links = RowLinks()
-    prints = Prints(board.target), Prints(board.golden)
+    flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
     for relation, mine, theirs in many:
         if relation.kind == RESIDUAL:
             part_residual(board, links, mine[0], theirs[0], relation.inside)
         elif all(board.partner[op] == NONE for op in mine) and all(board.back[op] == NONE for op in theirs):
             rule = f"{RULE}: {relation.rule}"
-            (link_parts if relation.kind == FUSED else link_chain)(board, links, prints, mine, theirs, rule)
+            if relation.kind == FUSED:
+                link_parts(board, links, prints, mine, theirs, rule)
+            else:
+                link_group(links, flows, mine, theirs, f"{RULE}: ")
     link_operands(board, links, prints)
     if board.across_frameworks:
         for op, other in enumerate(board.partner):

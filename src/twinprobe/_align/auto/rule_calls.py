@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import COMPOSITE, MODULE_CALL, SAME
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values
+from twinprobe._align.auto.fingerprints import row_values_agree, same_values
 from twinprobe._align.auto.layer_scores import WIDEST, SortCells, ValueCells, _like_sizes, kinds_fit, names_fit
 from twinprobe._align.auto.sequence import (
     MOST,
@@ -28,6 +28,7 @@ from twinprobe._align.auto.tree import Facts
 from twinprobe._align.auto.words import function_of, unnumbered
 from twinprobe._align.auto.workspace import Link, Piece, Sketch, pieces, sure
 from twinprobe._align.calls import Shape
+from twinprobe._align.groups import Flow, group_rows, where_values_meet
 from twinprobe._align.links import NONE
 
 # How well two calls fit that stand at the same place: APIs of one family, modules of one function, or one of each.
@@ -141,8 +142,10 @@ def link_calls(sketch: Sketch) -> None:
                 break
             for node, other in scopes:
                 done.add(node)
+                rows = sketch.target.output_row(node), sketch.golden.output_row(other)
+                same = row_values_agree(sketch.target.prints, rows[0], sketch.golden.prints, rows[1])
                 for piece in list(pieces(sketch, node, other, opened=opened)):
-                    matcher.link(piece)
+                    matcher.link(piece, meets_again=bool(same))
 
 
 class _CallMatcher:
@@ -156,7 +159,8 @@ class _CallMatcher:
         self._done: set[object] = set()
         self._sized = _sizes_meet(sketch)
 
-    def link(self, piece: Piece) -> None:
+    def link(self, piece: Piece, *, meets_again: bool) -> None:
+        """Pair the calls of a piece. Where both modules around give the same, two calls that belong together do so."""
         mine = [self._sort(node, golden=False) for node in piece.target]
         theirs = [self._sort(node, golden=True) for node in piece.golden]
         if mine == theirs:
@@ -174,7 +178,14 @@ class _CallMatcher:
                 known = self._known[key] = self._pair(mine, theirs, values)
             found = known
         for at, to, score, confidence, equal in found:
-            self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
+            if not meets_again or not self._give_unlike(piece.target[at], piece.golden[to]):
+                self._link_pair(piece.target[at], piece.golden[to], score, confidence, equal)
+
+    def _give_unlike(self, node: int, other: int) -> bool:
+        target, golden = self._sketch.target, self._sketch.golden
+        rows = target.output_row(node), golden.output_row(other)
+        is_call = not (target.tree.is_module[node] or golden.tree.is_module[other])
+        return is_call and row_values_agree(target.prints, rows[0], golden.prints, rows[1]) is False
 
     def _link_pair(self, node: int, other: int, score: float, confidence: float, equal: bool) -> None:
         sketch = self._sketch
@@ -256,103 +267,46 @@ def _numbered(sorts: list[int]) -> tuple[list[int], NDArray[np.int64]]:
     return list(places), np.array(numbers, dtype=np.int64)
 
 
-# Rule: calls at the same place that give the same result, whatever they are called; several may do what one does.
+# Rule: calls at the same place that are equal in meaning, whatever they are called; several may do what one does.
 
-RULE, WHOLE = "equal results", "one call does it all"
-_EQUAL, _SAME_SHAPE, _OTHER = 2.0, 0.5, -9.0
-_CONFIDENCE, _BY_PLACE, _RESULT_EDGE = 0.9, 0.7, 0.1
+RULE, WHOLE = "equal results", "other steps"
+_CONFIDENCE, _BY_PLACE = 0.9, 0.7
 
 
 def link_results(sketch: Sketch) -> None:
-    """Link free API calls of linked modules by their outputs' values."""
+    """Link free API calls of linked modules in groups, between places where both runs have the same values."""
+    facts = sketch.target, sketch.golden
+    flows = Flow(facts[0].tree.side, facts[0].prints), Flow(facts[1].tree.side, facts[1].prints)
     for node, other in sketch.matched_modules():
-        for piece in list(pieces(sketch, node, other, opened=True)):
-            calls = Piece(_calls(sketch.target, piece.target), _calls(sketch.golden, piece.golden))
-            if calls.target and calls.golden:
-                _link_piece(sketch, calls)
-                _link_whole(sketch, node, other, calls)
+        found = pieces(sketch, node, other, opened=True)
+        if facts[0].is_layer[node] != facts[1].is_layer[other]:  # one layer is the other's layers: all that they call
+            found = iter(
+                [Piece(_free_inside(facts[0], node, sketch.partner), _free_inside(facts[1], other, sketch.back))]
+            )
+        for piece in list(found):
+            nodes = [{one.tree.op[at]: at for at in _calls(one, part)} for one, part in zip(facts, piece, strict=True)]
+            if not all(nodes):
+                continue
+            for mine, theirs, equal in where_values_meet(flows, sorted(nodes[0]), sorted(nodes[1])):
+                if not equal and not any(group_rows(flows, mine, theirs)[1:]):
+                    continue
+                links = tuple(nodes[0][op] for op in mine), tuple(nodes[1][op] for op in theirs)
+                kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
+                if equal:
+                    sketch.link(Link(*links, RULE, "same place, equal output", _CONFIDENCE, kind))
+                else:
+                    sketch.link(Link(*links, WHOLE, "same place", _BY_PLACE, kind))
+
+
+def _free_inside(facts: Facts, node: int, linked: list[int]) -> list[int]:
+    found, stack = [], [node]
+    while stack:
+        for child in facts.tree.children[stack.pop()]:
+            stack.append(child)
+            if linked[child] == NONE:
+                found.append(child)
+    return found
 
 
 def _calls(facts: Facts, nodes: list[int]) -> list[int]:
     return [node for node in nodes if not facts.tree.is_module[node] and facts.output_row(node) != NONE]
-
-
-def _link_piece(sketch: Sketch, piece: Piece) -> None:
-    """Equal outputs, in order. What ran before a call and led to it belongs to it, where one side has more calls."""
-    target, golden = sketch.target, sketch.golden
-    rows = [target.output_row(node) for node in piece.target]
-    others = [golden.output_row(node) for node in piece.golden]
-    sizes = len(rows), len(others)
-    scores = _Scores(target.prints, rows, golden.prints, others)
-    if is_large(*sizes):
-        guess = guess_by_values(target, piece.target, golden, piece.golden)
-        steps = pair_by_cells(sizes, scores.cells(), _RESULT_EDGE, guess, WIDEST)
-    else:
-        table = scores.table()
-        steps = pair_by_table(table, _RESULT_EDGE) if table.max() > 0 else []
-    begin = (0, 0)
-    for step in steps:
-        at, to = _last_equal(scores, sizes, step.target[0], step.golden[0])
-        mine = tuple(node for node in piece.target[begin[0] : at + 1] if sketch.partner[node] == NONE)
-        theirs = tuple(node for node in piece.golden[begin[1] : to + 1] if sketch.back[node] == NONE)
-        begin = at + 1, to + 1
-        if len(mine) > 1 and len(theirs) > 1:
-            mine, theirs = (piece.target[at],), (piece.golden[to],)
-        kind = SAME if len(mine) == len(theirs) == 1 else COMPOSITE
-        if mine and theirs:
-            sketch.link(Link(mine, theirs, RULE, "same place, equal output", _CONFIDENCE, kind))
-
-
-def _last_equal(scores: _Scores, sizes: tuple[int, int], at: int, to: int) -> tuple[int, int]:
-    """Views repeat a result; the last call that has it, in the best shape, stands for the chain."""
-    while at + 1 < sizes[0] and scores.at(at + 1, to) >= scores.at(at, to) > 0:
-        at += 1
-    while to + 1 < sizes[1] and scores.at(at, to + 1) >= scores.at(at, to) > 0:
-        to += 1
-    return at, to
-
-
-class _Scores:
-    """How well the outputs of two lists of calls fit: all at once, in the cells asked for, or one by one."""
-
-    def __init__(self, one: Prints, rows: list[int], other: Prints, others: list[int]) -> None:
-        self._one, self._rows, self._other, self._others = one, rows, other, others
-        numbers: dict[str | None, int] = {}
-        self._shapes = tuple(
-            np.array([numbers.setdefault(prints.shape_text[row], len(numbers)) for row in chosen])
-            for prints, chosen in ((one, rows), (other, others))
-        )
-
-    def table(self) -> NDArray[np.float64]:
-        agree = same_values(self._one, self._rows, self._other, self._others)
-        return self._scored(agree, self._shapes[0][:, None] == self._shapes[1])
-
-    def cells(self) -> Score:
-        agree = ValueCells(self._one, self._rows, self._other, self._others)
-        mine, theirs = self._shapes
-        return lambda rows, columns: self._scored(agree(rows, columns), mine[rows] == theirs[columns])
-
-    def at(self, row: int, column: int) -> float:
-        if not row_values_agree(self._one, self._rows[row], self._other, self._others[column]):
-            return _OTHER
-        return _EQUAL + _SAME_SHAPE * bool(self._shapes[0][row] == self._shapes[1][column])
-
-    @staticmethod
-    def _scored(agree: NDArray[np.bool_], same_shape: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.where(agree, _EQUAL + _SAME_SHAPE * same_shape, _OTHER)
-
-
-def _link_whole(sketch: Sketch, node: int, other: int, piece: Piece) -> None:
-    """A layer that is one call on one side and several on the other, where values say nothing."""
-    target, golden = sketch.target, sketch.golden
-    if not (target.is_layer[node] and golden.is_layer[other]):
-        return
-    mine = [call for call in piece.target if sketch.partner[call] == NONE]
-    theirs = [call for call in piece.golden if sketch.back[call] == NONE]
-    linked = any(sketch.partner[child] != NONE for child in target.tree.children[node])
-    if linked or not mine or not theirs or (len(mine) > 1) == (len(theirs) > 1):
-        return
-    shapes = target.prints.shape(target.output_row(mine[-1])), golden.prints.shape(golden.output_row(theirs[-1]))
-    if shapes[0] is not None and shapes[0] == shapes[1]:
-        reason = "all that the two layers call, outputs of one shape"
-        sketch.link(Link(tuple(mine), tuple(theirs), WHOLE, reason, _BY_PLACE, COMPOSITE))

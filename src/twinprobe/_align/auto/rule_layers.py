@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import FUSED, SAME
 from twinprobe._align.auto.fingerprints import row_values_agree
-from twinprobe._align.auto.layer_scores import LayerScores, Units, _like_sizes, shared_weights
+from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, _like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
-from twinprobe._align.auto.words import agreement, unnumbered
+from twinprobe._align.auto.words import agreement, class_kind, unnumbered
 from twinprobe._align.auto.workspace import GIVEN, Link, Sketch, by_branch_size, cut, sure
 from twinprobe._align.links import NONE
 
@@ -25,6 +25,7 @@ from twinprobe._align.links import NONE
 Scores = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
 _MOST = 5
 _SAME_READERS, _OTHER_READERS = 1.5, -1.5
+_NAMED, _SAME_NAME = frozenset({"q", "k", "v"}), 12.0
 # Three are q, k, v nearly always; two may be gate and up in either order.
 _IN_ORDER = {2: 0.8, 3: 1.5}
 
@@ -76,6 +77,10 @@ def _assign(
     readers = np.array([[_readers(mine[place], theirs[other]) for other in others] for place in members])
     if readers.max() > 0:  # else the two sides are written so differently that their readers do not compare
         table += readers
+    meanings = [mine[place].meaning for place in members], [theirs[other].meaning for other in others]
+    if sorted(meanings[0]) == sorted(meanings[1]) == sorted(_NAMED.intersection(meanings[0])):
+        # Names that leave no doubt outweigh values: q and k may hold each other's weights, which is a finding.
+        table += _SAME_NAME * (np.array(meanings[0])[:, None] == np.array(meanings[1]))
     swapped = len(members) > len(others)
     used = table.T if swapped else table
     options = []
@@ -105,7 +110,7 @@ def _readers(one: Layer, other: Layer) -> float:
 
 RULE, FUSED_RULE, BRANCHES = "layers in order", "fused layers", "parallel branches"
 _SIZES = (2, 3)
-_LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE = 0.3, 2.4, 0.2, 0.55
+_LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE, _NEARLY_ALL = 0.3, 2.4, 0.2, 0.55, 0.78
 
 
 def link_layers(sketch: Sketch) -> None:
@@ -154,21 +159,27 @@ def _note_missing_layers(sketch: Sketch) -> None:
 
 
 def _is_coherent(sketch: Sketch) -> bool:
-    """Any two models have layers of equal shape: less than half of them, without a shared weight, is chance.
+    """Any two models have layers of equal shape: much less than all, without equal weights or results, is chance.
 
-    A pair whose outputs differ in size counts little more than half: only a nearly whole alignment may stand on those.
+    A pair whose outputs differ in size, or of which only one has a bias, counts little more than half.
     """
     if sketch.share > _SOME_SHARED or any(link.rule == GIVEN for link in sketch.links):
         return True
     target, golden = sketch.target, sketch.golden
-    weight = 0.0
+    fewer = min(len(target.layers), len(golden.layers))
+    weight, equal = 0.0, 0
     smaller = len(target.layers) <= len(golden.layers)
     for link in sketch.links:
         rows = target.output_row(link.target[0]), golden.output_row(link.golden[0])
         single = len(link.target) == len(link.golden) == 1 and NONE not in rows
         differ = single and target.prints.numel[rows[0]] != golden.prints.numel[rows[1]]
+        weights = target.weights[link.target[0]], golden.weights[link.golden[0]]
+        differ |= all(weights) and len(weights[0]) != len(weights[1])
         weight += len(link.target if smaller else link.golden) * (_OF_OTHER_SIZE if differ else 1.0)
-    return 2 * weight >= min(len(target.layers), len(golden.layers))
+        if single and row_values_agree(target.prints, rows[0], golden.prints, rows[1]):
+            norms = float(target.prints.stats[rows[0], 3]), float(golden.prints.stats[rows[1], 3])
+            equal += abs(norms[0] - norms[1]) <= SAME_NORM * max(norms)
+    return weight >= _NEARLY_ALL * fewer or equal > _SOME_SHARED * fewer
 
 
 def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:
@@ -400,6 +411,9 @@ class _Weights:
         for node in reversed(tree.in_order):
             if facts.is_layer[node]:
                 self.count[node] = sum(float(facts.prints.numel[row]) for row in facts.weights[node])
+                if class_kind(tree.cls[node]) == "attention":
+                    # nn.MultiheadAttention never calls its output projection: a third of what it holds for q, k and v.
+                    self.count[node] *= 4 / 3
             parent = tree.parent[node]
             if parent != NONE:
                 self.count[parent] += self.count[node]

@@ -128,8 +128,7 @@ class MappedMatcher:
             link_equal_modules(board)
             return links
         if by_place and not board.across_frameworks:
-            link_places(board)
-            return None
+            return link_places(board)
         help_wanted = options.align == "auto" and self.layer is None
         if help_wanted and (board.across_frameworks or not names_meet(*_runs(board))):
             link_cells(board)

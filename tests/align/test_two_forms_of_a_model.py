@@ -1,0 +1,327 @@
+"""One model, run in two forms that people compare: no false claim, and a planted fault found at its module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pairing import match, matched
+from test_place import FAULTY, IDS, Wrapper, broken, compared, llama, place_of_first, recorded, step
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import (
+    BartConfig,
+    BartModel,
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+from models.llama_release import LlamaRelease
+from support import slow
+from twinprobe._cli import main
+from twinprobe._runs.run import Run, open_run
+from twinprobe.torch import record
+
+Body = Callable[[nn.Module], Any]
+Form = tuple[Callable[[], nn.Module], Body]
+LAYER = "model.layers.1.self_attn"
+
+
+class Recorded(Trainer):
+    """HF's Trainer, its steps recorded."""
+
+    def training_step(self, model: nn.Module, *given: Any, **more: Any) -> Tensor:
+        with record(model, self.args.output_dir, level="mix", task="statistics"):
+            return super().training_step(model, *given, **more)
+
+
+def trained(folder: Path, model: nn.Module) -> Run:
+    data = [{"input_ids": ids, "labels": ids} for ids in IDS]
+    options = TrainingArguments(
+        output_dir=str(folder), max_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True, seed=0,
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    Recorded(model=model, args=options, train_dataset=data).train()
+    return open_run(next(folder.rglob("dump.json")))
+
+
+class Lora(nn.Module):
+    """A linear layer with an adapter, its parts named as PEFT names them."""
+
+    def __init__(self, base: nn.Linear, scaling: float) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        width = base.out_features, base.in_features
+        self.base_layer, self.scaling = base, scaling
+        self.lora_dropout = nn.ModuleDict({"default": nn.Identity()})
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(width[1], 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(4, width[0], bias=False)})
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        given = self.base_layer(hidden)
+        lora_a, lora_b, dropout = self.lora_A["default"], self.lora_B["default"], self.lora_dropout["default"]
+        return given + lora_b(lora_a(dropout(hidden))) * self.scaling
+
+    def merged(self, scaling: float) -> nn.Linear:
+        self.base_layer.weight.data += scaling * self.lora_B["default"].weight @ self.lora_A["default"].weight
+        return self.base_layer
+
+
+class Inner(nn.Module):
+    """What PEFT calls ``base_model``."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**inputs)
+
+
+class Peft(nn.Module):
+    """What PEFT wraps around a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = Inner(model)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.base_model(**inputs)
+
+
+def adapted() -> nn.Module:
+    model = llama()
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = Lora(layer.self_attn.q_proj, 2.0)
+    return Peft(model)
+
+
+def merged(scaling: float = 2.0) -> nn.Module:
+    model = llama()
+    for number, layer in enumerate(model.model.layers):
+        used = scaling if number == 1 else 2.0
+        layer.self_attn.q_proj = Lora(layer.self_attn.q_proj, 2.0).merged(used)
+    return model
+
+
+def grouped_heads(attention: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, attn_implementation=attention, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def repeated_heads() -> nn.Module:
+    """Keys and values repeated for every query head before sdpa is called, as transformers did up to 4.46."""
+    from transformers import AttentionInterface
+
+    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        keys, values = (one.repeat_interleave(2, dim=1) for one in (key, value))
+        given = functional.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=options["scaling"])
+        return given.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("repeated", attention)
+    return grouped_heads("repeated")
+
+
+def native_heads() -> nn.Module:
+    from transformers import AttentionInterface
+
+    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        given = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=options["scaling"], enable_gqa=True
+        )
+        return given.transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register("native", attention)
+    return grouped_heads("native")
+
+
+FORMS: dict[str, tuple[Form, Form]] = {
+    "repeated and native key heads": ((repeated_heads, step), (native_heads, step)),
+    "key heads in parts and in one": ((lambda: grouped_heads("eager"), step), (native_heads, step)),
+    "compiled": ((lambda: Wrapper(torch.compile(llama(), backend="eager")), step), (lambda: Wrapper(llama()), step)),
+}
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+@pytest.mark.parametrize("name", [*[name for name in FORMS if name != "compiled"], *slow("compiled")])
+def test_two_forms_agree_and_a_fault_is_found(tmp_path: Path, name: str, level: str) -> None:
+    (first, body), (second, other) = FORMS[name]
+    target, loss = recorded(tmp_path / "t", first(), body, level)
+    golden, same = recorded(tmp_path / "g", second(), other, level)
+    assert torch.allclose(loss, same, rtol=1e-5)
+    found = compared(target, golden)
+    assert found.summary.first is None
+    assert found.summary.verdicts["error"] == 0
+    assert found.summary.matched > 0
+    assert compared(golden, target).summary.first is None
+    wrong = first()
+    module = "module._orig_mod." if name == "compiled" else ""
+    wrong.get_submodule(module + FAULTY).weight.data *= 1.25
+    faulty, _ = recorded(tmp_path / "f", wrong, body, level)
+    # Of a compiled model only the model itself is a call.
+    assert place_of_first(compared(faulty, golden)) == (FAULTY if name != "compiled" else "")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_without_a_boundary_is_nothing_to_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, _ = recorded(tmp_path / "t", torch.compile(llama(), backend="eager"))
+    golden, _ = recorded(tmp_path / "g", llama())
+    assert main(["compare", "-tp", str(target.path), "-gp", str(golden.path), "-o", str(tmp_path / "out")]) == 2
+    assert "nothing to compare" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_trainer_with_either_attention(tmp_path: Path) -> None:
+    golden, target = trained(tmp_path / "g", llama()), trained(tmp_path / "t", llama("sdpa"))
+    assert compared(target, golden).summary.first is None
+    assert place_of_first(compared(trained(tmp_path / "w", broken(llama("sdpa"))), golden)) == FAULTY
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_an_adapter_meets_the_layer_it_was_merged_into(tmp_path: Path, level: str) -> None:
+    golden, loss = recorded(tmp_path / "g", adapted(), level=level)
+    target, same = recorded(tmp_path / "t", merged(), level=level)
+    assert torch.allclose(loss, same, rtol=1e-5)
+    row = f"Module.{LAYER}.q_proj.Linear.forward.0.output.0"
+    assert matched(target, golden)[row] == f"Module.base_model.model.{LAYER}.q_proj.Lora.forward.0.output.0"
+    for one, two in ((target, golden), (golden, target)):
+        assert compared(one, two).summary.first is None
+    wrong, _ = recorded(tmp_path / "w", merged(scaling=1.0), level=level)
+    for one, two in ((wrong, golden), (golden, wrong)):
+        assert place_of_first(compared(one, two)) == f"{LAYER}.q_proj"
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_swapped_weights_of_renamed_layers_are_not_paired_crosswise(tmp_path: Path, level: str) -> None:
+    published = llama()
+    model = LlamaRelease(published.config, 3)
+    model.copy_from(published, [0, 1, 2])
+    part = model.layers[1].attention
+    part.wq.weight.data, part.wk.weight.data = part.wk.weight.data.clone(), part.wq.weight.data.clone()
+    golden, _ = recorded(tmp_path / "g", published, lambda known: known(input_ids=IDS).logits.mean().backward(), level)
+    target, _ = recorded(tmp_path / "t", model, lambda known: known(IDS).mean().backward(), level)
+    pairs = matched(target, golden)
+    for mine, theirs in (("wq", "q_proj"), ("wk", "k_proj"), ("wv", "v_proj")):
+        row = f"Module.layers.1.attention.{mine}.Linear.forward.0.output.0"
+        assert pairs[row] == f"Module.{LAYER}.{theirs}.Linear.forward.0.output.0"
+    assert place_of_first(compared(target, golden)) in ("layers.1.attention.wq", "layers.1.attention.wk")
+
+
+class Stage(nn.Module):
+    """The last two layers of a model, under the names that they have in it."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleDict({"1": whole.model.layers[1], "2": whole.model.layers[2]})
+        self.model.norm, self.lm_head = whole.model.norm, whole.lm_head
+
+    def forward(self, hidden: Tensor, **given: Any) -> Tensor:
+        for layer in self.model.layers.values():
+            hidden = layer(hidden, **given)
+        return self.lm_head(self.model.norm(hidden))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_pipeline_stage_against_the_whole_model(tmp_path: Path, level: str) -> None:
+    whole = llama()
+    kept: dict[str, Any] = {}
+    handle = whole.model.layers[1].register_forward_pre_hook(
+        lambda _, inputs, given: kept.update(hidden=inputs[0].detach(), given=given), with_kwargs=True
+    )
+    golden, _ = recorded(tmp_path / "g", whole, lambda model: model(input_ids=IDS).logits.mean().backward(), level)
+    handle.remove()
+    given = {name: value for name, value in kept["given"].items() if name != "hidden_states"}
+
+    def body(model: nn.Module) -> None:
+        model(kept["hidden"].requires_grad_(), **given).mean().backward()
+
+    target, _ = recorded(tmp_path / "t", Stage(llama()), body, level)
+    found = compared(target, golden)
+    assert found.summary.first is None
+    assert found.summary.matched > 0.9 * target.table.height - 10
+    wrong, _ = recorded(tmp_path / "w", Stage(broken(llama())), body, level)
+    assert place_of_first(compared(wrong, golden)) == FAULTY
+
+
+def bart(change: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, dropout=0.0,
+        decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_position_embeddings=32, use_cache=False,
+    )  # fmt: skip
+    model = BartModel(config)
+    if change:
+        layer = model.decoder.layers[0].fc1
+        known = layer.forward
+        layer.forward = lambda hidden: known((hidden + 1) - 1)
+    return model.eval()  # without layers dropped at random
+
+
+def decoded(steps: int, warm_up: bool = False) -> Body:
+    """The encoder once, the decoder step after step."""
+
+    @torch.no_grad()
+    def body(model: nn.Module) -> Tensor:
+        if warm_up:
+            model.encoder(input_ids=IDS[:1, :4])
+        hidden = model.encoder(input_ids=IDS).last_hidden_state
+        given = [
+            model.decoder(input_ids=IDS[:, : at + 1], encoder_hidden_states=hidden).last_hidden_state
+            for at in range(steps)
+        ]
+        return given[-1]
+
+    return body
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_decoder_in_a_loop(tmp_path: Path, level: str) -> None:
+    golden, given = recorded(tmp_path / "g", bart(), decoded(3), level)
+    target, same = recorded(tmp_path / "t", bart(change=True), decoded(3, warm_up=True), level)
+    assert torch.allclose(given, same, atol=1e-5)
+    assert compared(target, golden).summary.first is None
+    wrong = bart(change=True)
+    wrong.decoder.layers[1].fc2.weight.data *= 1.25
+    faulty, _ = recorded(tmp_path / "w", wrong, decoded(3, warm_up=True), level)
+    assert place_of_first(compared(faulty, golden)) == "decoder.layers.1.fc2"
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    return BertForMaskedLM(config)
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_two_models_of_one_size_and_another_build_are_nothing_to_compare(
+    tmp_path: Path, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, _ = recorded(tmp_path / "t", llama(), level=level)
+    golden, _ = recorded(tmp_path / "g", bert(), level=level)
+    for one, other in ((target, golden), (golden, target)):
+        assert not _met(one, other)
+        code = main(["compare", "-tp", str(one.path), "-gp", str(other.path), "-o", str(tmp_path / "out")])
+        assert code == 2
+        assert "nothing to compare" in capsys.readouterr().err
+
+
+def _met(target: Run, golden: Run) -> int:
+    pairs = match(target, golden)
+    return int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
