@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ class Run:
     ops: list[str]
     table: pl.DataFrame
     notes: list[str]
+    settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
@@ -109,7 +111,8 @@ def open_run(path: Path) -> Run:
         framework = "pytorch"
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
-    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out)
+    level = entries.header["level"] or ""
+    return Run(path, task, level, framework, ops, table, notes + left_out, settings=entries.header["settings"])
 
 
 def find_run(path: Path) -> Path:
@@ -328,11 +331,12 @@ class _Head(msgspec.Struct):
     framework: str
     ops: list[str]
     notes: list[str]
+    settings: dict[str, Any]
 
 
 def hand_over(run: Run, file: IO[bytes]) -> None:
     """Write a run for ``take_over``; the file lives no longer than the two processes."""
-    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes)
+    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, run.settings)
     blob = msgspec.msgpack.encode(head)
     file.write(len(blob).to_bytes(8, "little") + blob)
     run.table.write_ipc(file, compression="uncompressed")
@@ -344,4 +348,6 @@ def take_over(file: IO[bytes]) -> Run:
 
     head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
     table = pl.read_ipc(file.read())
-    return Run(Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes)
+    return Run(
+        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, settings=head.settings
+    )
