@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ class Kind:
     """One answer, stated only where it holds."""
 
     name: str
-    """argument, parameter, input, function, extra, missing, order, random, nan, uninitialised, dtype, factor, offset,
-    sign, permutation, shift, transposition, part, saturation, padding, shard, update or noise."""
+    """One of those that docs/metrics.md lists."""
     sentence: str
     confidence: float
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +80,9 @@ class Suspect:
     unpaired: Sequence[str] = ()
     """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
     from_outside: bool = False
-    """Whether the inputs that differ come from no recorded call: the batch, a mask, a state."""
+    """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
+    place: str = ""
+    """The path of the enclosing module, or ``optimizer``."""
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -99,33 +101,20 @@ def shown(number: float) -> str:
 
 def percent(share: float) -> str:
     """``3.2 %``; small shares with an exponent."""
-    return f"{100 * share:.2g} %"
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.3g} %"
 
 
 def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: Mapping[str, int] | None = None) -> str:
-    """Where a factor may come from: ``world size``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
-
-    def fits(value: float) -> bool:
-        return abs(factor / value - 1) <= tolerance
-
-    for name, count in (counts or {}).items():
-        if count > 1 and fits(count):
-            return f"{name} ({count})"
-        if count > 1 and fits(1 / count):
-            return f"1/{name} ({count})"
-    heads = {1 << power for power in range(3, 9)}
-    for size in sorted({*sizes, *heads}):
-        root = math.sqrt(size)
-        if size > 2 and root != int(root):  # else a whole number says it
-            if fits(root):
-                return f"sqrt({size})"
-            if fits(1 / root):
-                return f"1/sqrt({size})"
-    for whole in (*range(2, 65), 128, 256, 512, 1024):
-        if fits(whole):
-            return "" if tolerance < 1e-9 else f"{whole}"
-        if fits(1 / whole):
-            return f"1/{whole}"
+    """Where a factor may come from: ``world size (8)``, ``1/sqrt(64)``, ``2``, ``1/16``. Empty where nothing fits."""
+    names = {f"{name} ({count})": float(count) for name, count in (counts or {}).items() if count > 1}
+    roots = sorted({*sizes, *(1 << power for power in range(3, 9))})
+    names |= {f"sqrt({size})": math.sqrt(size) for size in roots if size > 2 and math.isqrt(size) ** 2 != size}
+    names |= {str(whole): float(whole) for whole in (*range(2, 65), 128, 256, 512, 1024)}
+    for name, value in names.items():
+        if abs(factor / value - 1) <= tolerance:
+            return name
+        if abs(factor * value - 1) <= tolerance:
+            return f"1/{name}"
     return ""
 
 
@@ -133,7 +122,6 @@ def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: M
 
 
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 0.25}
-_NUMBERS = ("max", "min", "mean", "norm")
 
 
 def _eps(side: Side) -> float:
@@ -144,20 +132,15 @@ def _is_float(side: Side) -> bool:
     return "float" in side.dtype.lower()
 
 
-def _numbers(side: Side | None) -> tuple[float, float, float, float] | None:
+def _numbers(side: Side) -> list[float] | None:
     """Max, min, mean and norm, where all are there and finite."""
-    if side is None:
-        return None
-    found = (side.max, side.min, side.mean, side.norm)
-    if any(one is None or not math.isfinite(one) for one in found):
-        return None
-    return found  # type: ignore[return-value]
+    found = [one for one in (side.max, side.min, side.mean, side.norm) if one is not None and math.isfinite(one)]
+    return found if len(found) == 4 else None
 
 
 def _tolerance(row: Row) -> float:
     """How far two numbers of a row may be apart, relative to the largest value."""
-    sides = [side for side in (row.target, row.golden) if side is not None]
-    return max(4 * row.expected, *(2 * _eps(side) for side in sides))
+    return max(4 * row.expected, *(2 * _eps(side) for side in (row.target, row.golden) if side is not None))
 
 
 def _differs(row: Row) -> bool:
@@ -167,15 +150,17 @@ def _differs(row: Row) -> bool:
         return False
     if target.shape != golden.shape:
         return True
+    tolerance = exact = _tolerance(row)
+    if row.role == PARAMETER and target.dtype == golden.dtype:  # nothing has been computed there
+        exact = max(4 * row.expected, 1e-6)
     if target.sketch is not None and golden.sketch is not None:
-        return _distance(target.sketch, golden.sketch) > _tolerance(row)
+        return _distance(target.sketch, golden.sketch) > exact
     first, second = _numbers(target), _numbers(golden)
     if first is None or second is None:
         return False
     scale = max(abs(second[0]), abs(second[1]), 1e-300)
-    tolerance = _tolerance(row)
     off = max(abs(first[at] - second[at]) / scale for at in (0, 1))
-    return off > tolerance or abs(first[3] - second[3]) > tolerance * max(second[3], 1e-300)
+    return off > exact or abs(first[3] - second[3]) > tolerance * max(second[3], 1e-300)
 
 
 def _distance(target: NDArray[Any], golden: NDArray[Any]) -> float:
@@ -199,11 +184,18 @@ def _same_numbers(first: Side, second: Side, tolerance: float) -> bool:
     return all(near) and mean and norm and absolute
 
 
-def _results(suspect: Suspect) -> Iterable[tuple[Row, Side, Side]]:
-    """What the call returned, or its gradients, in both runs."""
+def _rows(suspect: Suspect, *roles: str) -> Iterable[tuple[Row, Side, Side]]:
+    """Rows of these roles that both runs have."""
     for row in suspect.rows:
-        if row.role in (OUTPUT, GRADIENT) and row.target is not None and row.golden is not None:
+        if row.role in roles and row.target is not None and row.golden is not None:
             yield row, row.target, row.golden
+
+
+def _shaped(suspect: Suspect) -> Iterable[tuple[Row, Side, Side]]:
+    """Where the difference may have a shape: in what goes in, if something between two recorded calls has changed it,
+    and in what comes out."""
+    between = () if suspect.from_outside else (one for one in _rows(suspect, INPUT) if _differs(one[0]))
+    return chain(between, _rows(suspect, OUTPUT, GRADIENT))
 
 
 def _inputs_agree(suspect: Suspect) -> bool:
@@ -246,31 +238,30 @@ def _same_text(target: str | None, golden: str | None) -> bool:
 
 def _brief(text: str) -> str:
     try:
-        number = float(text)
+        return text if len(text) <= 8 else shown(float(text))
     except ValueError:
         return text if len(text) <= 60 else f"{text[:57]}..."
-    return text if len(text) <= 8 else shown(number)
 
 
 def _parameter(suspect: Suspect) -> Kind | None:
     """A parameter differs; perhaps it is that of another layer, or was not loaded."""
-    for row in suspect.rows:
-        if row.role != PARAMETER or row.target is None or row.golden is None or not _differs(row):
+    for row, target, golden in _rows(suspect, PARAMETER):
+        if not _differs(row):
             continue
         evidence: dict[str, Any] = {"parameter": row.name}
-        constant = _constant(row.target)
-        elsewhere = _found_elsewhere(row, row.target, suspect.parameters)
-        if constant is not None and _constant(row.golden) is None:
+        constant = _constant(target)
+        elsewhere = _found_elsewhere(row, target, suspect.parameters)
+        if constant is not None and _constant(golden) is None:
             sentence = f"{row.name} is {shown(constant)} everywhere, as if it had not been loaded"
             evidence["constant"] = constant
         elif elsewhere is not None:
             name, how = elsewhere
             sentence = f"{row.name} is {how}golden's {name}"
             evidence["equal to"] = name
-        elif _same_numbers(row.target, row.golden, _tolerance(row)):
+        elif _same_numbers(target, golden, _tolerance(row)):
             sentence = f"{row.name} holds golden's values in another order"
         else:
-            sentence = f"{row.name} differs: {_compared(row.target, row.golden)}"
+            sentence = f"{row.name} differs: {_compared(target, golden)}"
         return Kind("parameter", sentence, 0.95, evidence)
     return None
 
@@ -300,8 +291,8 @@ def _found_elsewhere(row: Row, side: Side, parameters: Sequence[tuple[str, Side]
 def _compared(target: Side, golden: Side) -> str:
     if target.shape != golden.shape:
         return f"shape {list(target.shape)} against {list(golden.shape)}"
-    pairs = ((name, getattr(target, name), getattr(golden, name)) for name in ("norm", "max", "min", "mean"))
-    for name, one, two in pairs:
+    for name in ("norm", "max", "min", "mean"):
+        one, two = getattr(target, name), getattr(golden, name)
         if one is not None and two is not None and shown(one) != shown(two):
             return f"{name} {shown(one)} against {shown(two)}"
     return "equal statistics, other values"
@@ -316,13 +307,13 @@ def _presence(suspect: Suspect) -> Kind | None:
     others = [_api(one) for one in suspect.unpaired]
     evidence = {"call": suspect.name, "unpaired": list(suspect.unpaired)}
     if name in others:
-        return Kind("order", f"{name} is called in both runs, but not in the same place", 0.85, evidence)
+        return Kind("order", f"{name} is called in both runs, but not in the same place", 0.92, evidence)
     if others and len(set(others)) == 1:
         target, golden = (name, others[0]) if extra else (others[0], name)
-        return Kind("function", f"{target} is called where golden calls {golden}", 0.9, evidence)
+        return Kind("function", f"{target} is called where golden calls {golden}", 0.93, evidence)
     if extra:
-        return Kind("extra", f"only target calls {name} here", 0.9, evidence)
-    return Kind("missing", f"only golden calls {name} here", 0.9, evidence)
+        return Kind("extra", f"only target calls {name} here", 0.93, evidence)
+    return Kind("missing", f"only golden calls {name} here", 0.93, evidence)
 
 
 def _api(name: str) -> str:
@@ -333,7 +324,7 @@ def _api(name: str) -> str:
 
 def _nan(suspect: Suspect) -> Kind | None:
     """What the call returns is not finite in one run, though what goes in is."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         sides = [_broken(target), _broken(golden)]
         if sides[0] == sides[1]:
             continue
@@ -353,7 +344,7 @@ def _nan(suspect: Suspect) -> Kind | None:
 def _broken(side: Side) -> str:
     """Whether a tensor holds NaN or infinity, and which."""
     numbers = [one for one in (side.max, side.min, side.mean, side.norm) if one is not None]
-    if any(math.isnan(one) for one in numbers):
+    if any(map(math.isnan, numbers)):
         return "NaN"
     return "infinity" if any(math.isinf(one) for one in numbers) or side.not_finite else ""
 
@@ -370,7 +361,7 @@ def _random(suspect: Suspect) -> Kind | None:
     drops = "dropout" in name.lower()
     if not _RANDOM.search(name.lower()) or not _inputs_agree(suspect):
         return None
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if not _differs(row):
             continue
         if target.zeros is not None and golden.zeros is not None and drops and target.zeros != golden.zeros:
@@ -393,21 +384,20 @@ def _input(suspect: Suspect) -> Kind | None:
     """What comes from outside of all recorded calls differs: another batch, mask or state."""
     if not suspect.from_outside:
         return None
-    for row in suspect.rows:
-        if row.role != INPUT or row.target is None or row.golden is None or not _differs(row):
+    for row, target, golden in _rows(suspect, INPUT):
+        if not _differs(row):
             continue
-        target, golden = row.target, row.golden
         if target.shape == golden.shape and _same_numbers(target, golden, _tolerance(row)):
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
             sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
-        return Kind("input", sentence, 0.9, {"input": row.name})
+        return Kind("input", sentence, 0.93, {"input": row.name})
     return None
 
 
 def _dtype(suspect: Suspect) -> Kind | None:
     """A result has another floating-point type, and is off by no more than that explains."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if target.dtype == golden.dtype or not _is_float(target) or not _is_float(golden):
             continue
         first, second = _numbers(target), _numbers(golden)
@@ -418,7 +408,7 @@ def _dtype(suspect: Suspect) -> Kind | None:
         if all(abs(one - two) <= 4 * eps * scale for one, two in zip(first[:2], second[:2], strict=True)):
             names = [side.dtype.rpartition(".")[2] for side in (target, golden)]
             sentence = f"{row.name} is {names[0]} in target and {names[1]} in golden"
-            return Kind("dtype", sentence, 0.88, {"row": row.name, "dtypes": names})
+            return Kind("dtype", sentence, 0.91, {"row": row.name, "dtypes": names})
     return None
 
 
@@ -427,7 +417,7 @@ def _dtype(suspect: Suspect) -> Kind | None:
 
 def _factor(suspect: Suspect) -> Kind | None:
     """Max, min, mean and norm are all golden's times one number; sketches too, where there are any."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _shaped(suspect):
         first, second = _numbers(target), _numbers(golden)
         if first is None or second is None or target.shape != golden.shape or not _differs(row):
             continue
@@ -436,8 +426,9 @@ def _factor(suspect: Suspect) -> Kind | None:
         if not second[3] or not first[3]:
             continue
         size = first[3] / second[3]
-        sign = -1.0 if _turned(first, second, size, tolerance) else 1.0
-        factor = sign * size if sketched is None else sketched[0]
+        turned = abs(first[0] + size * second[1]) + abs(first[1] + size * second[0])  # max and min, exchanged
+        straight = abs(first[0] - size * second[0]) + abs(first[1] - size * second[1])
+        factor = sketched[0] if sketched is not None else -size if turned < straight / 4 else size
         if abs(factor - 1) <= 2 * tolerance or not _in_proportion(first, second, factor, golden.shape, tolerance):
             continue
         left = tolerance / 2 if sketched is None else sketched[1]
@@ -467,14 +458,6 @@ def _sketch_factor(target: NDArray[Any] | None, golden: NDArray[Any] | None) -> 
     return factor, float(np.linalg.norm(target - factor * golden)) / math.sqrt(square)
 
 
-def _turned(first: Sequence[float], second: Sequence[float], size: float, tolerance: float) -> bool:
-    """Whether max and min have changed places and signs, which they have not done by being symmetrical."""
-    scale = size * max(abs(second[0]), abs(second[1]))
-    turned = abs(first[0] + size * second[1]) + abs(first[1] + size * second[0])
-    straight = abs(first[0] - size * second[0]) + abs(first[1] - size * second[1])
-    return turned <= 2 * tolerance * scale and straight > 8 * tolerance * scale
-
-
 def _in_proportion(
     first: Sequence[float], second: Sequence[float], factor: float, shape: tuple[int, ...], tolerance: float
 ) -> bool:
@@ -492,7 +475,7 @@ def _in_proportion(
 
 def _offset(suspect: Suspect) -> Kind | None:
     """Max, min and mean have moved by the same, and the norm by what that makes."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _shaped(suspect):
         first, second = _numbers(target), _numbers(golden)
         if first is None or second is None or target.shape != golden.shape or math.prod(golden.shape) < 4:
             continue
@@ -512,7 +495,7 @@ def _offset(suspect: Suspect) -> Kind | None:
 
 def _order(suspect: Suspect) -> Kind | None:
     """All statistics are equal while the sketches, or the shapes, are not: the same values in another order."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _shaped(suspect):
         tolerance = max(_eps(target), _eps(golden)) * 2
         if not _is_float(target) or not _same_numbers(target, golden, tolerance):
             continue
@@ -526,12 +509,13 @@ def _order(suspect: Suspect) -> Kind | None:
     return None
 
 
+_OPTIMISERS = re.compile(r"adam|sgd|lamb|adagrad|rmsprop|momentum|lars")
 _BOUNDS = (65504.0, 448.0, 57344.0, 240.0)
 
 
 def _saturation(suspect: Suspect) -> Kind | None:
     """The largest value, or the smallest, is a round number that golden goes beyond."""
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _shaped(suspect):
         first, second = _numbers(target), _numbers(golden)
         if first is None or second is None or not _is_float(target) or first[3] >= second[3]:
             continue
@@ -557,26 +541,25 @@ def _is_round(number: float, side: Side) -> bool:
 
 
 def _update(suspect: Suspect) -> Kind | None:
-    """An optimiser changed a parameter by another amount, though parameter and gradient agree."""
-    name = _api(suspect.name).lower()
-    optimises = "optimizer" in suspect.name.lower() or re.search(r"adam|sgd|lamb|adagrad|rmsprop|momentum", name)
-    if not optimises or not _inputs_agree(suspect):
+    """An optimiser changes a parameter by another amount; by how much, where there are sketches."""
+    if suspect.place != "optimizer" and not _OPTIMISERS.search(_api(suspect.name).lower()):
         return None
-    given = {row.name: row for row in suspect.rows if row.role in (INPUT, PARAMETER)}
-    for row, target, golden in _results(suspect):
-        before = next((one for one in given.values() if one.golden and one.golden.shape == golden.shape), None)
-        if before is None or before.target is None or before.golden is None or not _differs(row):
+    given = [row for row in suspect.rows if row.role in (INPUT, PARAMETER)]
+    for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
+        if not _differs(row):
             continue
-        sketches = [side.sketch for side in (target, golden, before.target, before.golden)]
-        sentence = f"{row.name}: the optimiser's update differs, though what goes in agrees"
-        evidence: dict[str, Any] = {"row": row.name}
-        if all(one is not None for one in sketches):
-            steps = np.asarray(sketches[0]) - np.asarray(sketches[2]), np.asarray(sketches[1]) - np.asarray(sketches[3])
-            found = _sketch_factor(*steps)
-            if found is not None and found[1] <= 0.25 * abs(found[0] - 1):
-                sentence = f"{row.name}: the optimiser's update is {shown(found[0])} x golden's"
-                evidence["factor"] = found[0]
-        return Kind("update", sentence, 0.9, evidence)
+        sentence, evidence = f"the optimiser's update differs, in {row.name}", {"row": row.name}
+        before = next((one for one in given if one.golden is not None and one.golden.shape == golden.shape), None)
+        if before is not None and before.target is not None and before.golden is not None:
+            sketches = [side.sketch for side in (target, before.target, golden, before.golden)]
+            if all(one is not None for one in sketches):
+                after_t, before_t, after_g, before_g = (np.asarray(one) for one in sketches)
+                found = _sketch_factor(after_t - before_t, after_g - before_g)
+                if found is not None and found[1] <= 0.25 * abs(found[0] - 1):
+                    sentence = f"{row.name}: the optimiser's update is {shown(found[0])} x golden's"
+                    return Kind("update", sentence, 0.92, {**evidence, "factor": found[0]})
+        already = "" if _inputs_agree(suspect) else ": what goes into it differs already"
+        return Kind("update", sentence + already, 0.91, evidence)
     return None
 
 
@@ -585,7 +568,7 @@ def _summand(suspect: Suspect) -> Kind | None:
     known = [
         (row.name, row.golden) for row in suspect.rows if row.role in (INPUT, PARAMETER) and row.golden is not None
     ]
-    for row, target, golden in _results(suspect):
+    for row, target, golden in _shaped(suspect):
         if target.sketch is None or golden.sketch is None or not _differs(row):
             continue
         difference = target.sketch - golden.sketch

@@ -1,20 +1,22 @@
 """What kind of difference is it? Answered from the two tensors.
 
 Each rule says how golden would have to be changed to become target, and holds where that leaves a small part of the
-difference. Tensors of more than a few million elements are looked at in evenly spaced slices, so that memory is bounded.
+difference. These are shapes of the difference: a cause, such as an argument that differs, goes before them, so that no
+shape has more confidence than SHAPE. Tensors of more than a few million elements are looked at in evenly spaced slices,
+so that memory is bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.kinds import Kind, factor_name, percent, shown
+from twinprobe._judge.kinds import INPUT, Kind, factor_name, percent, shown
 
 Array = NDArray[Any]
 
@@ -23,6 +25,7 @@ _COLUMNS = 256  # of a slice, when slices are matched
 _SLICES = 2048  # that are matched with each other
 _EXPLAINED = 0.9  # of the squared difference: what a rule must leave no more than the rest of
 _FEWEST = 16  # elements, below which only an exact rule is believed
+SHAPE = 0.9
 _FILL = 1e37  # values beyond are no results: masks are filled with them
 
 
@@ -99,7 +102,34 @@ def tensor_kinds(
         if not kinds and pair.error < pair.gate:
             sentence = f"no structure: off by {percent(pair.error)}, {pair.error / pair.eps:.2g} eps"
             kinds.append(Kind("noise", sentence, 0.8, {"error": pair.error, "eps": pair.eps}))
-    return sorted(kinds, key=lambda kind: -kind.confidence)
+    return sorted(
+        (replace(kind, confidence=kind.confidence * SHAPE) for kind in kinds), key=lambda kind: -kind.confidence
+    )
+
+
+def tensor_cause(
+    name: str, role: str, target: Array, golden: Array, *, expected: float = 0.0,
+    from_outside: bool = True, others: Mapping[str, Array] | None = None,
+) -> Kind | None:  # fmt: skip
+    """An input or parameter of a call differs, and how; None where it does not, or by no more than noise. An input that
+    does not come ``from_outside`` was changed between two recorded calls: then only the shape can be named."""
+    kinds = tensor_kinds(target, golden, expected=expected, others=others)
+    if role == INPUT and not from_outside and target.dtype.kind not in "iub":  # integers are ids and masks
+        found = next((kind for kind in kinds if kind.name != "noise"), None)
+        if found is None:
+            return None
+        # What comes out follows from it: no shape there may go before this one.
+        return replace(found, sentence=f"{name}: {found.sentence}", confidence=max(found.confidence, SHAPE + 0.005))
+    if target.shape != golden.shape:
+        sentence = f"{name} differs: shape {list(target.shape)} against {list(golden.shape)}"
+        return Kind(role, sentence, 0.95, {role: name})
+    if kinds and kinds[0].name != "noise":
+        evidence = {role: name, "kind": kinds[0].name, **kinds[0].evidence}
+        return Kind(role, f"{name} differs: {kinds[0].sentence}", 0.95, evidence)
+    if kinds or np.array_equal(target, golden, equal_nan=target.dtype.kind == "f"):
+        return None
+    share = float(np.mean(target != golden))
+    return Kind(role, f"{name} differs in {percent(share)} of its elements", 0.95, {role: name})
 
 
 # Making ready
@@ -175,8 +205,12 @@ def _not_finite(target: Array, golden: Array) -> Kind | None:
         return None
     bad, also = ~np.isfinite(target), ~np.isfinite(golden)
     only = bad & ~also
+    if only.any() and also.any() and not np.isnan(target[only]).any():
+        return None  # infinities in both runs, in other places: a mask
     if not only.any():
         only = also & ~bad
+        if only.any() and bad.any() and not np.isnan(golden[only]).any():
+            return None
         if not only.any():
             return None
         side, values = "golden", golden[only]
@@ -191,7 +225,7 @@ def _not_finite(target: Array, golden: Array) -> Kind | None:
         rest = np.abs(golden[~bad & ~also].astype(np.float64))
         if not rest.size or least >= rest.max():
             sentence = f"overflow: {count} values are infinite, all of which are at least {shown(least)} in golden"
-            return Kind("saturation", sentence, 0.95, evidence)
+            return Kind("saturation", sentence, 0.99, evidence)
     return Kind("nan", f"{count} values are {word} in {side} only, the first at {list(place)}", 1.0, evidence)
 
 
@@ -199,14 +233,17 @@ def _dtype(pair: _Pair) -> Kind | None:
     """Every value is golden's, rounded to a coarser type; or all values are numbers of a coarser type."""
     if pair.golden.size < _FEWEST:
         return None
-    sides = {"target": (pair.target, pair.golden), "golden": (pair.golden, pair.target)}
-    for side, (coarse, fine) in sides.items():
+    step = max(1, pair.golden.size >> 12)
+    for side, coarse, fine in (("target", pair.target, pair.golden), ("golden", pair.golden, pair.target)):
+        few, same = coarse.reshape(-1)[::step], fine.reshape(-1)[::step]
         for name, bits, eps in (("bf16", 8, 2.0**-7), ("fp16", 11, 2.0**-10), ("tf32", 11, 2.0**-10)):
+            if float(np.mean(_rounded(same, bits) == few)) < 0.9 and np.any(_rounded(few, bits) != few):
+                continue
             rounded = _rounded(fine, bits)
             if name == "fp16" and float(np.abs(fine).max()) > 65504:
                 continue
-            if np.array_equal(rounded, fine):
-                break  # golden is that coarse itself
+            if float(np.mean(rounded != fine)) < 0.25:
+                break  # most of it is that coarse already
             if float(np.mean(rounded == coarse)) >= 0.999:
                 sentence = f"every value of {side} is that of the other run, rounded to {name}"
                 return Kind("dtype", sentence, 0.98, {"side": side, "dtype": name})
@@ -242,7 +279,8 @@ def _factor(pair: _Pair) -> Kind | None:
     else:
         confidence = pair.explained(model)
         name = factor_name(factor, pair.golden.shape, max(1e-5, pair.eps / 4, 3 * left / np.sqrt(nonzero)))
-        if confidence < _EXPLAINED or left > 0.3 * max(abs(factor), abs(factor - 1)):
+        small = 0.15 * min(abs(factor), abs(factor - 1))
+        if confidence < _EXPLAINED or left > max(small, 0.5 * pair.eps * abs(factor)):
             return None
     evidence = {"factor": factor, "residual": left}
     if abs(factor + 1) < max(1e-3, pair.eps):
@@ -262,15 +300,15 @@ def _offset(pair: _Pair) -> Kind | None:
     best: tuple[float, tuple[int, ...], Array] | None = None
     for along in dict.fromkeys(group for group in groups if group):
         repeats = int(np.prod([pair.golden.shape[axis] for axis in along]))
-        if repeats < 4:
+        if repeats < 2 or (repeats < 4 and pair.golden.size < 256):
             continue
         mean = pair.difference.mean(axis=along, keepdims=True)
         explained = pair.explained(pair.golden + mean, mean.size)
-        if explained < 0.95 or (best is not None and explained < best[0] + 0.02):
+        if explained < 0.98 or (best is not None and explained < best[0] + 0.01):
             continue
         # Where golden itself is the same along these axes, every difference is.
-        spread = np.sum(np.square(pair.golden - pair.golden.mean(axis=along, keepdims=True)))
-        if float(spread) < 0.05 * float(np.sum(np.square(pair.golden))):
+        spread = float(np.sum(np.square(pair.golden - pair.golden.mean(axis=along, keepdims=True))))
+        if spread < (0.05 if along != whole else 1e-8) * pair.norm**2:
             continue
         best = (explained, along, mean)
     if best is None:
@@ -309,53 +347,50 @@ def _saturation(pair: _Pair) -> Kind | None:
 def _random(pair: _Pair) -> Kind | None:
     """Other elements are zero, and the rest is in proportion: another mask of a dropout."""
     zero, also = pair.target == 0, pair.golden == 0
-    size = pair.golden.size
-    if size < 64 or not (zero ^ also).any():
-        return None
-    both = ~zero & ~also
+    both, differ = ~zero & ~also, int((zero ^ also).sum())
     shares = float(zero.mean()), float(also.mean())
-    differ = int((zero ^ also).sum())
-    if max(shares) < 0.01 or both.sum() < _FEWEST or differ < 0.2 * min(zero.sum(), also.sum()):
+    few = pair.golden.size < 64 or max(shares) < 0.01 or both.sum() < _FEWEST
+    if few or not differ or differ < 0.2 * min(zero.sum(), also.sum()):
         return None
     golden, target = pair.golden[both], pair.target[both]
     square = float(golden @ golden)
     factor = float(target @ golden) / square
     left = float(np.linalg.norm(target - factor * golden)) / np.sqrt(square)
-    if left > max(pair.gate, 1e-5) or factor <= 0:
+    if left > max(pair.gate, 1e-5) or not 0.2 < factor < 5:
         return None
     if min(shares) > 0.01:
-        if factor < 0.5 or factor > 2:
-            return None
         sentence = f"another mask: {differ} other elements are zero, the rest is golden's times {shown(factor)}"
         return Kind("random", sentence, 0.95, {"factor": factor, "zeros": shares})
     rate = max(shares)
-    scale = factor if shares[0] > shares[1] else 1 / factor
-    if abs(scale * (1 - rate) - 1) > max(0.05, 5 / np.sqrt(size)) and abs(scale - 1) > max(pair.gate, 1e-5):
+    side, scale = ("target", factor) if shares[0] > shares[1] else ("golden", 1 / factor)
+    if abs(scale * (1 - rate) - 1) > max(0.02, 4 / np.sqrt(pair.golden.size)):
         return None
-    side = "target" if shares[0] > shares[1] else "golden"
     sentence = f"a share of {rate:.3g} of {side}'s values is zero, the rest is the other run's times {shown(scale)}"
-    return Kind("random", sentence, 0.9 if abs(scale - 1) > 1e-3 else 0.6, {"rate": rate, "factor": scale})
+    return Kind("random", sentence, 0.9, {"rate": rate, "factor": scale})
 
 
 def _order(pair: _Pair) -> Kind | None:
     """The same values in another order: axes exchanged, an axis shifted, its slices exchanged."""
-    if pair.error < max(0.02, pair.gate) or pair.golden.size < _FEWEST or not _is_varied(pair):
-        return None
+    distinct = len(np.unique(pair.golden.reshape(-1)[: 1 << 14]))
+    if (
+        pair.error < max(0.02, pair.gate)
+        or distinct < min(_FEWEST, pair.golden.size // 4)
+        or pair.golden.size < _FEWEST
+    ):
+        return None  # in a mask, or ones and zeros, an order does not show
     for rule in (_transposed, _shifted, _exchanged):
         found = rule(pair)
         if found is not None:
             return found
+    tolerance = max(0.02 * pair.error, 2 * pair.eps)
+    if abs(float(np.linalg.norm(pair.target)) / pair.norm - 1) > tolerance or pair.golden.size < 64 or pair.error < 0.2:
+        return None
     first, second = np.sort(pair.target, axis=None), np.sort(pair.golden, axis=None)
     left = float(np.linalg.norm(first - second)) / pair.norm
-    if left > max(0.02 * pair.error, 2 * pair.eps) or pair.golden.size < 64 or pair.error < 0.2:
+    if left > tolerance:
         return None
     sentence = f"the same values in another order, which is no exchange along one axis (residual {percent(left)})"
     return Kind("permutation", sentence, 0.7, {"residual": left})
-
-
-def _is_varied(pair: _Pair) -> bool:
-    """Whether an order would show: not a mask, nor ones and zeros."""
-    return len(np.unique(pair.golden.reshape(-1)[: 1 << 14])) >= min(16, pair.golden.size // 4)
 
 
 def _transposed(pair: _Pair) -> Kind | None:
@@ -397,17 +432,16 @@ def _shifted(pair: _Pair) -> Kind | None:
         explained = 1 - float(np.sum(np.square(ahead - before))) / total if total else 0.0
         if ahead.size < _FEWEST or explained < _EXPLAINED or (best is not None and explained <= best.confidence):
             continue
-        edge = np.moveaxis(pair.target, axis, 0)
-        rolled = np.allclose(edge[:by] if by > 0 else edge[by:], _wrapped(pair, axis, by), rtol=1e-2)
-        round_it = ", round the end" if rolled else ""
-        sentence = f"target is golden moved by {by} along axis {pair.axes[axis]}{round_it}"
-        best = Kind("shift", sentence, explained, {"axis": pair.axes[axis], "by": by, "rolled": rolled})
+        edge, source = np.moveaxis(pair.target, axis, 0), np.moveaxis(pair.golden, axis, 0)
+        rolled = np.allclose(*((edge[:by], source[-by:]) if by > 0 else (edge[by:], source[:-by])), rtol=1e-2)
+        sentence = f"target is golden moved by {by} along axis {pair.axes[axis]}{', round the end' if rolled else ''}"
+        name = "shift"
+        if rolled and abs(by) >= max(4, size // 8):  # as when two tensors are joined the other way round
+            first = by % size
+            sentence = f"the first {size - first} and the last {first} indices of axis {pair.axes[axis]} changed places"
+            name = "permutation"
+        best = Kind(name, sentence, explained, {"axis": pair.axes[axis], "by": by, "rolled": rolled})
     return best
-
-
-def _wrapped(pair: _Pair, axis: int, by: int) -> Array:
-    golden = np.moveaxis(pair.golden, axis, 0)
-    return golden[-by:] if by > 0 else golden[:-by]
 
 
 def _exchanged(pair: _Pair) -> Kind | None:
@@ -422,6 +456,8 @@ def _exchanged(pair: _Pair) -> Kind | None:
         near = np.sum(np.square(golden), axis=1)[None] - 2 * (target @ golden.T)
         source = np.argmin(near, axis=1)
         own = np.arange(size)
+        weight = np.sum(np.square(golden), axis=1)
+        source = np.where(weight[source] < 0.01 * weight.mean(), own, source)  # rows of zeros are no slices
         stays = near[own, own] <= near[own, source] + 1e-9 * (np.abs(near).max() or 1.0)
         source = np.where(stays, own, source)
         moved = source != own
@@ -444,14 +480,14 @@ def _order_name(source: Array) -> str:
     size, own = len(source), np.arange(len(source))
     if np.array_equal(source, own[::-1]):
         return "reversed"
-    for block in (one for one in range(4, size + 1, 2) if size % one == 0):  # of a head, or the whole axis
+    for block in (one for one in range(8, size + 1, 2) if size % one == 0):  # of a head, or the whole axis
         halves = np.arange(block).reshape(2, -1).T.reshape(-1)
         for order, words in ((halves, "halves interleaved"), (np.argsort(halves), "pairs put into halves")):
             if np.array_equal(source, (own.reshape(-1, block)[:, order]).reshape(-1)):
                 inside = f" in blocks of {block}" if block < size else ""
                 return f"{words}{inside}, as between the two rotary layouts"
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(source) != 1) + 1, [size]])
-    runs = [(int(source[low]), int(source[high - 1])) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    runs = [(int(source[low]), int(source[high - 1])) for low, high in pairwise(cuts)]
     words_of = [f"{low}-{high}" if high > low else str(low) for low, high in runs]
     if len(runs) <= 8:
         return f"indices {', '.join(words_of)}"
@@ -468,7 +504,7 @@ def _part(pair: _Pair) -> Kind | None:
         others = tuple(one for one in range(pair.golden.ndim) if one != axis)
         off = np.sqrt(np.mean(np.square(pair.difference), axis=others)) / root
         chosen = _outliers(off, pair.gate)
-        if chosen is None or (not others and not 1 < chosen.sum()):
+        if chosen is None or (not others and chosen.sum() < 2):
             continue
         share = float(chosen.mean())
         if best is None or share < best[0]:
@@ -481,7 +517,7 @@ def _part(pair: _Pair) -> Kind | None:
     share, axis, chosen = best
     sentence = f"only indices {_indices(pair, axis, chosen)} differ"
     evidence = {"axis": pair.axes[axis], "indices": (np.flatnonzero(chosen) * pair.steps[axis])[:256].tolist()}
-    return Kind("part", sentence, 0.85, evidence)
+    return Kind("part", sentence, 0.97, evidence)
 
 
 def _outliers(off: Array, gate: float) -> Array | None:
@@ -517,7 +553,7 @@ def _padding(pair: _Pair, root: float) -> Kind | None:
         if alike.all() and not np.all(rest == rest[0], axis=1).all():
             count = int(chosen.sum())
             sentence = f"only {count} of {len(rows)} rows differ, and those are all alike in {side}: padding"
-            return Kind("padding", sentence, 0.8, {"rows": np.flatnonzero(chosen)[:256].tolist(), "side": side})
+            return Kind("padding", sentence, 0.99, {"rows": np.flatnonzero(chosen)[:256].tolist(), "side": side})
     return None
 
 
@@ -534,10 +570,11 @@ def _summand(pair: _Pair, others: Mapping[str, Array], sampled: tuple[slice, ...
             continue
         part = part.reshape(pair.golden.shape)
         norm = float(np.linalg.norm(part))
-        with np.errstate(invalid="ignore"):
-            along = float(np.sum(part * pair.difference)) / (norm * size) if norm else 0.0
-        if not abs(along) >= 0.98:
+        if not norm or not np.isfinite(norm):
             continue
+        along = float(np.sum(part * pair.difference)) / (norm * size)
+        if abs(along) < 0.98 or abs(float(np.sum(part * pair.golden))) > 0.98 * norm * pair.norm:
+            continue  # in proportion to golden itself, it would be a factor
         factor = along * size / norm
         lacks = factor < 0
         times = "" if abs(abs(factor) - 1) < 0.02 else f"{shown(abs(factor))} x "
@@ -555,7 +592,7 @@ def _other_shape(target: Array, golden: Array) -> Kind | None:
         turned = second.transpose(order)
         if turned.shape == first.shape and np.allclose(first, turned, rtol=2.0**-7, equal_nan=True):
             sentence = f"target is golden with its axes in the order {list(order)}"
-            return Kind("transposition", sentence, 0.95, {"order": list(order), "reshaped": False})
+            return Kind("transposition", sentence, SHAPE, {"order": list(order), "reshaped": False})
     return None
 
 
