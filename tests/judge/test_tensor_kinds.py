@@ -216,6 +216,16 @@ def test_transposed_tensors_are_told_with_and_without_their_shape() -> None:
     assert tensor_kinds(symmetric.T, symmetric) == []
 
 
+def test_heads_that_are_repeated_the_other_way_are_told() -> None:
+    heads = plain(tensor(0, (2, 2, 16, 8)))
+    found = best(tensor_kinds(np.tile(heads, (1, 2, 1, 1)), np.repeat(heads, 2, 1)))
+    assert found.name == "permutation"
+    assert found.evidence["order"] == [0, 2, 1, 3]
+    target = plain(tensor(0, (2, 4, 16, 8)))
+    target[:, 1] = 0  # a head of zeros is no exchange
+    assert best(tensor_kinds(target, plain(tensor(0, (2, 4, 16, 8))))).name == "part"
+
+
 def test_padding_is_told() -> None:
     golden, target = plain(tensor(0, (2, 16, 8))), plain(tensor(0, (2, 16, 8)))
     golden[0, 12:], golden[1, 9:] = 0, 0

@@ -26,6 +26,7 @@ _SLICES = 2048  # that are matched with each other
 _EXPLAINED = 0.9  # of the squared difference: what a rule must leave no more than the rest of
 _FEWEST = 16  # elements, below which only an exact rule is believed
 SHAPE = 0.9
+_GROSS = 0.05  # a part that differs does so by more: a few elements of noise are none
 _FILL = 1e37  # values beyond are no results: masks are filled with them
 
 
@@ -50,8 +51,9 @@ class _Pair:
     """The norm of the difference, relative to golden's."""
 
     def explained(self, model: Array, parameters: int = 1) -> float:
-        """The share of the squared difference that goes away when golden is replaced by ``model``."""
-        total = float(np.sum(np.square(self.difference)))
+        """The share of the squared difference, or of target where that is less, that goes away when golden is replaced
+        by ``model``."""
+        total = min(float(np.sum(np.square(self.difference))), float(np.sum(np.square(self.target))))
         left = float(np.sum(np.square(self.target - model)))
         free = self.golden.size - parameters
         return 1 - (left / free) / (total / self.golden.size) if total and free > 0 else 0.0
@@ -80,9 +82,7 @@ def tensor_kinds(
         found = _other_shape(target, golden)
         return [found] if found is not None else []
     if not target.size or target.dtype.kind not in "fiub" or golden.dtype.kind not in "fiub":
-        return (
-            [] if target.dtype.kind not in "V" else tensor_kinds(_widened(target), _widened(golden), expected=expected)
-        )
+        return []
     sampled, steps = _sampled(target.shape)
     target, golden = target[sampled], golden[sampled]
     kinds: list[Kind] = []
@@ -133,11 +133,6 @@ def tensor_cause(
 
 
 # Making ready
-
-
-def _widened(array: Array) -> Array:
-    """bfloat16 and the 8-bit types of ml_dtypes have no numpy kind."""
-    return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
 def _sampled(shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[int, ...]]:
@@ -249,7 +244,7 @@ def _dtype(pair: _Pair) -> Kind | None:
                 return Kind("dtype", sentence, 0.98, {"side": side, "dtype": name})
             if name != "tf32" and pair.error < eps and np.array_equal(_rounded(coarse, bits), coarse):
                 sentence = f"all values of {side} are {name} numbers, those of the other run are not"
-                return Kind("dtype", sentence, 0.85, {"side": side, "dtype": name})
+                return Kind("dtype", sentence, 0.75, {"side": side, "dtype": name})
     return None
 
 
@@ -453,19 +448,25 @@ def _exchanged(pair: _Pair) -> Kind | None:
         if target.shape[1] < 4:
             continue
         # The nearest slice of golden for each of target's; what is as near as its own stays where it is.
-        near = np.sum(np.square(golden), axis=1)[None] - 2 * (target @ golden.T)
+        weight, own = np.sum(np.square(golden), axis=1), np.arange(size)
+        near = weight[None] - 2 * (target @ golden.T)
         source = np.argmin(near, axis=1)
-        own = np.arange(size)
-        weight = np.sum(np.square(golden), axis=1)
         source = np.where(weight[source] < 0.01 * weight.mean(), own, source)  # rows of zeros are no slices
-        stays = near[own, own] <= near[own, source] + 1e-9 * (np.abs(near).max() or 1.0)
+        tolerance = 1e-9 * float(np.abs(near).max())
+        stays = near[own, own] <= near[own, source] + tolerance
         source = np.where(stays, own, source)
+        free = set(own[~stays])  # of slices that are alike, each is taken once
+        for place in own[~stays]:
+            alike = free.intersection(np.flatnonzero(near[place] <= near[place, source[place]] + tolerance))
+            source[place] = min(alike, default=source[place])
+            free.discard(source[place])
         moved = source != own
         if not moved.any():
             continue
         explained = pair.explained(np.take(pair.golden, source, axis=axis))
         one_to_one = len(np.unique(source)) == size
-        if explained < _EXPLAINED or (best is not None and explained <= best.confidence):
+        enough = _EXPLAINED if one_to_one else 0.98
+        if explained < enough or (best is not None and explained <= best.confidence):
             continue
         how = _order_name(source) if one_to_one else "some indices stand in several places"
         sentence = f"golden's slices in another order along axis {pair.axes[axis]}: {how}"
@@ -497,13 +498,14 @@ def _order_name(source: Array) -> str:
 def _part(pair: _Pair) -> Kind | None:
     """Only some indices of an axis differ; or only some rows, and those are padding."""
     root = float(np.sqrt(np.mean(np.square(pair.golden)))) or 1.0
+    gate = max(pair.gate, _GROSS)
     best: tuple[float, int, Array] | None = None
     for axis, size in enumerate(pair.golden.shape):
         if size < 3:
             continue
         others = tuple(one for one in range(pair.golden.ndim) if one != axis)
         off = np.sqrt(np.mean(np.square(pair.difference), axis=others)) / root
-        chosen = _outliers(off, pair.gate)
+        chosen = _outliers(off, off + np.any(pair.golden, axis=others) > 0, gate)
         if chosen is None or (not others and chosen.sum() < 2):
             continue
         share = float(chosen.mean())
@@ -520,9 +522,9 @@ def _part(pair: _Pair) -> Kind | None:
     return Kind("part", sentence, 0.97, evidence)
 
 
-def _outliers(off: Array, gate: float) -> Array | None:
-    """Which of these errors stand apart from the rest: no more than half, and 8 times as large."""
-    order = np.argsort(off)
+def _outliers(off: Array, used: Array, gate: float) -> Array | None:
+    """Which of these errors stand apart from the rest: no more than half of those used, and 8 times as large."""
+    order = np.argsort(np.where(used, off, -1.0))[int((~used).sum()) :]
     values = off[order]
     half = len(values) - len(values) // 2
     best, cut = 8.0, -1
@@ -532,7 +534,7 @@ def _outliers(off: Array, gate: float) -> Array | None:
             best, cut = above / max(below, 1e-300), place
     if cut < 0:
         return None
-    chosen = np.zeros(len(values), bool)
+    chosen = np.zeros(len(off), bool)
     chosen[order[cut:]] = True
     return chosen
 
@@ -543,7 +545,7 @@ def _padding(pair: _Pair, root: float) -> Kind | None:
         return None
     rows = pair.difference.reshape(-1, pair.golden.shape[-1])
     off = np.sqrt(np.mean(np.square(rows), axis=1)) / root
-    chosen = _outliers(off, pair.gate)
+    chosen = _outliers(off, np.ones(len(rows), bool), max(pair.gate, _GROSS))
     if chosen is None or chosen.sum() < 2:
         return None
     for side, values in (("target", pair.target), ("golden", pair.golden)):
@@ -565,7 +567,7 @@ def _summand(pair: _Pair, others: Mapping[str, Array], sampled: tuple[slice, ...
     for name, other in others.items():
         if len(other.shape) != len(sampled):
             continue
-        part = _widened(other)[sampled].astype(np.float64)
+        part = other[sampled].astype(np.float64)
         if part.size != pair.golden.size:
             continue
         part = part.reshape(pair.golden.shape)
@@ -585,12 +587,11 @@ def _summand(pair: _Pair, others: Mapping[str, Array], sampled: tuple[slice, ...
 
 def _other_shape(target: Array, golden: Array) -> Kind | None:
     """Shapes differ: the same values with axes exchanged?"""
-    first, second = _widened(target), _widened(golden)
-    if first.size != second.size or not 1 < first.ndim <= 4 or first.ndim != second.ndim or first.size > _MOST:
+    if target.size != golden.size or not 1 < target.ndim <= 4 or target.ndim != golden.ndim or target.size > _MOST:
         return None
-    for order in permutations(range(first.ndim)):
-        turned = second.transpose(order)
-        if turned.shape == first.shape and np.allclose(first, turned, rtol=2.0**-7, equal_nan=True):
+    for order in permutations(range(target.ndim)):
+        turned = golden.transpose(order)
+        if turned.shape == target.shape and np.allclose(target, turned, rtol=2.0**-7, equal_nan=True):
             sentence = f"target is golden with its axes in the order {list(order)}"
             return Kind("transposition", sentence, SHAPE, {"order": list(order), "reshaped": False})
     return None
