@@ -75,6 +75,15 @@ def test_a_parameter_of_another_layer_is_named() -> None:
     assert found.sentence == "weight is the transpose of golden's Module.up.Linear.forward.0.weight"
 
 
+def test_parameters_that_only_look_alike_are_not_taken_for_each_other() -> None:
+    def half(seed: int) -> Side:
+        return side(tensor(seed).astype(np.float16).astype(np.float32), dtype="torch.bfloat16")
+
+    parameters = [(f"Module.layers.{number}.Linear.forward.0.weight", half(number)) for number in range(200)]
+    (found,) = kinds(Row("weight", PARAMETER, half(5000), half(4)), parameters=parameters)
+    assert found.sentence.startswith("weight differs: ")
+
+
 def test_a_parameter_that_was_not_loaded_is_told() -> None:
     (found,) = kinds(row("weight", PARAMETER, np.ones((64,), np.float32), tensor(1, (64,))))
     assert found.sentence == "weight is 1 everywhere, as if it had not been loaded"
@@ -197,6 +206,22 @@ def test_the_same_values_in_another_order() -> None:
     long = tensor(0, (32, 64))
     assert names(Row("output.0", OUTPUT, side(long.T), side(long))) == ["transposition"]
     assert names(row("output.0", OUTPUT, tensor(), tensor(), sketched=True)) == []
+
+
+def test_a_part_is_found_by_the_blocks_of_a_sketch() -> None:
+    def blocks(values: Array) -> Side:
+        pieces = values.astype(np.float64).reshape(16, -1)
+        return replace(side(values), sketch=np.concatenate([SIGNS[:4, : pieces.shape[1]] @ piece for piece in pieces]))
+
+    target = tensor()
+    target[:8] *= 0.5
+    found = statistic_kinds(Suspect("x", [Row("output.0", OUTPUT, blocks(target), blocks(tensor()))]))
+    assert [kind.name for kind in found] == ["part"]
+    assert found[0].sentence.endswith("number 1, 2")
+    noise = (tensor() * (1 + 0.1 * tensor(3))).astype(np.float32)
+    assert statistic_kinds(Suspect("x", [Row("output.0", OUTPUT, blocks(noise), blocks(tensor()))])) == []
+    noise[:8] = tensor()[:8]
+    assert statistic_kinds(Suspect("x", [Row("output.0", OUTPUT, blocks(noise), blocks(tensor()))])) == []
 
 
 def test_a_bound_is_found() -> None:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 class Kind:
     """One answer, stated only where it holds."""
 
-    name: str
-    """One of those that docs/metrics.md lists."""
+    name: str  # one of those that docs/metrics.md lists
     sentence: str
     confidence: float
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -34,15 +33,11 @@ class Side:
     min: float | None = None
     mean: float | None = None
     norm: float | None = None
-    value: str | None = None
-    """The text of a plain argument: a number, a flag, a string, None."""
-    sketch: NDArray[Any] | None = None
-    """64 signed sums."""
+    value: str | None = None  # the text of a plain argument: a number, a flag, a string, None
+    sketch: NDArray[Any] | None = None  # 64 signed sums: of 16 blocks, four each
     l1: float | None = None
-    zeros: int | None = None
-    """How many elements are zero."""
-    not_finite: int | None = None
-    """How many elements are NaN or infinite."""
+    zeros: int | None = None  # how many elements are zero
+    not_finite: int | None = None  # how many elements are NaN or infinite
 
 
 INPUT, PARAMETER, OUTPUT, GRADIENT = "input", "parameter", "output", "gradient"
@@ -52,27 +47,22 @@ INPUT, PARAMETER, OUTPUT, GRADIENT = "input", "parameter", "output", "gradient"
 class Row:
     """A value of the call in both runs."""
 
-    name: str
-    """As a user knows it: ``scale``, ``input.0``, ``weight``."""
-    role: str
-    """INPUT, PARAMETER, OUTPUT or GRADIENT (of a parameter, or what a backward call hands on)."""
+    name: str  # as a user knows it: ``scale``, ``input.0``, ``weight``
+    role: str  # INPUT, PARAMETER, OUTPUT or GRADIENT (of a parameter, or what a backward call hands on)
     target: Side | None
     golden: Side | None
-    expected: float = 0.0
-    """The relative error that noise explains."""
+    expected: float = 0.0  # the relative error that noise explains
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
     """The call at which the runs part, with all that is known of it."""
 
-    name: str
-    """The call's full name, as in the dump."""
+    name: str  # the call's full name, as in the dump
     rows: Sequence[Row]
-    presence: str = "both"
-    """both, target (an extra call) or golden (a missing one)."""
+    presence: str = "both"  # both, target (an extra call) or golden (a missing one)
     parameters: Sequence[tuple[str, Side]] = ()
-    """All parameters of the golden run with their full names, to find one that was exchanged."""
+    """All parameters of the golden run, and of its other ranks, with full names: to find one that was exchanged."""
     tensors: Sequence[tuple[str, Side]] = ()
     """Tensors of the golden run with sketches that the difference may turn out to be: residuals, biases, inputs."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -81,8 +71,7 @@ class Suspect:
     """Calls near this one that only the other run makes, by name: then a call was replaced, or moved."""
     from_outside: bool = False
     """Whether the inputs that differ come from no recorded call in either run: the batch, a mask, a state."""
-    place: str = ""
-    """The path of the enclosing module, or ``optimizer``."""
+    place: str = ""  # the path of the enclosing module, or ``optimizer``
 
 
 def statistic_kinds(suspect: Suspect) -> list[Kind]:
@@ -169,19 +158,20 @@ def _distance(target: NDArray[Any], golden: NDArray[Any]) -> float:
     return float(np.linalg.norm(target - golden)) / norm if norm else float(np.any(target))
 
 
-def _same_numbers(first: Side, second: Side, tolerance: float) -> bool:
-    """Whether max, min, mean, norm (and L1) are equal."""
+def _same_numbers(first: Side, second: Side) -> bool:
+    """Whether these may be the same values in some order: max and min are equal; mean, norm and L1 but for rounding."""
     one, two = _numbers(first), _numbers(second)
     if one is None or two is None:
         return False
-    scale = max(abs(two[0]), abs(two[1]), 1e-300)
-    count = max(1, math.prod(second.shape))
-    # Sums of another order round otherwise: the mean is off by what rounds in a sum of numbers as large as the norm.
-    near = [abs(a - b) <= tolerance * scale for a, b in zip(one[:2], two[:2], strict=True)]
-    mean = abs(one[2] - two[2]) <= tolerance * max(abs(two[2]), two[3] / math.sqrt(count))
-    norm = abs(one[3] - two[3]) <= tolerance * two[3]
-    absolute = first.l1 is None or second.l1 is None or abs(first.l1 - second.l1) <= tolerance * second.l1
-    return all(near) and mean and norm and absolute
+    coarse = max(_eps(first), _eps(second))
+    scale, root = max(abs(two[0]), abs(two[1])), two[3] / math.sqrt(max(1, math.prod(second.shape)))
+    near = 1e-6 if first.dtype == second.dtype else coarse
+    sums = [(one[2], two[2], max(abs(two[2]), root)), (one[3], two[3], two[3])]
+    if first.l1 is not None and second.l1 is not None:
+        sums.append((first.l1, second.l1, second.l1))
+    return all(abs(one[at] - two[at]) <= near * scale for at in (0, 1)) and all(
+        abs(a - b) <= 2 * coarse * size for a, b, size in sums
+    )
 
 
 def _rows(suspect: Suspect, *roles: str) -> Iterable[tuple[Row, Side, Side]]:
@@ -258,7 +248,7 @@ def _parameter(suspect: Suspect) -> Kind | None:
             name, how = elsewhere
             sentence = f"{row.name} is {how}golden's {name}"
             evidence["equal to"] = name
-        elif _same_numbers(target, golden, _tolerance(row)):
+        elif _same_numbers(target, golden):
             sentence = f"{row.name} holds golden's values in another order"
         else:
             sentence = f"{row.name} differs: {_compared(target, golden)}"
@@ -274,11 +264,10 @@ def _found_elsewhere(row: Row, side: Side, parameters: Sequence[tuple[str, Side]
     """The golden run's parameter that this one is, and how: as it is, transposed, in another order."""
     if _constant(side) is not None:
         return None  # ones and zeros are everywhere
-    tolerance = 4 * _eps(side)
     for name, other in parameters:
-        if sorted(other.shape) != sorted(side.shape) or not _same_numbers(side, other, tolerance):
+        if sorted(other.shape) != sorted(side.shape) or not _same_numbers(side, other):
             continue
-        if name.endswith(f".{row.name}") and row.golden is not None and _same_numbers(other, row.golden, tolerance):
+        if name.endswith(f".{row.name}") and row.golden is not None and _same_numbers(other, row.golden):
             continue  # golden's own
         if other.shape != side.shape:
             return name, "the transpose of "
@@ -311,9 +300,8 @@ def _presence(suspect: Suspect) -> Kind | None:
     if others and len(set(others)) == 1:
         target, golden = (name, others[0]) if extra else (others[0], name)
         return Kind("function", f"{target} is called where golden calls {golden}", 0.93, evidence)
-    if extra:
-        return Kind("extra", f"only target calls {name} here", 0.93, evidence)
-    return Kind("missing", f"only golden calls {name} here", 0.93, evidence)
+    kind, side = ("extra", "target") if extra else ("missing", "golden")
+    return Kind(kind, f"only {side} calls {name} here", 0.93, evidence)
 
 
 def _api(name: str) -> str:
@@ -364,11 +352,10 @@ def _random(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):
         if not _differs(row):
             continue
-        if target.zeros is not None and golden.zeros is not None and drops and target.zeros != golden.zeros:
-            sentence = f"{name} is random: {target.zeros} elements are zero against {golden.zeros}"
-        else:
-            sentence = f"{name} is random, and its state or its mask differs"
-        return Kind("random", sentence, 0.93, {"call": suspect.name})
+        masks = (
+            "" if not drops or target.zeros is None else f": {target.zeros} elements are zero against {golden.zeros}"
+        )
+        return Kind("random", f"{name} is random, and its state differs{masks}", 0.93, {"call": suspect.name})
     return None
 
 
@@ -387,7 +374,7 @@ def _input(suspect: Suspect) -> Kind | None:
     for row, target, golden in _rows(suspect, INPUT):
         if not _differs(row):
             continue
-        if target.shape == golden.shape and _same_numbers(target, golden, _tolerance(row)):
+        if target.shape == golden.shape and _same_numbers(target, golden):
             sentence = f"{row.name} comes from outside and holds golden's values in another order"
         else:
             sentence = f"{row.name} comes from outside and differs: {_compared(target, golden)}"
@@ -496,16 +483,36 @@ def _offset(suspect: Suspect) -> Kind | None:
 def _order(suspect: Suspect) -> Kind | None:
     """All statistics are equal while the sketches, or the shapes, are not: the same values in another order."""
     for row, target, golden in _shaped(suspect):
-        tolerance = max(_eps(target), _eps(golden)) * 2
-        if not _is_float(target) or not _same_numbers(target, golden, tolerance):
+        if not _is_float(target) or not _same_numbers(target, golden):
             continue
         if target.shape != golden.shape and sorted(target.shape) == sorted(golden.shape):
             sentence = f"{row.name} has golden's values, and axes in another order: {_compared(target, golden)}"
             return Kind("transposition", sentence, 0.85, {"row": row.name})
-        both = target.sketch is not None and golden.sketch is not None
-        if both and math.prod(golden.shape) >= 64 and _distance(target.sketch, golden.sketch) > 0.3:  # type: ignore[arg-type]
+        if target.sketch is None or golden.sketch is None or math.prod(golden.shape) < 64:
+            continue
+        if _distance(target.sketch, golden.sketch) > 0.3:
             sentence = f"{row.name} has golden's values in another order: statistics are equal, sketches are not"
             return Kind("permutation", sentence, 0.8, {"row": row.name})
+    return None
+
+
+def _part(suspect: Suspect) -> Kind | None:
+    """Only some of the sketches' blocks differ, which are one after another in the tensor's memory."""
+    for row, target, golden in _shaped(suspect):
+        if target.sketch is None or golden.sketch is None or target.shape != golden.shape or not _is_float(golden):
+            continue
+        size, blocks = math.prod(golden.shape), golden.sketch.reshape(16, -1)
+        off = np.linalg.norm(target.sketch.reshape(16, -1) - blocks, axis=1)
+        typical = float(np.median(np.linalg.norm(blocks, axis=1)))
+        order = np.argsort(off)
+        rises = [(off[order[at]] / max(off[order[at - 1]], 1e-300), at) for at in range(8, 16)]
+        rise, first = max(rises)
+        chosen = np.sort(order[first:])
+        gross = typical and float(off[chosen].min()) > max(0.05, 4 * _tolerance(row)) * typical
+        if size >= 1024 and rise > 16 and gross and float(off[order[first - 1]]) <= 0.02 * typical:
+            pieces = ", ".join(str(at + 1) for at in chosen)
+            sentence = f"{row.name}: only a part differs: of 16 equal pieces, one after another, number {pieces}"
+            return Kind("part", sentence, 0.75, {"row": row.name, "blocks": chosen.tolist()})
     return None
 
 
@@ -519,11 +526,8 @@ def _saturation(suspect: Suspect) -> Kind | None:
         first, second = _numbers(target), _numbers(golden)
         if first is None or second is None or not _is_float(target) or first[3] >= second[3]:
             continue
-        bounds = [
-            bound
-            for bound, beyond in ((first[0], second[0] - first[0]), (first[1], first[1] - second[1]))
-            if beyond > 0.05 * abs(bound) and bound and _is_round(bound, target)
-        ]
+        beyond = ((first[0], second[0] - first[0]), (first[1], first[1] - second[1]))
+        bounds = [bound for bound, by in beyond if bound and by > 0.05 * abs(bound) and _is_round(bound, target)]
         if bounds:
             words = " and ".join(shown(bound) for bound in bounds)
             confidence = 0.75 if len(bounds) == 2 or abs(bounds[0]) in _BOUNDS else 0.6
@@ -578,7 +582,10 @@ def _summand(suspect: Suspect) -> Kind | None:
                 continue
             norm = float(np.linalg.norm(other.sketch))
             along = float(difference @ other.sketch) / (norm * size) if norm and size else 0.0
-            if abs(along) < 0.99 or _parallel(other.sketch, golden.sketch):
+            of_golden = abs(float(other.sketch @ golden.sketch)) / max(
+                norm * float(np.linalg.norm(golden.sketch)), 1e-300
+            )
+            if abs(along) < 0.99 or of_golden > 0.99:  # in proportion to golden itself, it would be a factor
                 continue
             factor = along * size / norm
             times = "" if abs(abs(factor) - 1) < 0.03 else f"{shown(abs(factor))} x "
@@ -588,13 +595,7 @@ def _summand(suspect: Suspect) -> Kind | None:
     return None
 
 
-def _parallel(first: NDArray[Any], second: NDArray[Any]) -> bool:
-    """Whether two tensors are in proportion, by their sketches: then a factor says it."""
-    norms = float(np.linalg.norm(first)) * float(np.linalg.norm(second))
-    return bool(norms) and abs(float(first @ second)) / norms > 0.99
-
-
 _RULES: tuple[Callable[[Suspect], Kind | None], ...] = (
     _argument, _parameter, _presence, _nan, _random, _uninitialised, _input, _dtype, _factor, _offset, _order,
-    _saturation, _update, _summand,
+    _saturation, _part, _update, _summand,
 )  # fmt: skip
