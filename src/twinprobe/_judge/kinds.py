@@ -300,8 +300,7 @@ def _presence(suspect: Suspect) -> Kind | None:
     if others and len(set(others)) == 1:
         target, golden = (name, others[0]) if extra else (others[0], name)
         return Kind("function", f"{target} is called where golden calls {golden}", 0.93, evidence)
-    kind, side = ("extra", "target") if extra else ("missing", "golden")
-    return Kind(kind, f"only {side} calls {name} here", 0.93, evidence)
+    return Kind("extra" if extra else "missing", f"only {suspect.presence} calls {name} here", 0.93, evidence)
 
 
 def _api(name: str) -> str:
@@ -390,9 +389,9 @@ def _dtype(suspect: Suspect) -> Kind | None:
         first, second = _numbers(target), _numbers(golden)
         if first is None or second is None or _eps(target) == _eps(golden):
             continue
-        eps = max(_eps(target), _eps(golden))
-        scale = max(abs(second[0]), abs(second[1]), 1e-300)
-        if all(abs(one - two) <= 4 * eps * scale for one, two in zip(first[:2], second[:2], strict=True)):
+        scale = 4 * max(_eps(target), _eps(golden)) * max(abs(second[0]), abs(second[1]))
+        near = all(abs(one - two) <= scale for one, two in zip(first[:2], second[:2], strict=True))
+        if near and abs(first[3] - second[3]) <= 2 * max(_eps(target), _eps(golden)) * second[3]:
             names = [side.dtype.rpartition(".")[2] for side in (target, golden)]
             sentence = f"{row.name} is {names[0]} in target and {names[1]} in golden"
             return Kind("dtype", sentence, 0.91, {"row": row.name, "dtypes": names})

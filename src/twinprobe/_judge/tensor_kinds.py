@@ -299,7 +299,7 @@ def _offset(pair: _Pair) -> Kind | None:
             continue
         mean = pair.difference.mean(axis=along, keepdims=True)
         explained = pair.explained(pair.golden + mean, mean.size)
-        if explained < 0.98 or (best is not None and explained < best[0] + 0.01):
+        if explained < (0.98 if repeats >= 4 else 0.995) or (best is not None and explained < best[0] + 0.01):
             continue
         # Where golden itself is the same along these axes, every difference is.
         spread = float(np.sum(np.square(pair.golden - pair.golden.mean(axis=along, keepdims=True))))
