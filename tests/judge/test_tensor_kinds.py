@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -251,6 +252,36 @@ def test_another_mask_of_a_dropout_is_told() -> None:
     found = best(tensor_kinds(values * masks[0] / 0.7, values * masks[1] / 0.7))
     assert found.name == "random"
     assert "another mask" in found.sentence
+
+
+def test_zeros_that_nothing_makes_up_for_are_no_dropout() -> None:
+    values = plain(tensor())
+    masked = values * (np.random.default_rng(1).random(values.shape) > 0.3)
+    assert "random" not in {kind.name for kind in tensor_kinds(masked, values)}
+
+
+@given(
+    st.sampled_from(["float16", "float32", "float64", "int32", "uint8", "bool"]),
+    st.lists(st.integers(1, 6), max_size=4).map(tuple),
+    st.lists(st.sampled_from([0.0, 1.0, -2.5, 1e-40, 6e4, 3e38, np.nan, np.inf, -np.inf]), min_size=4, max_size=4),
+    st.integers(0, 10_000),
+)
+@settings(max_examples=150)
+@pytest.mark.filterwarnings("error")
+def test_any_two_tensors_are_taken(dtype: str, shape: tuple[int, ...], values: list[float], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    with np.errstate(all="ignore"):
+        sides = [
+            np.where(random.random(shape) < 0.3, random.choice(values, shape), random.standard_normal(shape)).astype(
+                dtype
+            )
+            for _ in range(2)
+        ]
+    for target, golden in (sides, (sides[0].T, sides[0]), (sides[0][..., ::-1] if shape else sides[0], sides[0])):
+        for kind in tensor_kinds(target, golden, others={"other": sides[1]}):
+            assert 0 < kind.confidence <= 0.9
+            json.dumps(kind.evidence)
+        tensor_cause("weight", "parameter", target, golden)
 
 
 def test_few_values_are_in_proportion_only_where_the_factor_means_something() -> None:

@@ -78,11 +78,10 @@ def tensor_kinds(
     may turn out to be, by name: the inputs of the call.
     """
     target, golden = np.asarray(target), np.asarray(golden)
-    if target.shape != golden.shape:
-        found = _other_shape(target, golden)
-        return [found] if found is not None else []
     if not target.size or target.dtype.kind not in "fiub" or golden.dtype.kind not in "fiub":
         return []
+    if target.shape != golden.shape:
+        return [kind for kind in (_other_shape(target, golden),) if kind is not None]
     sampled, steps = _sampled(target.shape)
     target, golden = target[sampled], golden[sampled]
     kinds: list[Kind] = []
@@ -311,8 +310,8 @@ def _offset(pair: _Pair) -> Kind | None:
     explained, along, mean = best
     if along == whole:
         value = float(mean.reshape(-1)[0])
-        evidence: dict[str, Any] = {"offset": value}
-        return Kind("offset", f"target = golden {'+' if value >= 0 else '-'} {shown(abs(value))}", explained, evidence)
+        sentence = f"target = golden {'+' if value >= 0 else '-'} {shown(abs(value))}"
+        return Kind("offset", sentence, explained, {"offset": value})
     left = [pair.axes[axis] for axis in whole if axis not in along]
     sizes = " x ".join(str(mean.shape[axis] * pair.steps[axis]) for axis in whole if axis not in along)
     places = ", ".join(str(pair.axes[axis]) for axis in along)
@@ -358,7 +357,7 @@ def _random(pair: _Pair) -> Kind | None:
         return Kind("random", sentence, 0.95, {"factor": factor, "zeros": shares})
     rate = max(shares)
     side, scale = ("target", factor) if shares[0] > shares[1] else ("golden", 1 / factor)
-    if abs(scale * (1 - rate) - 1) > max(0.02, 4 / np.sqrt(pair.golden.size)):
+    if abs(scale * (1 - rate) - 1) > max(0.01, 3 * np.sqrt(rate * (1 - rate) / pair.golden.size)):
         return None
     sentence = f"a share of {rate:.3g} of {side}'s values is zero, the rest is the other run's times {shown(scale)}"
     return Kind("random", sentence, 0.9, {"rate": rate, "factor": scale})
@@ -572,7 +571,7 @@ def _summand(pair: _Pair, others: Mapping[str, Array], sampled: tuple[slice, ...
             continue
         part = part.reshape(pair.golden.shape)
         norm = float(np.linalg.norm(part))
-        if not norm or not np.isfinite(norm):
+        if not np.isfinite(norm) or float(np.ptp(part)) == 0:
             continue
         along = float(np.sum(part * pair.difference)) / (norm * size)
         if abs(along) < 0.98 or abs(float(np.sum(part * pair.golden))) > 0.98 * norm * pair.norm:
@@ -589,6 +588,7 @@ def _other_shape(target: Array, golden: Array) -> Kind | None:
     """Shapes differ: the same values with axes exchanged?"""
     if target.size != golden.size or not 1 < target.ndim <= 4 or target.ndim != golden.ndim or target.size > _MOST:
         return None
+    target, golden = target.astype(np.float64), golden.astype(np.float64)
     for order in permutations(range(target.ndim)):
         turned = golden.transpose(order)
         if turned.shape == target.shape and np.allclose(target, turned, rtol=2.0**-7, equal_nan=True):
