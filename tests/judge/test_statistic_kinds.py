@@ -280,6 +280,16 @@ def test_the_cause_goes_before_the_shape() -> None:
     assert names(SAME, value("alpha", "2", "1"), changed) == ["argument", "factor"]
 
 
+@given(st.lists(st.sampled_from([0.0, -1.0, 2.5, 1e308, 1e-320, np.nan, np.inf, -np.inf]), min_size=8, max_size=8))
+@settings(max_examples=100)
+@pytest.mark.filterwarnings("error")
+def test_whatever_numbers_a_dump_holds_are_taken(numbers: list[float]) -> None:
+    target, golden = (Side("torch.float32", (4, 4), *numbers[at : at + 4]) for at in (0, 4))
+    rows = [Row("a", role, target, golden) for role in (INPUT, PARAMETER, OUTPUT)]
+    for kind in statistic_kinds(Suspect("Tensor.add_.0.forward", rows, parameters=[("b", golden)], place="optimizer")):
+        assert 0 < kind.confidence <= 1
+
+
 @given(st.lists(st.sampled_from(["max", "min", "mean", "norm", "sketch", "l1"]), max_size=6))
 @settings(max_examples=40)
 def test_statistics_that_were_not_recorded_are_no_reason_to_fail(absent: list[str]) -> None:

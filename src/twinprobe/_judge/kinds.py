@@ -122,8 +122,8 @@ def _is_float(side: Side) -> bool:
 
 
 def _numbers(side: Side) -> list[float] | None:
-    """Max, min, mean and norm, where all are there and finite."""
-    found = [one for one in (side.max, side.min, side.mean, side.norm) if one is not None and math.isfinite(one)]
+    """Max, min, mean and norm, where all are there, finite, and small enough to be squared."""
+    found = [one for one in (side.max, side.min, side.mean, side.norm) if one is not None and abs(one) < 1e100]
     return found if len(found) == 4 else None
 
 
