@@ -115,6 +115,12 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
 
 def common_mode(target: Run, golden: Run) -> str:
     """The way both runs can be measured; BadInput where they cannot be compared at all."""
+    for run in (target, golden):
+        if "perturb" in run.settings:
+            raise BadInput(
+                "was recorded with perturb: it measures noise and is neither target nor golden",
+                where=run.path, hint="name it with --noise, beside two runs recorded without perturb",
+            )  # fmt: skip
     if target.single_points != golden.single_points:
         raise BadInput(
             f"{target.path.name} cannot be compared with {golden.path}",

@@ -24,7 +24,7 @@ _SECTION_KEYS = {
 }
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
-    "sketch",
+    "sketch", "perturb", "perturb_seed",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class RecordConfig:
     summary_mode: str = "statistics"
     bench_path: Path | None = None
     diff_nums: int = 1
+    perturb: int | None = None  # the seed
     source: Path | None = None
 
     def wants(self, side: str) -> bool:
@@ -118,10 +119,11 @@ def _build(
     if not isinstance(path, str | Path) or not str(path):
         raise BadInput("key 'dump_path' is missing: say where the dump goes", where=where)
     bench_path, diff_nums = _bench(section, where)
+    level = _choice(common, "level", LEVELS, "L1", where)
     return RecordConfig(
         dump_path=Path(path),
         task=task,
-        level=_choice(common, "level", LEVELS, "L1", where),
+        level=level,
         steps=_numbers(common, "step", where),
         ranks=_numbers(common, "rank", where),
         async_dump=_flag(common, "async_dump", False, where),
@@ -137,8 +139,24 @@ def _build(
         scope=_scope(section, where),
         bench_path=bench_path,
         diff_nums=diff_nums,
+        perturb=_perturb(common, task, level, where),
         source=source,
     )
+
+
+def _perturb(common: Mapping[str, Any], task: str, level: str, where: str) -> int | None:
+    """The seed of the perturbation; None where none is asked for."""
+    wanted, seed = common.get("perturb", 0), common.get("perturb_seed", 0)
+    if wanted not in (0, 1):
+        raise BadInput(f"key 'perturb' is {wanted!r}", where=where, hint="1: every result is changed; 0: none is")
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise BadInput(f"key 'perturb_seed' is {seed!r}", where=where, hint="a number from 0 on")
+    if wanted and (level == "debug" or task == "structure"):
+        raise BadInput(
+            f"{'level debug' if level == 'debug' else 'task structure'} records no calls that perturb could change",
+            where=where, hint="set level to L0, L1 or mix and task to statistics or tensor",
+        )  # fmt: skip
+    return seed if wanted else None
 
 
 def _bench(section: Mapping[str, Any], where: str) -> tuple[Path | None, int]:

@@ -87,6 +87,11 @@ class Framework(ABC):
         """Whether results are still on a device, so that entries cannot be written before the stretch ends."""
         return False
 
+    def settings(self) -> dict[str, Any]:
+        """What changes the rounding of this program's results, for the dump's header: names of one word or several, and
+        plain values. ``autocast`` is a dtype or None."""
+        return {}
+
     @abstractmethod
     def rank(self) -> int | None:
         """This process's rank, None when not distributed."""
@@ -409,6 +414,13 @@ class Engine:
         with self._opening:  # gradients may come on several threads
             if step.writable:
                 return
+            if not step.closed:  # now, not when the step began: the first call may be the first under autocast
+                settings: dict[str, Any] = {} if self.config.perturb is None else {"perturb": self.config.perturb}
+                try:
+                    settings = self.framework.settings() | settings
+                except Exception as error:
+                    self.problems.note("asking for the precision settings", error)
+                step.folder.header["settings"] = settings
             opens = step.folder.reopen if step.closed else step.folder.open
             self._worker.put(lambda: self._guarded(step, opens))
             step.closed, step.writable = False, True

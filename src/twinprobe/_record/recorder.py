@@ -8,9 +8,10 @@ from types import FrameType
 from typing import Any, ClassVar
 
 from twinprobe._record.bench_check import BenchCheck
-from twinprobe._record.calls import Api, wanted_ranks
+from twinprobe._record.calls import Api, ModuleInfo, wanted_ranks
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.engine import Engine, Framework
+from twinprobe._record.perturb import Perturbation
 from twinprobe._record.render import Capturer, unrecorded
 from twinprobe._record.rows import Entry, GradientWatch
 from twinprobe.errors import BadInput
@@ -41,6 +42,7 @@ class Recorder(Framework):
         self.save = False  # whether real tensors of the call at hand are kept
         self.muted = 0  # inside so many modules that are recorded as a whole
         self.paused = False
+        self.perturbation: Perturbation | None = None  # put there by start()
         self._keep_all = config.task == "tensor"
         self._parents: dict[str, str | None] = {}
         if config.bench_path is not None:
@@ -103,6 +105,10 @@ class Recorder(Framework):
         return None
 
     @abstractmethod
+    def make_perturbation(self, seed: int) -> Perturbation:
+        """What changes the results of recorded calls by half a unit in the last place."""
+
+    @abstractmethod
     def note_parameter_gradient(self, module: Any, name: str, gradient: Any) -> Any:
         """Note the gradient of a module's parameter, summed over all uses."""
 
@@ -114,6 +120,8 @@ class Recorder(Framework):
         _check_token_range(token_range, models)
         if self.config.level != "debug":
             self.subfolder = self.find_subfolder(models)
+        if self.config.perturb is not None and self.perturbation is None:
+            self.perturbation = self.make_perturbation(self.config.perturb + ((self.rank() or 0) << 32))
         if not self.engine.begin() or self.config.level == "debug":
             return
         try:
@@ -193,6 +201,10 @@ class Recorder(Framework):
             return False
         self.save = self._keep_all or self.engine.filter.wants_tensors(name)
         return True
+
+    def perturbs_module(self, info: ModuleInfo) -> bool:
+        """Whether the results of a module are changed: only where no function inside of it is seen."""
+        return not self.records_apis or info.compiled or info.whole
 
     def _keep_no_more(self) -> None:
         self._keep_all = self.save = False

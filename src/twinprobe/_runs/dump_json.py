@@ -197,6 +197,7 @@ class Document(msgspec.Struct):
     level: str | None = None
     framework: str | None = None
     dump_data_dir: str | None = None
+    settings: dict[str, Any] | None = None
     data: msgspec.Raw = _EMPTY
 
 
@@ -251,7 +252,7 @@ def _read_document(path: Path, blob: bytes) -> Entries:
         raise BadInput(
             'has no object "data"' if absent else 'is not a dump: "data" is no object', where=path, hint=_EXPECTED
         )
-    header = {key: getattr(document, key) for key in _HEADER_KEYS}
+    header = {key: getattr(document, key) for key in _HEADER_KEYS} | {"settings": document.settings or {}}
     return Entries(header, len(blob), batches_of(path, members[1:-1]))
 
 
@@ -326,7 +327,10 @@ def _header(path: Path, document: dict[str, Any]) -> dict[str, Any]:
     for key in _HEADER_KEYS:
         if not isinstance(document.get(key), str | None):
             raise BadInput(f'"{key}" is not text', where=path, hint=_EXPECTED)
-    return {key: document.get(key) for key in _HEADER_KEYS}
+    settings = document.get("settings") or {}
+    if not isinstance(settings, dict):
+        raise BadInput('"settings" is no object', where=path, hint=_EXPECTED)
+    return {key: document.get(key) for key in _HEADER_KEYS} | {"settings": settings}
 
 
 def _read_lines(path: Path, file: FileBlocks) -> Entries:

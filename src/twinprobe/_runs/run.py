@@ -48,6 +48,8 @@ class Run:
     notes: list[str]
     sketch_file: Path | None = field(default=None, kw_only=True)
     """Where the sketches of its tensors are; None for a run that was put together from others."""
+    settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
@@ -120,9 +122,11 @@ def open_run(path: Path) -> Run:
         framework = "pytorch"
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
+    level = entries.header["level"] or ""
     beside = path.with_suffix(SUFFIX)
     sketches = beside if path.suffix == ".json" and beside.is_file() else None
-    return Run(path, task, entries.header["level"] or "", framework, ops, table, notes + left_out, sketch_file=sketches)
+    settings = entries.header["settings"]
+    return Run(path, task, level, framework, ops, table, notes + left_out, sketch_file=sketches, settings=settings)
 
 
 def find_run(path: Path) -> Path:
@@ -342,12 +346,13 @@ class _Head(msgspec.Struct):
     ops: list[str]
     notes: list[str]
     sketch_file: str | None
+    settings: dict[str, Any]
 
 
 def hand_over(run: Run, file: IO[bytes]) -> None:
     """Write a run for ``take_over``; the file lives no longer than the two processes."""
-    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, None)
-    head.sketch_file = None if run.sketch_file is None else str(run.sketch_file)
+    sketches = None if run.sketch_file is None else str(run.sketch_file)
+    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, sketches, run.settings)
     blob = msgspec.msgpack.encode(head)
     file.write(len(blob).to_bytes(8, "little") + blob)
     run.table.write_ipc(file, compression="uncompressed")
@@ -361,5 +366,6 @@ def take_over(file: IO[bytes]) -> Run:
     table = pl.read_ipc(file.read())
     sketches = None if head.sketch_file is None else Path(head.sketch_file)
     return Run(
-        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches
-    )
+        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches,
+        settings=head.settings,
+    )  # fmt: skip

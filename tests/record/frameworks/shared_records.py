@@ -229,3 +229,50 @@ def test_a_model_must_be_a_module(kit: Kit, tmp_path: Path, model: Any) -> None:
     debugger = kit.api.PrecisionDebugger(dump_path=tmp_path, level="mix")
     with pytest.raises(BadInput, match="odel"):
         debugger.start(model=model)
+
+
+# Perturbed runs, and the settings that change rounding.
+
+
+def test_perturb_moves_a_quarter_of_the_values_to_a_neighbour(kit: Kit, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).random((100, 100), np.float32) + 1
+    x = kit.tensor(values)
+    with kit.api.record(None, tmp_path, level="L1", task="tensor", perturb=1):
+        y = x * 3
+        z = y + 1
+    changed = kit.array(y)
+    moved = changed.view(np.int32) - (values * np.float32(3)).view(np.int32)
+    assert np.abs(moved).max() == 1
+    assert abs((moved == 1).mean() - 0.125) < 0.02
+    assert abs((moved == -1).mean() - 0.125) < 0.02
+    assert np.array_equal(kit.array(x), values)
+    dump = Dump(tmp_path)
+    first, second = dump.data
+    assert np.array_equal(saved(dump, first, "output"), changed)
+    assert np.array_equal(saved(dump, second, "input_args"), changed)
+    assert np.array_equal(saved(dump, second, "output"), kit.array(z))
+    assert dump.document["settings"]["perturb"] == 0
+    assert dump.document["settings"]["version"]
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_perturb_leaves_gradients_parameters_and_inputs_alone(kit: Kit, tmp_path: Path, level: str) -> None:
+    def arrays(model: Any) -> list[np.ndarray]:
+        found = model.get_parameters() if hasattr(model, "get_parameters") else model.parameters()
+        return [np.array(kit.array(one)) for one in found]
+
+    model = kit.networks.TwoUsers()
+    before = arrays(model)
+    clean = kit.recorded(tmp_path / "clean", model, level=level, task="tensor")
+    dump = kit.recorded(tmp_path / "changed", model, level=level, task="tensor", perturb=1)
+    assert dump.log() == ""
+    assert dump.data.keys() == clean.data.keys()
+    for one, other in zip(before, arrays(model), strict=True):
+        assert np.array_equal(one, other)
+    names = [name for name in clean.data if ".left." in name and "parameters_grad" not in name]
+    pairs = {name: (saved(clean, name, "output"), saved(dump, name, "output")) for name in names}
+    assert {name.rsplit(".", 2)[-2] for name in pairs} == {"forward", "backward"}
+    for name, (one, other) in pairs.items():
+        np.testing.assert_allclose(one, other, 1e-4, 1e-6)
+        if ".forward." in name:
+            assert not np.array_equal(one, other)

@@ -12,6 +12,7 @@ from typing import Any
 
 from twinprobe._record.calls import Api, ApiCall, Site
 from twinprobe._record.eager.host_rows import KnownRows
+from twinprobe._record.perturb import computes
 from twinprobe._record.rows import is_pending
 
 
@@ -62,6 +63,8 @@ class ApiWatch:
             finally:
                 if api.in_place:
                     recorder.known.forget()
+            if recorder.perturbation is not None and computes(api):
+                recorder.work("perturbing", recorder.perturbation.after, output, (args[skip:], kwargs), api.in_place)
             given = (*args[skip:], *kwargs.values()) if api.collective else output
             pending = "istributed." in api.prefix and is_pending(output)
             recorder.work("recording an API's outputs", call.after, given, pending)

@@ -96,6 +96,9 @@ class CallWatch(ModuleWatch):
                 raise
             finally:
                 recorder.muted -= info.whole
+            if recorder.perturbation is not None and recorder.perturbs_module(info):
+                own = recorder.own_parameters(info.module, True)
+                recorder.work("perturbing", recorder.perturbation.after, output, (args, kwargs, own))
             recorder.work("recording a module's outputs", self._leave, call, output, False)
             return output
         finally:

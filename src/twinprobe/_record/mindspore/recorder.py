@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import mindspore as ms
@@ -18,10 +19,12 @@ from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.engine import Engine
 from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
 from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
-from twinprobe._record.mindspore.tensors import GraphExecutor, JitExecutor, MindSporeTensors, executor
+from twinprobe._record.mindspore.tensors import GraphExecutor, JitExecutor, MindSporeTensors, executor, memory_of
+from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf
 from twinprobe._record.writer import logger
+from twinprobe.errors import BadInput
 
 _GRAPH_MODE = 0
 _HANDING_OUT = ("asnumpy", "numpy", "__array__", "__dlpack__")  # arrays of the tensors' own memory
@@ -56,6 +59,19 @@ class MindSporeRecorder(EagerRecorder):
 
     def make_known(self, rows: HostRows) -> MindSporeTensors:
         return MindSporeTensors(rows)
+
+    def settings(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"version": ms.__version__, "device": ms.get_context("device_target")}
+        with suppress(Exception):  # each name came with some version
+            found["deterministic"] = ms.get_context("deterministic") == "ON"
+            found["threads"] = ms.get_context("runtime_num_threads")
+        return {**found, "autocast": None}
+
+    def make_perturbation(self, seed: int) -> HostPerturbation:
+        device = ms.get_context("device_target")
+        if device != "CPU" or not hasattr(ms.Tensor, "data_ptr") or not hasattr(ms.Tensor, "stride"):
+            raise BadInput(f"perturb changes host memory, which this MindSpore on {device} does not show", hint=ON_CPU)
+        return HostPerturbation(seed, ms.Tensor, memory_of)
 
     def rank(self) -> int | None:
         from mindspore.communication import GlobalComm, get_rank

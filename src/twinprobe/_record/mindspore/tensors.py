@@ -75,6 +75,13 @@ class MindSporeTensors(KnownRows):
         return array if array.dtype == np.dtype(STORAGE[name]) else array.view(STORAGE[name])
 
 
+def memory_of(tensor: Any) -> tuple[int, tuple[int, ...]]:
+    """The address and the strides, in elements, of a tensor that has been computed."""
+    with Reading():
+        _asnumpy(tensor)  # waits
+        return int(tensor.data_ptr()), tuple(tensor.stride())
+
+
 # Names that moved between MindSpore versions, found once.
 
 

@@ -17,9 +17,11 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.paddle.gradients import CustomLayers, UseGraph, UseWatch, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
 from twinprobe._record.paddle.tensors import PaddleTensors
+from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf, Note
 from twinprobe._record.writer import logger
+from twinprobe.errors import BadInput
 
 _IN_OUT = "in_out"
 _TRANSPOSED = paddle.nn.Linear  # weight is [in, out] here, [out, in] in PyTorch and MindSpore
@@ -51,6 +53,25 @@ class PaddleRecorder(EagerRecorder):
 
     def make_known(self, rows: HostRows) -> KnownRows:
         return PaddleTensors(rows)
+
+    def settings(self) -> dict[str, Any]:
+        known = paddle.base.core.globals()
+        names = {
+            "cudnn_deterministic": "FLAGS_cudnn_deterministic",
+            "tf32_matmul": "FLAGS_allow_tf32_op_override",
+            "mkldnn": "FLAGS_use_mkldnn",
+            "threads": "FLAGS_paddle_num_threads",
+        }
+        found = {key: known[flag] for key, flag in names.items() if flag in known.keys()}  # noqa: SIM118
+        tracer = paddle.base.framework._dygraph_tracer()
+        on = tracer is not None and tracer._amp_level != paddle.base.core.AmpLevel.O0
+        autocast = str(tracer._amp_dtype) if on else None
+        return {"version": paddle.__version__, "device": paddle.get_device(), **found, "autocast": autocast}
+
+    def make_perturbation(self, seed: int) -> HostPerturbation:
+        if paddle.get_device() != "cpu":
+            raise BadInput(f"perturb changes host memory, and Paddle runs on {paddle.get_device()}", hint=ON_CPU)
+        return HostPerturbation(seed, paddle.Tensor, lambda tensor: (tensor.data_ptr(), tuple(tensor.strides)))
 
     def rank(self) -> int | None:
         distributed = paddle.distributed

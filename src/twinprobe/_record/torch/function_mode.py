@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from twinprobe._record.calls import Api, ApiCall
+from twinprobe._record.perturb import computes
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.compiled import in_compiled_code
 from twinprobe._record.torch.names import UNSEEN, ApiTable, make_api
@@ -224,8 +225,11 @@ class ApiMode(WatchMode):
         except Exception as error:
             self._recorder.trouble("counting an API's calls", error)
             return self.pass_on(UNSEEN, func, args, kwargs)
+        perturbation = self._recorder.perturbation
         try:
             with silence():
+                if perturbation is not None:
+                    perturbation.before((args, kwargs))
                 call.before(*(written or (args, kwargs)))
         except Exception as error:
             call.parts = self._recorder.mark("recording an API's inputs", error, call.parts)
@@ -240,6 +244,8 @@ class ApiMode(WatchMode):
             raise
         try:
             with silence():
+                if perturbation is not None and computes(api):
+                    perturbation.after(output, ())
                 call.after(output)
         except Exception as error:
             self._recorder.trouble("recording an API's outputs", error)

@@ -158,6 +158,8 @@ class ModuleHooks(ModuleWatch):
             call.error = sys.exc_info()[1]
             self.calls.append(call)
             try:
+                if recorder.perturbation is not None and recorder.perturbs_module(info):
+                    recorder.perturbation.before((args, kwargs, [*module.parameters(), *module.buffers()]))
                 self._enter(call, args, kwargs, sys._getframe(1))
             except Exception as error:
                 call.parts = recorder.mark("recording a module's inputs", error, call.parts)
@@ -196,6 +198,9 @@ class ModuleHooks(ModuleWatch):
         with silence():
             try:
                 failed = output is None and sys.exc_info()[1] is not call.error
+                if recorder.perturbation is not None and recorder.perturbs_module(call.info):
+                    recorder.book.settle()  # what waits to be measured may share this memory
+                    recorder.perturbation.after(output, ())
                 self._leave(call, output, failed)
             except Exception as error:
                 recorder.trouble("recording a module's outputs", error)

@@ -6,12 +6,68 @@ import zlib
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from twinprobe._record.calls import tensors_in
+from twinprobe._record.perturb import BITS, ONE_IN, Perturbation
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf, Note, Row
 from twinprobe._record.torch.host import host_digest, host_measures, host_statistics
 
 _DTYPE_KEYS = frozenset({"dtype", "output_dtype"})
+_MANY = 1 << 14
+
+
+class TorchPerturbation(Perturbation):
+    """Changes tensors on any device. Versions tell what a call has written; the program's own random state stays."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random: dict[torch.device, torch.Generator] = {}
+        self._known: dict[int, tuple[StorageWeakRef, int]] = {}  # by the number of a storage: held for a version
+
+    def before(self, inputs: Any) -> None:
+        if len(self._known) > _MANY:
+            self._known = {key: held for key, held in self._known.items() if not held[0].expired()}
+        for tensor in tensors_in(inputs, torch.Tensor, []):
+            self._hold(tensor)
+
+    def after(self, output: Any, _inputs: Any, _in_place: bool = False) -> None:
+        for tensor in tensors_in(output, torch.Tensor, []):
+            local = getattr(tensor, "_local_tensor", tensor)
+            name = str(local.dtype).rpartition(".")[2]
+            if name not in BITS or local.layout is not torch.strided or 0 in local.shape:
+                continue
+            overlaps = any(size > 1 and step == 0 for size, step in zip(local.shape, local.stride(), strict=True))
+            if not overlaps and self._is_new(local):
+                self._change(local, *BITS[name])
+                self._hold(local)
+
+    def _hold(self, tensor: torch.Tensor) -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)
+        if tensor.layout is torch.strided:
+            storage = StorageWeakRef(tensor.untyped_storage())
+            self._known[storage.cdata] = (storage, _version(tensor))
+
+    def _is_new(self, tensor: torch.Tensor) -> bool:
+        held = self._known.get(tensor.untyped_storage()._cdata)
+        return held is None or held[1] != _version(tensor)
+
+    def _change(self, tensor: torch.Tensor, integer: str, infinity: int) -> None:
+        random = self._random.get(tensor.device)
+        if random is None:
+            random = self._random[tensor.device] = torch.Generator(tensor.device).manual_seed(self._seed)
+        kind: torch.dtype = getattr(torch, integer)
+        # Not the tensor itself: its version would count this as a write, which autograd refuses.
+        bits = tensor.data.view(kind)
+        drawn = torch.randint(0, ONE_IN, bits.shape, dtype=torch.int8, device=bits.device, generator=random)
+        magnitude = bits & torch.iinfo(kind).max
+        movable = (magnitude != 0) & (magnitude < infinity - 1)
+        bits += ((drawn == 0) & movable).to(kind) - ((drawn == 1) & movable).to(kind)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 class TorchValues:
