@@ -134,7 +134,7 @@ def compare(
     alignment: PathLike | None = None,
     pair: Literal["place", "numbers"] = "place",
     align: Literal["auto", "names", "none"] = "auto",
-    rounding: float = 64.0,
+    rounding: float | None = None,
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 

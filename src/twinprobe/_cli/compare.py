@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
     add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared row")
-    add("--rounding", type=float, default=64.0, metavar="N",
-        help="treat a relative error below N machine epsilons as rounding (default: 64)")  # fmt: skip
+    add("--rounding", type=float, metavar="N",
+        help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
     add("--fail-on", choices=("error", "warning"), help="exit with code 1 if any row has this verdict or worse")
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")

@@ -41,8 +41,8 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add_pair_arguments(add)
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
-    add("--rounding", type=float, default=64.0, metavar="N",
-        help="treat a relative error below N machine epsilons as rounding (default: 64)")  # fmt: skip
+    add("--rounding", type=float, metavar="N",
+        help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")

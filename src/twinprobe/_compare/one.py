@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
+_MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
 
@@ -163,7 +164,7 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
 
 
 def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: Judged, pairs: Pairs) -> Summary:
-    from twinprobe._judge.verdicts import describe_first
+    from twinprobe._judge.describe import describe_first, describe_others, notes, results
 
     matched = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
     verdicts = {name: judged.verdict.count(name) for name in ("pass", "warning", "error")}
@@ -176,8 +177,10 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
         target_only=int((pairs.golden < 0).sum()),
         golden_only=int((pairs.target < 0).sum()),
         verdicts=verdicts,
-        first=describe_first(target, evidence, judged),
-        notes=[*target.notes, *golden.notes, *pairs.notes],
+        first=describe_first(target, golden, evidence, judged),
+        others=describe_others(target, golden, evidence, judged, _MOST_OTHERS),
+        results=results(target, evidence, judged),
+        notes=[*target.notes, *golden.notes, *pairs.notes, *notes(target, evidence, judged)],
         files=[],
         unread=int(judged.unread.sum()),
     )

@@ -14,6 +14,7 @@ from twinprobe._compare.slices import Cut, measure_slice
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
+from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._report.dataset import MEETINGS, Place
 from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
@@ -146,14 +147,20 @@ _MOST_FINDINGS = 20
 
 def rank_facts(comparison: Comparison, rank: int) -> RankFacts:
     """What the search over ranks needs to know of one."""
-    run, calls = comparison.target, comparison.judged.calls
+    run, calls, judged = comparison.target, comparison.judged.calls, comparison.judged
     received = calls.outputs_differ & calls.collective & ~calls.inputs_differ
+    injected = calls.injected.copy()
+    for beginning in judged.beginnings:
+        # Gradients that only the optimiser sees differ were exchanged by a collective that nobody recorded.
+        if judged.flow is not None and judged.flow.updates[beginning.call] and beginning.cause in (OUTSIDE, BETWEEN):
+            injected[beginning.call] = False
+            received[beginning.call] |= beginning.reaches
     return RankFacts(
         rank=rank,
         meetings=tuple(meetings(run, rank)),
-        first_injected=_first(run.ops, calls.injected),
+        first_injected=_first(run.ops, injected),
         first_received=_first(run.ops, received),
-        differs=bool((comparison.evidence.deviation.state == DIFFERS).any()),
+        differs=bool((judged.state == DIFFERS).any()) if len(judged.state) else False,
     )
 
 

@@ -48,7 +48,10 @@ def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | Non
 
 
 def of_statistics(
-    pairs: pl.DataFrame, differences: dict[str, StatDifference], rounding: float, estimate: Estimate | None = None
+    pairs: pl.DataFrame,
+    differences: dict[str, StatDifference],
+    rounding: float | None,
+    estimate: Estimate | None = None,
 ) -> Deviation:
     """Judge rows by their recorded statistics, and by their sketches where both sides have one.
 
@@ -172,9 +175,9 @@ def _all_same(differences: dict[str, StatDifference], rows: Rows) -> Bools:
     return same & ~(nothing & rows.tensor & ~rows.empty())
 
 
-def _settle(rows: Rows, error: Floats, nonfinite: Bools, rounding: float, all_same: Bools) -> Deviation:
+def _settle(rows: Rows, error: Floats, nonfinite: Bools, rounding: float | None, all_same: Bools) -> Deviation:
     with np.errstate(invalid="ignore"):
-        small = error <= rounding * rows.epsilon()
+        small = error <= (rounding or 0.0) * rows.epsilon()
     state = np.full(len(error), UNKNOWN, dtype=np.uint8)
     state[~np.isnan(error)] = DIFFERS
     state[small] = ROUNDING
@@ -214,7 +217,7 @@ def devices(pairs: pl.DataFrame) -> Bools:
     return target & golden
 
 
-def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, rounding: float) -> Deviation:
+def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, rounding: float | None) -> Deviation:
     """Judge rows by their tensors' elements; where no tensor was kept or can be read, by the recorded statistics."""
     rows = Rows(pairs)
     measured = metrics["status"].is_in(["ok", "scalar", "N/A"]).to_numpy() & rows.tensor
@@ -222,7 +225,7 @@ def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, 
     error = np.where(measured, metrics["relative_norm"].to_numpy(), recorded.error)
     state = recorded.state.copy()
     with np.errstate(invalid="ignore"):
-        small = error <= rounding * rows.epsilon()
+        small = error <= (rounding or 0.0) * rows.epsilon()
     state[measured] = np.where(small, ROUNDING, DIFFERS)[measured]
     state[measured & metrics["identical"].to_numpy()] = IDENTICAL
     state[measured & nonfinite] = DIFFERS

@@ -64,6 +64,8 @@ class Flow:
     """Equal marks are equal values, on both sides."""
     elements: tuple[Floats, Floats]
     """The number of elements of each row, target and golden; 0 where no shape is known."""
+    grouped: set[int]
+    """Calls that stand for a group that is equal in meaning with one of the golden run."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -83,8 +85,11 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     """Follow the values of a paired run; ``run`` is the target."""
     of_row = pairs["t_op"].fill_null(NONE).to_numpy().astype(np.int64)
     role = pairs["t_role"].fill_null(255).to_numpy()
+    whole_group = grouped_calls(pairs, of_row)
     ops = [parse_op(name) for name in run.ops]
     parent, leaf, start = _nesting(run)
+    for call, members in whole_group.items():
+        start[call] = min(int(start[member]) for member in members)
     elements = _elements(pairs, "t"), _elements(pairs, "g")
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
     tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
@@ -103,7 +108,22 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool)
     updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool)
     return Flow(ops, of_row, role, parent, leaf, start, twin, source, target_source, golden_source, parameter, read,
-                updates, in_place, both, elements)  # fmt: skip
+                updates, in_place, both, elements, set(whole_group))  # fmt: skip
+
+
+def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
+    """Let the rows of a group of calls that are equal in meaning belong to its last call, in place."""
+    if "group" not in pairs.columns or pairs["group"].null_count() == pairs.height:
+        return {}
+    numbers = pairs["group"].fill_null(NONE).to_numpy()
+    inside = (numbers != NONE) & (of_row != NONE)
+    last = np.full(int(numbers.max()) + 1, NONE, dtype=np.int64)
+    np.maximum.at(last, numbers[inside], of_row[inside])
+    members: dict[int, set[int]] = {}
+    for row in np.flatnonzero(inside).tolist():
+        members.setdefault(int(last[numbers[row]]), set()).add(int(of_row[row]))
+    of_row[inside] = last[numbers[inside]]
+    return members
 
 
 def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:

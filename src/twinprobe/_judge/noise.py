@@ -1,22 +1,22 @@
 """Expected error: how far apart two healthy runs may be at each value, given how far apart the inputs were.
 
-Errors are carried as measured, never as predicted: a bound that grows with depth would excuse everything. What a call may
-add by itself is a rounding (0.21 of the dtype's epsilon in relative norm) of whatever it adds up on the way, which may
-be far larger than what is left (cancellation).
+Errors are carried as measured, never as predicted: a bound that grows with depth would excuse everything. What a call
+may add by itself is a rounding (0.21 of the dtype's epsilon in relative norm) of whatever it adds up on the way, which
+may be far larger than what is left (cancellation).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import dims
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import Family, Operation, operation_of
-from twinprobe._runs.names import FORWARD, GRADIENTS
+from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, operation_of
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
+_COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
@@ -55,6 +56,10 @@ class Noise:
     """Rows whose difference was carried there: more than the rounding of the call itself."""
     matters: Bools
     """Rows further off than what a healthy run gathers on its way."""
+    masked: Bools
+    """Rows with the fill values of a mask, which are not compared."""
+    flips: Bools
+    """Whole numbers that differ and were made of numbers that differ a little."""
 
 
 @dataclass
@@ -69,26 +74,37 @@ class _Values:
     amplitude: Floats
     epsilon: Floats
     mean: Floats
+    masked: Bools
 
 
-def expected_errors(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats, *, estimated: bool) -> Noise:
+def expected_errors(
+    pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats, *, estimated: Bools, settings: dict[str, Any]
+) -> Noise:
     """Judge each row's relative error by what its call may lose and what came in.
 
-    ``estimated``: the errors are read off max, min, mean and norm, which see only a part of a difference.
+    ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference.
+    ``settings``: the precision flags of the recorded run.
     """
     values = _values(pairs, flow, error, epsilon)
     between = _between(flow, values)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0)
     values.distance = np.where(unknown, between, values.distance)
-    operations = [operation_of(op) for op in flow.ops]
+    operations = [OTHER_MODULE if call in flow.grouped else operation_of(op) for call, op in enumerate(flow.ops)]
     grain = _grain(flow, values.epsilon)
-    carried, scale, roundings = _by_call(pairs, flow, values, operations, grain, estimated=estimated)
+    operands = _Operands(pairs, flow, values, operations)
+    scale, carried = operands.added_up(values), operands.explained(flow, values, estimated)
+    scale, carried = _parameter_gradients(flow, values, scale, carried)
+    roundings = operands.roundings(operations)
     row_call = np.maximum(flow.of_row, 0)
     output = (flow.role == OUTPUT) | (flow.role == GRADIENT)
     backward = np.array([op.direction != FORWARD for op in flow.ops] or [False])
     composite = ~flow.leaf | backward | np.array([op.is_module for op in flow.ops] or [False])
     local_epsilon = np.where(composite[row_call], grain, values.epsilon)
+    coarser = _hidden_precision(settings)
+    if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
+        products = np.array([op.family in (Family.PRODUCT, Family.ATTENTION) for op in operations] or [False])
+        local_epsilon = np.where((products | composite)[row_call], np.fmax(local_epsilon, coarser), local_epsilon)
     local = ROUNDING * local_epsilon * np.sqrt(roundings[row_call]) * np.fmax(values.norm, scale[row_call])
     entering = ROUNDING * np.where(flow.source != NONE, 1.0, 4.0) * np.where(flow.parameter, epsilon, grain)
     local = np.where(output, local, entering * values.norm)
@@ -100,11 +116,12 @@ def expected_errors(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Flo
     allowed = np.where(inner, np.fmax(allowed, _within(flow, values)), allowed)
     gradient = flow.role == GRADIENT
     if gradient.any():  # every gradient gathers the errors of all that lies behind it
-        typical = float(np.nanmedian(np.where(np.isfinite(error[gradient]), error[gradient], np.nan)))
-        allowed = np.where(gradient, np.hypot(allowed, 2 * np.nan_to_num(typical) * values.norm), allowed)
-    if estimated:  # statistics of 16-bit tensors are themselves rounded to 16 bits
-        coarse = values.epsilon > 2.0**-12
-        allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
+        known = error[gradient & np.isfinite(error)]
+        typical = float(np.median(known)) if len(known) else 0.0
+        allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
+    # Statistics of 16-bit tensors are themselves rounded to 16 bits.
+    coarse = estimated & (values.epsilon > _COARSE)
+    allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
     few = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed = allowed * few
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -114,9 +131,27 @@ def expected_errors(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Flo
         abnormal = values.distance > _SEEN * local * few
         depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        # An update is small beside its parameter: what an optimiser writes counts by what its inputs explain.
-        matters = np.where(flow.spread(flow.updates), times > _SEEN, matters)
-    return Noise(error, expected, times, grain, abnormal, matters)
+        # An update is small beside its parameter: there whatever rounding does not explain counts.
+        matters = np.where(flow.spread(flow.updates), abnormal, matters)
+    return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
+
+
+def _flips(flow: Flow, values: _Values) -> Bools:
+    """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip."""
+    unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
+    inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
+    unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
+    flips: Bools = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0) & unsure[flow.of_row]
+    return flips & (np.nan_to_num(values.error) != 0)
+
+
+def _hidden_precision(settings: dict[str, Any]) -> float:
+    """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
+    if settings.get("matmul_precision") == "medium":
+        return 2.0**-7
+    # cuDNN's switch is on by default and means nothing on other devices.
+    hidden = settings.get("tf32_matmul") or (settings.get("tf32_cudnn") and settings.get("device", "cpu") != "cpu")
+    return 2.0**-10 if hidden else 0.0
 
 
 def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> _Values:
@@ -136,8 +171,10 @@ def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> 
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
         distance = np.where(masked & (error != 0), np.nan, distance)
         norm = np.where(masked, np.fmin(norm, np.abs(high) * np.sqrt(elements)), norm)
-        distance = np.where(np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance)
-    return _Values(error, distance, norm, rms, elements, amplitude, epsilon, np.nan_to_num(mean))
+        distance = np.where(
+            np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
+        )
+    return _Values(error, distance, norm, rms, elements, amplitude, epsilon, np.nan_to_num(mean), masked & (error != 0))
 
 
 def _grain(flow: Flow, epsilon: Floats) -> Floats:
@@ -148,165 +185,168 @@ def _grain(flow: Flow, epsilon: Floats) -> Floats:
     return np.maximum(grain, 2.0**-52)
 
 
-def _by_call(
-    pairs: pl.DataFrame, flow: Flow, values: _Values, operations: list[Operation], grain: Floats, *, estimated: bool
-) -> tuple[Floats, Floats, Floats]:
-    """Per call: the distance that its inputs explain, the size of what it adds up, how often it rounds."""
-    count = len(operations)
-    family = np.array([op.family for op in operations], dtype=np.int64)
-    factor = np.array([op.factor for op in operations])
-    roundings = np.array([op.roundings for op in operations])
-    backward = np.array([op.direction != FORWARD for op in flow.ops], dtype=bool)
-    takes = ((flow.role == INPUT) | (flow.role == PARAMETER)) & (values.elements > 0) & (values.epsilon > 0)
-    takes &= flow.of_row >= 0
-    rows = np.flatnonzero(takes)
-    calls = flow.of_row[rows]
-    first, second = _operands(rows, calls, count)
-    gives = np.flatnonzero(((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0))
-    size, norm, width = np.zeros(count), np.zeros(count), np.zeros(count)
-    for array, what in ((size, values.elements), (norm, values.norm)):
-        np.maximum.at(array, flow.of_row[gives], what[gives])
-    width = _contracted(pairs, flow, first, second)
-    distance = np.nan_to_num(values.distance[rows], nan=0.0)
-    if estimated:
-        # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
-        dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows]
-        hidden = np.where(values.epsilon[rows] > 2.0**-12, 0.5, ROUNDING) * values.epsilon[rows] * values.norm[rows]
-        distance = np.where(dirty, np.fmax(2.0 * distance, hidden), distance)
-    error = np.where(values.norm[rows] > 0, distance / np.where(values.norm[rows] > 0, values.norm[rows], 1), 0.0)
-    elements = np.maximum(values.elements[rows], 1)
-    spread = np.sqrt(np.maximum(1.0, size[calls] / elements))
-    kind, by = family[calls], factor[calls]
-    partner = np.where(rows == first[calls], second[calls], first[calls])
-    other = np.where(partner != NONE, values.rms[np.maximum(partner, 0)], 1.0)
-    relative = by * error * norm[calls]
-    terms = width[calls]
-    ratio = size[calls] / elements
-    root = values.rms[np.maximum(first, 0)]
-    gain = np.select(
-        [kind == Family.COPY, kind == Family.SUM, kind == Family.REDUCE, kind == Family.MEAN, kind == Family.SMOOTH],
-        [
-            distance * spread, distance * spread, 2 * distance, 2 * distance * np.minimum(1.0, ratio),
-            np.fmax(by * distance * spread, 0.0),
-        ],
-        relative,
-    )  # fmt: skip
-    product = (kind == Family.PRODUCT) & (second[calls] != NONE)
-    gain = np.where(product, 2 * distance * np.sqrt(ratio) * other * np.sqrt(terms), gain)
-    times = (kind == Family.MULTIPLY) & (second[calls] != NONE)
-    gain = np.where(times, np.fmax(by * distance * other * spread, relative), gain)
-    gain = np.where(kind == Family.EXPONENT, np.fmax(relative, by * distance / np.sqrt(elements) * norm[calls]), gain)
-    loss = kind == Family.LOSS
-    gain = np.where(loss, np.fmax(by * distance / np.sqrt(elements), error * norm[calls]), gain)
-    # Normalising divides by what is left of the values without their mean.
-    mean = np.abs(values.mean[rows])
-    left = np.sqrt(np.maximum(values.rms[rows] ** 2 - mean**2, (1e-3 * values.rms[rows]) ** 2))
-    steep = np.where(left > 0, values.rms[rows] / np.where(left > 0, left, 1), 1.0)
-    gain = np.where(kind == Family.NORM, relative * np.where(rows == first[calls], steep, 1.0), gain)
-    attention = kind == Family.ATTENTION
-    third = _third(rows, calls, count)
-    value = values.rms[np.maximum(third, 0)] * np.sqrt(size)
-    logits = np.maximum(1.0, root * values.rms[np.maximum(second, 0)])
-    gain = np.where(attention, by * error * np.fmax(value, norm)[calls] * logits[calls], gain)
-    gain = np.where(backward[calls], _BACKWARD * error * norm[calls], gain)
-    squares = np.zeros(count)
-    np.add.at(squares, calls, gain**2)
-    # A backward call also reads what its forward call kept.
-    kept = np.zeros(count)
-    seen = flow.of_row >= 0
-    np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=_WILD)[seen])
-    twin = flow.twin
-    squares += np.where(twin != NONE, (_BACKWARD * kept[np.maximum(twin, 0)] * norm) ** 2, 0.0)
-    scale = norm.copy()
-    added = np.zeros(count)
-    np.add.at(added, calls, (values.norm[rows] * spread) ** 2)
-    scale = np.where((family == Family.SUM) & ~backward, np.fmax(scale, np.sqrt(added)), scale)
-    reduced = np.zeros(count)
-    np.maximum.at(reduced, calls, np.where(kind == Family.MEAN, values.norm[rows] * np.minimum(1, ratio), values.norm[rows]))
-    scale = np.where(((family == Family.REDUCE) | (family == Family.MEAN)) & ~backward, np.fmax(scale, reduced), scale)
-    both = (family == Family.PRODUCT) & (second != NONE) & ~backward
-    summed = np.sqrt(size * np.maximum(width, 1)) * root * values.rms[np.maximum(second, 0)]
-    scale = np.where(both, np.fmax(scale, summed), scale)
-    fine = np.zeros(count)
-    np.maximum.at(fine, flow.of_row[gives], values.epsilon[gives])
-    own = np.where(fine > _FLOAT32 * 2, 2.0, np.maximum(width, 2.0))  # 16-bit products are summed in float32
-    roundings = np.where(family == Family.PRODUCT, np.maximum(own, roundings), roundings)
-    scale = np.where(attention_of(family) & ~backward, np.fmax(scale, value), scale)
-    scale = np.where((family == Family.LOSS) & ~backward, np.fmax(scale, root), scale)
-    steepness = np.ones(count)
-    np.maximum.at(steepness, calls, np.where((kind == Family.NORM) & (rows == first[calls]), steep, 1.0))
-    scale = scale * steepness
-    roundings = np.where(backward, np.maximum(roundings, 4.0) * 2, roundings)
+class _Operands:
+    """Every floating-point input of every call, with what its call is: one entry an input."""
+
+    def __init__(self, pairs: pl.DataFrame, flow: Flow, values: _Values, operations: list[Operation]) -> None:
+        count = len(operations)
+        self.count = count
+        self.family = np.array([op.family for op in operations], dtype=np.int64)
+        self.factor = np.array([op.factor for op in operations])
+        self.backward = np.array([op.direction != FORWARD for op in flow.ops], dtype=bool)
+        takes = ((flow.role == INPUT) | (flow.role == PARAMETER)) & (values.elements > 0) & (values.epsilon > 0)
+        self.rows = np.flatnonzero(takes & (flow.of_row >= 0))
+        self.calls = flow.of_row[self.rows]
+        self.first, self.second, self.third = self._by_place()
+        self.gives = np.flatnonzero(((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0))
+        self.size, self.norm, self.fine = np.zeros(count), np.zeros(count), np.zeros(count)
+        owners = flow.of_row[self.gives]
+        for array, what in ((self.size, values.elements), (self.norm, values.norm), (self.fine, values.epsilon)):
+            np.maximum.at(array, owners, what[self.gives])
+        self.terms = self._contracted(pairs, flow)
+        self.elements = np.maximum(values.elements[self.rows], 1)
+        self.ratio = self.size[self.calls] / self.elements
+        self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
+        self.first_rms, self.second_rms, third_rms = (
+            np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
+            for place in (self.first, self.second, self.third)
+        )
+        self.value_norm = third_rms * np.sqrt(self.size)  # of attention: what it averages
+        # Normalising divides by what is left of the values without their mean.
+        rms, mean = values.rms[self.rows], np.abs(values.mean[self.rows])
+        with np.errstate(over="ignore", invalid="ignore"):
+            left = np.sqrt(np.maximum(rms**2 - mean**2, (1e-3 * rms) ** 2))
+        normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
+        self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
+
+    def _by_place(self) -> tuple[Ints, Ints, Ints]:
+        """The first three floating-point inputs of each call; the third is the second where there are two."""
+        places: list[Ints] = []
+        left = np.ones(len(self.rows), dtype=bool)
+        for _ in range(3):
+            place = places[-1].copy() if len(places) == 2 else np.full(self.count, NONE, dtype=np.int64)
+            place[self.calls[left][::-1]] = self.rows[left][::-1]
+            left &= self.rows != place[self.calls]
+            places.append(place)
+        return places[0], places[1], places[2]
+
+    def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
+        """How many products each element of a matmul, linear or convolution adds up."""
+        terms = np.ones(self.count)
+        products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
+        shapes = pairs["g_shape"]
+        for call in products.tolist():
+            op = flow.ops[call]
+            convolution = "conv" in (op.cls or op.body).lower()
+            shape = dims(shapes[int(self.second[call] if convolution else self.first[call])])
+            if shape:
+                terms[call] = float(np.prod(shape[1:])) if convolution else float(shape[-1])
+        return np.maximum(terms, 1.0)
+
+    def explained(self, flow: Flow, values: _Values, estimated: Bools) -> Floats:
+        """Per call: how far off its outputs may be since its inputs are, as a distance."""
+        rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
+        distance = np.nan_to_num(values.distance[rows], nan=0.0)
+        if estimated.any():
+            # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
+            dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows] & estimated[rows]
+            epsilon = values.epsilon[rows]
+            hidden = np.where(epsilon > _COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
+            distance = np.where(dirty, np.fmax(2.0 * distance, hidden), distance)
+        sizes = values.norm[rows]
+        error = np.where(sizes > 0, distance / np.where(sizes > 0, sizes, 1), 0.0)
+        norm, two = self.norm[calls], self.second[calls] != NONE
+        other = np.where(rows == self.first[calls], self.second_rms[calls], self.first_rms[calls])
+        logits = np.maximum(1.0, self.first_rms * self.second_rms)[calls]
+        relative = by * error * norm
+        single = distance / np.sqrt(self.elements)  # the error of one element
+        gain = np.select(
+            [
+                self.backward[calls],
+                (kind == Family.COPY) | (kind == Family.SUM),
+                kind == Family.REDUCE,
+                kind == Family.MEAN,
+                kind == Family.SMOOTH,
+                (kind == Family.PRODUCT) & two,
+                (kind == Family.MULTIPLY) & two,
+                kind == Family.EXPONENT,
+                kind == Family.LOSS,
+                kind == Family.ATTENTION,
+            ],
+            [
+                _BACKWARD * error * norm,
+                distance * self.spread,
+                2 * distance,
+                2 * distance * np.minimum(1.0, self.ratio),
+                by * distance * self.spread,
+                2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
+                np.fmax(by * distance * other * self.spread, relative),
+                np.fmax(relative, by * single * norm),
+                np.fmax(by * single, error * norm),
+                by * error * np.fmax(self.value_norm, self.norm)[calls] * logits,
+            ],
+            relative * self.steep,
+        )
+        squares = np.zeros(self.count)
+        np.add.at(squares, calls, gain**2)
+        # A backward call also reads what its forward call kept.
+        kept, seen = np.zeros(self.count), flow.of_row >= 0
+        np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=_WILD)[seen])
+        squares += np.where(flow.twin != NONE, (_BACKWARD * kept[np.maximum(flow.twin, 0)] * self.norm) ** 2, 0.0)
+        return np.sqrt(squares)
+
+    def added_up(self, values: _Values) -> Floats:
+        """Per call: the size of what it adds up on the way, which may be far larger than what is left of it."""
+        count, calls, family = self.count, self.calls, self.family
+        sizes = values.norm[self.rows]
+        summed, reduced, steep = np.zeros(count), np.zeros(count), np.ones(count)
+        np.add.at(summed, calls, (sizes * self.spread) ** 2)
+        shrunk = np.where(family[calls] == Family.MEAN, np.minimum(1, self.ratio), 1.0)
+        np.maximum.at(reduced, calls, sizes * shrunk)
+        np.maximum.at(steep, calls, self.steep)
+        products = np.sqrt(self.size * self.terms) * self.first_rms * self.second_rms
+        scale = np.select(
+            [
+                self.backward,
+                family == Family.SUM,
+                (family == Family.REDUCE) | (family == Family.MEAN),
+                (family == Family.PRODUCT) & (self.second != NONE),
+                family == Family.ATTENTION,
+                family == Family.LOSS,
+            ],
+            [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
+            self.norm * steep,
+        )
+        return np.fmax(scale, self.norm)
+
+    def roundings(self, operations: list[Operation]) -> Floats:
+        """Per call: how often it rounds on the way."""
+        often = np.array([op.roundings for op in operations])
+        # 16-bit products are summed in float32.
+        sums = np.where(self.fine > 2 * _FLOAT32, 2.0, np.maximum(self.terms, 2.0))
+        often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
+        return np.where(self.backward, 2 * np.maximum(often, 4.0), often)
+
+
+def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
+    """A gradient that is zero in theory is judged by what was added up: the gradient that came in, its neighbours."""
     gradient = np.array([op.direction == GRADIENTS for op in flow.ops], dtype=bool)
-    if gradient.any():
-        scale, squares = _parameter_gradients(flow, values, gradient, scale, squares)
-    return np.sqrt(squares), scale, roundings
-
-
-def attention_of(family: Ints) -> Bools:
-    """Which calls are attention."""
-    return family == Family.ATTENTION
-
-
-def _operands(rows: Ints, calls: Ints, count: int) -> tuple[Ints, Ints]:
-    """The first and the second floating-point input of each call."""
-    first, second = np.full(count, NONE, dtype=np.int64), np.full(count, NONE, dtype=np.int64)
-    first[calls[::-1]] = rows[::-1]
-    later = rows != first[calls]
-    second[calls[later][::-1]] = rows[later][::-1]
-    return first, second
-
-
-def _third(rows: Ints, calls: Ints, count: int) -> Ints:
-    first, second = _operands(rows, calls, count)
-    later = (rows != first[calls]) & (rows != second[calls])
-    third = second.copy()
-    third[calls[later][::-1]] = rows[later][::-1]
-    return third
-
-
-def _contracted(pairs: pl.DataFrame, flow: Flow, first: Ints, second: Ints) -> Floats:
-    """How many products each element of a matmul, linear or convolution adds up."""
-    shapes = pairs["g_shape"].to_list()
-    width = np.ones(len(first))
-    for call, (one, two) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        if two == NONE:
-            continue
-        op = flow.ops[call]
-        name = (op.cls or op.body).lower()
-        if "conv" in name:
-            shape = dims(shapes[two])
-            width[call] = float(np.prod(shape[1:])) if shape else 1.0
-        else:
-            shape = dims(shapes[one])
-            width[call] = float(shape[-1]) if shape else 1.0
-    return np.maximum(width, 1.0)
-
-
-def _parameter_gradients(
-    flow: Flow, values: _Values, gradient: Bools, scale: Floats, squares: Floats
-) -> tuple[Floats, Floats]:
-    """A gradient that is zero in theory is judged by what was added up: the gradient that came in, or its neighbours."""
-    largest = np.zeros(len(gradient))
-    arrived = np.zeros(len(gradient))
-    error = np.zeros(len(gradient))
+    if not gradient.any():
+        return scale, carried
+    count = len(gradient)
+    largest, incoming, wrong, arrived, error = (np.zeros(count) for _ in range(5))
     rows = np.flatnonzero((flow.role == GRADIENT) & (flow.of_row >= 0))
     np.maximum.at(largest, flow.of_row[rows], values.norm[rows])
-    backward = {
-        (op.prefix, op.body, op.cls): call for call, op in enumerate(flow.ops) if op.direction == "backward"
-    }
-    incoming = np.zeros(len(gradient))
-    wrong = np.zeros(len(gradient))
     inputs = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0))
     np.maximum.at(incoming, flow.of_row[inputs], values.norm[inputs])
-    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], posinf=_WILD))
+    np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=_WILD))
+    backward = {op.place: call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
     for call in np.flatnonzero(gradient).tolist():
-        op = flow.ops[call]
-        found = backward.get((op.prefix, op.body, op.cls))
+        found = backward.get(flow.ops[call].place)
         if found is not None:
             arrived[call], error[call] = incoming[found], wrong[found]
     scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
-    return scale, squares + np.where(gradient, (_BACKWARD * error * scale) ** 2, 0.0)
+    return scale, np.where(gradient, np.hypot(carried, _BACKWARD * error * scale), carried)
 
 
 def _between(flow: Flow, values: _Values) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._judge.deviation import DIFFERS, Deviation
+from twinprobe._judge.flow import grouped_calls
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import Run
@@ -58,12 +59,7 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     """
     count = len(run.ops)
     of_row = pairs["t_op"].fill_null(-1).to_numpy().astype(np.int64)
-    if "group" in pairs.columns:  # calls that are equal in meaning with others are one call
-        grouped = (pairs["group"].is_not_null() & (pairs["t_op"].is_not_null())).to_numpy()
-        numbers = pairs["group"].fill_null(0).to_numpy()
-        last = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
-        np.maximum.at(last, numbers[grouped], of_row[grouped])
-        of_row[grouped] = last[numbers[grouped]]
+    grouped_calls(pairs, of_row)
     role = pairs["t_role"].fill_null(255).to_numpy()
     exempt, buffered, collective = (np.zeros(count, dtype=bool) for _ in range(3))
     for at, name in enumerate(run.ops if not run.single_points else ()):
@@ -148,6 +144,31 @@ class Divergence:
     sentence: str
     origin: str
     order: int
+    module: str = ""
+    """The path of the module around the call, or the module's own."""
+    argument: str = ""
+    begins: str = ""
+    """How it begins: output, argument, parameter, outside, between, extra, missing or random."""
+    kinds: list[dict[str, Any]] = field(default_factory=list)
+    """What kind of difference it is: name, sentence and confidence of each that holds, the surest first."""
+    error_eps: float | None = None
+    """The error in epsilons of the coarsest dtype on the way."""
+    expected_eps: float | None = None
+    times_noise: float | None = None
+    """The error in multiples of what rounding and the inputs' errors explain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the run is made for (loss, outputs, gradients, updates): whether it agrees, and how far off it is."""
+
+    name: str
+    agrees: bool
+    values: int
+    differing: int
+    worst: float
+    worst_eps: float
+    where: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +187,10 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     rank: str = ""
+    results: list[Result] = field(default_factory=list)
+    """Whether loss, outputs, gradients and updated parameters agree; empty where that was not weighed."""
+    others: list[Divergence] = field(default_factory=list)
+    """Further beginnings that the first does not explain."""
     unread: int = 0
     """Rows with a tensor that could not be read: their recorded statistics were compared, where there are any."""
 

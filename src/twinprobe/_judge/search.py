@@ -16,7 +16,7 @@ from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -25,6 +25,7 @@ Ints = NDArray[np.int64]
 OUTPUT_DIFFERS, ARGUMENT, PARAMETER_DIFFERS, OUTSIDE, BETWEEN, EXTRA, MISSING, RANDOM = (
     "output", "argument", "parameter", "outside", "between", "extra", "missing", "random",
 )  # fmt: skip
+_FILL = 9e3  # numbers beyond this are a mask's fill value
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -51,68 +52,67 @@ class Differences:
     matched: Bools
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart
+    number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
 
 
-def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: float) -> list[Beginning]:
+def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: NDArray[np.float64]) -> list[Beginning]:
     """All calls whose difference nothing before explains, in the order of the run."""
-    count = len(flow.ops)
     family = np.array([operation_of(op).family for op in flow.ops], dtype=np.int64)
-    collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
-    ignored = ignored_rows(flow, family)
-    rows = np.arange(len(flow.of_row))
-    held = (flow.of_row >= 0) & ~ignored
+    arguments: dict[int, list[int]] = {}
+    for row in np.flatnonzero(facts.value & facts.matched & (flow.of_row >= 0)).tolist():
+        arguments.setdefault(int(flow.of_row[row]), []).append(row)
+    unexplained = _unexplained(flow, noise, facts, limit, family, arguments)
+    events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
+    deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
+    found: dict[int, Beginning] = {}
+    for row in events:
+        owner = int(flow.of_row[row])
+        if facts.acts_later[row]:
+            beginning = Beginning(owner, row, ARGUMENT, [row], reaches=True)
+        elif flow.role[row] in (INPUT, PARAMETER):
+            if owner in deeper:
+                continue  # a call inside takes the same value
+            beginning = _entering(flow, row, owner, facts)
+        elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
+            continue  # a part of it is a beginning already
+        else:
+            random = family[owner] == Family.RANDOM and flow.ops[owner].direction == FORWARD
+            cause = ARGUMENT if owner in arguments else RANDOM if random else OUTPUT_DIFFERS
+            beginning = Beginning(owner, row, cause, arguments.get(owner, []))
+        found.setdefault(beginning.call, beginning)
+    return list(found.values())[:_MOST]
+
+
+def _unexplained(
+    flow: Flow,
+    noise: Noise,
+    facts: Differences,
+    limit: NDArray[np.float64],
+    family: Ints,
+    arguments: dict[int, list[int]],
+) -> Bools:
+    """Rows whose difference neither noise nor anything before them explains."""
     call = np.maximum(flow.of_row, 0)
-    # Whole numbers that differ explain whatever a call makes of them.
+    collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
+    held = (flow.of_row >= 0) & ~ignored_rows(flow, family) & ~_around(flow, collective)[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
-    explained = np.zeros(count, dtype=bool)
+    # Whole numbers that differ explain whatever a call makes of them; so do other shapes.
+    explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
     explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
-    choice = family == Family.CHOICE
-    unsure = np.zeros(count, dtype=bool)
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
-    received = _around(flow, collective)
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
-    # Whole numbers made of numbers that differ a little may flip: a router, top-k, an argmax.
-    flips = facts.whole & unsure[call]
-    outputs &= ~explained[call] & ~(choice & unsure)[call] & ~flips & ~received[call]
-    gradients = off & (flow.role == GRADIENT) & ~received[call]
-    entering = off & inputs & (flow.source == NONE) & ~received[call]
-    found: dict[int, Beginning] = {}
-
-    def add(beginning: Beginning) -> None:
-        known = found.get(beginning.call)
-        if known is None:
-            found[beginning.call] = beginning
-
-    values = rows[facts.value & held & facts.matched]
-    arguments: dict[int, list[int]] = {}
-    for row in values.tolist():
-        arguments.setdefault(int(flow.of_row[row]), []).append(row)
-    # With inputs equal to the last bit, another argument is the cause of whatever differs.
-    equal = ~unsure & ~explained
-    moved = np.nan_to_num(noise.error) > 0
-    caused = np.isin(call, list(arguments)) & equal[call] & moved & facts.matched & held & (flow.role == OUTPUT)
-    outputs |= caused & ~received[call]
-    events = sorted(rows[outputs | gradients | entering].tolist(), key=lambda row: (_when(flow, row), row))
-    deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
-    for row in events:
-        owner = int(flow.of_row[row])
-        if flow.role[row] in (INPUT, PARAMETER):
-            if owner in deeper:
-                continue  # a call inside takes the same value
-            add(_entering(flow, row, owner, facts))
-            continue
-        cause = OUTPUT_DIFFERS
-        if family[owner] == Family.RANDOM and flow.ops[owner].direction == FORWARD:
-            cause = RANDOM
-        if owner in arguments:
-            cause = ARGUMENT
-        if not flow.leaf[owner] and _inside(flow, owner, found):
-            continue  # a part of it is a beginning already
-        add(Beginning(owner, row, cause, arguments.get(owner, [])))
-    return list(found.values())[:_MOST]
+    outputs &= ~(explained | ((family == Family.CHOICE) & unsure))[call] & ~noise.flips
+    # With inputs equal to the last bit, another argument is the cause of whatever differs; a mask's fill value is not.
+    filled = [owner for owner, rows in arguments.items() if any(abs(facts.number[row]) > _FILL for row in rows)]
+    caused = np.isin(call, list(arguments)) & ~np.isin(call, filled) & ~(unsure | explained)[call]
+    caused &= (np.nan_to_num(noise.error) != 0) & facts.matched & held & (flow.role == OUTPUT)
+    entering = off & inputs & (flow.source == NONE)
+    gradients = off & (flow.role == GRADIENT)
+    return outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
 
 
 def _deeper(flow: Flow, entering: list[int]) -> set[int]:
@@ -129,35 +129,36 @@ def _when(flow: Flow, row: int) -> float:
     return float(flow.start[owner]) - 0.5 if flow.role[row] in (INPUT, PARAMETER) else float(owner)
 
 
-def _inside(flow: Flow, owner: int, found: dict[int, Beginning]) -> bool:
-    return any(owner in flow.parents_of(call) for call in found)
-
-
 def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning:
     """An input differs that no paired call has made."""
-    if flow.parameter[row]:
-        return _innermost(flow, row, PARAMETER_DIFFERS)
     made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
-    extra = made != NONE and not facts.matched[made]
-    missing = meant != NONE and not facts.matched[meant]
-    if extra:
+    around = int(flow.parent[owner])
+    forward = flow.ops[owner].direction == FORWARD
+    if flow.parameter[row]:
+        beginning = _innermost(flow, row, PARAMETER_DIFFERS)
+    elif made != NONE and not facts.matched[made]:
         maker = int(flow.of_row[made])
         twin = int(flow.twin[maker])
         if twin != NONE and not facts.called[twin]:  # its forward call is extra as well
-            return Beginning(twin, made, EXTRA, [row])
-        if flow.ops[maker].direction == flow.ops[owner].direction:
-            return Beginning(maker, made, EXTRA, [row])
-        return _innermost(flow, row, EXTRA)  # a hook on the way back: its calls are forward calls
-    if missing:
-        return Beginning(owner, row, MISSING, [meant])
-    around = int(flow.parent[owner])
-    if flow.ops[owner].direction != FORWARD:
-        return _innermost(flow, row, BETWEEN)
-    if around == NONE or flow.start[around] == flow.start[owner]:
-        return _innermost(flow, row, OUTSIDE)
-    if flow.ops[owner].is_module:
-        return Beginning(around, row, BETWEEN)
-    return Beginning(owner, row, BETWEEN)
+            maker = twin
+        beginning = Beginning(maker, made, EXTRA, [row])
+        if flow.ops[maker].direction == FORWARD and not forward and maker != twin:
+            beginning = _innermost(flow, row, BETWEEN)  # a hook on the way back: its calls are forward calls
+    elif meant != NONE and not facts.matched[meant]:
+        beginning = Beginning(owner, row, MISSING, [meant])
+    elif not forward:
+        beginning = _innermost(flow, row, BETWEEN)
+    elif around == NONE or _arrived(flow, row, around):
+        beginning = _innermost(flow, row, OUTSIDE)
+    else:
+        beginning = Beginning(around if flow.ops[owner].is_module else owner, row, BETWEEN)
+    return beginning
+
+
+def _arrived(flow: Flow, row: int, around: int) -> bool:
+    """Whether a value is an input of the call around."""
+    own = (flow.of_row == around) & (flow.role == INPUT)
+    return bool(np.isin(flow.mark[row], flow.mark[own]).any())
 
 
 def _innermost(flow: Flow, row: int, cause: str) -> Beginning:
@@ -191,16 +192,17 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     abnormal = noise.abnormal | facts.whole
     ends = ends_of(flow, facts) & (noise.matters | facts.whole)
-    order = list(range(len(flow.ops)))  # inner calls before those around them
     rows_of = _rows_of_calls(flow)
-    backward = {(op.prefix, op.body, op.cls): call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
+    backward = {op.place: call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
     link = flow.twin.copy()
     for call, op in enumerate(flow.ops):
         if op.direction == GRADIENTS:
-            link[call] = backward.get((op.prefix, op.body, op.cls), link[call])
+            link[call] = backward.get(op.place, link[call])
     for beginning in beginnings:
         # What an optimiser writes is read in the next step.
-        beginning.reaches = bool(flow.updates[beginning.call]) or _reaches(flow, link, beginning, abnormal, ends, order, rows_of)
+        beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
+            flow, link, beginning, abnormal, ends, rows_of
+        )
 
 
 def ends_of(flow: Flow, facts: Differences) -> Bools:
@@ -211,7 +213,9 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0)
     outputs &= ~facts.integer | (flow.parent[np.maximum(flow.of_row, 0)] == NONE)
     unread = outputs & ~flow.read
-    if (flow.role == GRADIENT).any():  # gradients of activations are summed where nobody records: parameters have them all
+    if (
+        flow.role == GRADIENT
+    ).any():  # gradients of activations are summed where nobody records: parameters have them all
         unread &= ~flow.spread(np.array([op.direction == BACKWARD for op in flow.ops], dtype=bool))
     # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
     # the module's own output.
@@ -240,15 +244,13 @@ def _rows_of_calls(flow: Flow) -> list[Ints]:
     return [order[edges[call] : edges[call + 1]] for call in range(len(flow.ops))]
 
 
-def _reaches(
-    flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends: Bools, order: list[int], rows_of: list[Ints]
-) -> bool:
+def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends: Bools, rows_of: list[Ints]) -> bool:
     """Whether a chain of differing values leads from a beginning to an end."""
     shown = [beginning.row, *beginning.arguments]
     reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
     inside: set[int] = {int(flow.parent[call]) for call in reached}
     begun = min(int(flow.start[call]) for call in reached)
-    for call in order:
+    for call in range(len(flow.ops)):  # inner calls come before those around them
         if int(flow.start[call]) < begun and call < beginning.call:
             continue
         rows = rows_of[call]

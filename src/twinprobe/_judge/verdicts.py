@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import isnan
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +23,26 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.origin import Calls, Divergence, call_facts, unread_rows
+from twinprobe._judge.flow import Flow, trace
+from twinprobe._judge.noise import Noise, expected_errors
+from twinprobe._judge.origin import Calls, call_facts, unread_rows
+from twinprobe._judge.search import (
+    ARGUMENT,
+    BETWEEN,
+    EXTRA,
+    MISSING,
+    OUTPUT_DIFFERS,
+    OUTSIDE,
+    PARAMETER_DIFFERS,
+    RANDOM,
+    Beginning,
+    Differences,
+    find_beginnings,
+    follow,
+)
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, STATS
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,6 +69,11 @@ RULES: dict[str, Rule] = {
     "turned": Rule(PASS, "compared in the golden run's layout"),
     "device": Rule(PASS, "the device differs, as it may"),
     "uninitialised": Rule(PASS, "not judged: the values of this call are not defined"),
+    "masked": Rule(PASS, "not judged: fill values of a mask"),
+    "flip": Rule(PASS, "a choice flipped within the noise of its inputs"),
+    "same_results": Rule(PASS, "the value differs, the outputs agree"),
+    "other_dtype": Rule(PASS, "another dtype"),
+    "other_requires_grad": Rule(PASS, "another requires_grad"),
     "target_only": Rule(WARNING, "no counterpart in the golden run"),
     "golden_only": Rule(WARNING, "no counterpart in the target run"),
     "unreadable": Rule(WARNING, "the tensor could not be read"),
@@ -64,15 +83,23 @@ RULES: dict[str, Rule] = {
     "input": Rule(WARNING, "this input already differs"),
     "parameter": Rule(WARNING, "this parameter differs"),
     "outside": Rule(WARNING, "this input comes from outside the recorded calls and already differs"),
+    "between": Rule(WARNING, "this input differs though nothing recorded before it does"),
     "inherited": Rule(WARNING, "the output differs, and so do the inputs: inherited"),
     "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
+    "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),
     "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
+    "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
     "injected_by_parameter": Rule(WARNING, "the output differs because a parameter differs: injected here"),
     "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: injected here"),
+    "injected_inside": Rule(WARNING, "the difference begins in this module's own code: injected here"),
+    "extra": Rule(WARNING, "only the target run makes this call, and what follows differs: injected here"),
+    "missing": Rule(WARNING, "only the golden run makes the call that gives this input: injected here"),
+    "random": Rule(WARNING, "random numbers differ: injected here"),
     "point": Rule(WARNING, "the saved value differs"),
     "gradient": Rule(WARNING, "the parameter's gradient differs"),
     "growth": Rule(WARNING, "the error grows more than tenfold within this call"),
     "cosine": Rule(WARNING, "the cosine falls by more than 0.1 within this call"),
+    "other_shape": Rule(WARNING, "another shape"),
     "far_norm": Rule(ERROR, "the output's norm is off by more than 50 % while the inputs' are within 10 %"),
     "far_ratio": Rule(ERROR, "under 60 % of the output's elements are within 0.1 % while over 90 % of the inputs' are"),
     "far_point": Rule(ERROR, "the saved value is far off"),
@@ -125,8 +152,15 @@ def _describe(bits: int) -> tuple[str, str, str]:
 class Thresholds:
     """Every limit that a verdict depends on; docs/metrics.md explains each."""
 
-    rounding: float = 64.0
-    """A relative error below this many machine epsilons of the coarser dtype is rounding."""
+    rounding: float | None = None
+    """Given by hand: a relative error below this many machine epsilons of the coarser dtype is rounding, and nothing
+    else is. Otherwise the expected error along the run decides."""
+    suspicious: float = 4.0
+    """An error this many times as large as rounding and the inputs' errors explain begins here."""
+    estimated: float = 6.0
+    """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
+    by_row: bool = False
+    """Judge dtype and requires_grad row by row, as the older tool documents it."""
     small_input: float = 0.1
     """Inputs whose norms are this close count as close when an output is far off."""
     large_output: float = 0.5
@@ -141,9 +175,13 @@ class Thresholds:
     """A cosine that falls this much within one call is worth a word."""
 
 
+# The tolerance of inference reports, which have no inputs to weigh an error against.
+EPSILONS = 64.0
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _OTHER_LAYOUT = ("qkv", "gate_up")
+# Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
+_ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
 
 
 @dataclass
@@ -159,6 +197,11 @@ class Judged:
     first_row: int | None
     unread: Bools
     """Rows with a tensor that could not be read."""
+    flow: Flow | None = None
+    noise: Noise | None = None
+    """None where no noise was weighed: checksums, and a tolerance given by hand."""
+    beginnings: list[Beginning] = field(default_factory=list)
+    state: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
 
     @property
     def unread_before(self) -> str:
@@ -186,9 +229,17 @@ class Evidence:
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     """Apply the rules to a measured pair table; ``run`` is the target run."""
     pairs, deviation = evidence.pairs, evidence.deviation
-    calls = call_facts(run, pairs, deviation)
-    findings = Findings(pairs.height)
     rows = Rows(pairs)
+    weighed = thresholds.rounding is None and evidence.mode != DIGESTS
+    flow, noise, beginnings = None, None, []
+    if weighed:
+        flow, noise, beginnings, deviation = _weigh(run, evidence, rows, thresholds)
+    calls = call_facts(run, pairs, deviation)
+    claims = [beginning for beginning in beginnings if beginning.reaches]
+    if weighed:
+        calls.injected = np.zeros(len(run.ops), dtype=bool)
+        calls.injected[[beginning.call for beginning in claims]] = True
+    findings = Findings(pairs.height)
     exempt = calls.spread(calls.exempt)
     buffered = calls.spread(calls.buffered)
     silent = exempt | (buffered & (calls.role != OUTPUT))
@@ -197,14 +248,18 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
         unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
 
     _mark_states(findings, rows, deviation, calls, silent)
-    _mark_facts(findings, rows, deviation, silent)
-    _mark_differences(findings, deviation, calls, evidence.mode, silent)
+    _mark_facts(findings, rows, deviation, calls, silent, by_row=thresholds.by_row or not weighed)
+    if noise is not None:
+        _mark_beginnings(findings, noise, deviation, calls, beginnings, silent)
+    else:
+        _mark_differences(findings, deviation, calls, evidence.mode, silent)
     findings.mark("unreadable", unread)
     findings.mark("by_statistics", unread & (deviation.state != UNKNOWN))
-    unjudged = silent | buffered
+    # What noise explains is not far off, however large it is.
+    unjudged = silent | buffered | (deviation.state != DIFFERS if weighed else False)
     if evidence.metrics is not None:
         _mark_tensors(findings, evidence.metrics, deviation, calls, thresholds, unread, unjudged)
-        unjudged |= ~unread
+        unjudged = unjudged | ~unread
     if evidence.differences is not None:
         _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, unjudged)
 
@@ -216,9 +271,59 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     differs = deviation.state == DIFFERS
     injected = calls.spread(calls.injected) & differs & ~silent
     origin = np.where(injected, "injected", np.where(differs & ~silent & (calls.of_row >= 0), "inherited", ""))
+    first = claims[0].row if claims else None if weighed else _first_row(calls, injected)
+    if claims:
+        origin[[beginning.row for beginning in claims]] = "injected"
     return Judged(
-        verdict, messages, reason, origin.tolist(), deviation.error, calls, _first_row(calls, injected), unread
-    )
+        verdict, messages, reason, origin.tolist(), deviation.error, calls, first, unread, flow, noise, beginnings,
+        deviation.state,
+    )  # fmt: skip
+
+
+def _weigh(
+    run: Run, evidence: Evidence, rows: Rows, limits: Thresholds
+) -> tuple[Flow, Noise, list[Beginning], Deviation]:
+    """Weigh every error against the noise that is to be expected, and find where the runs part."""
+    pairs, measured = evidence.pairs, evidence.deviation
+    flow = trace(run, pairs)
+    epsilon = np.where(rows.tensor, rows.epsilon(), 0.0)
+    error = np.where(measured.nonfinite, np.inf, measured.error)
+    shape = shapes_differ(pairs) & rows.tensor
+    error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
+    estimated = np.zeros(len(error), dtype=bool)
+    if evidence.metrics is None:
+        estimated[:] = True
+        if evidence.estimate is not None:
+            estimated = ~evidence.estimate.comparable
+    noise = expected_errors(pairs, flow, error, epsilon, estimated=estimated, settings=run.settings)
+    integer = rows.tensor & (epsilon == 0)
+    differs = measured.state == DIFFERS
+    facts = Differences(
+        value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
+        tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
+        number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
+        acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+    )  # fmt: skip
+    limit = np.where(estimated, limits.estimated, limits.suspicious)
+    beginnings = find_beginnings(flow, noise, facts, limit)
+    follow(flow, noise, facts, beginnings)
+    claims = [beginning for beginning in beginnings if beginning.reaches]
+    with np.errstate(invalid="ignore"):
+        beyond = noise.times > limit
+        if claims:  # what a real difference has reached is no noise
+            begun = min(int(flow.start[claim.call]) for claim in claims)
+            beyond |= noise.matters & (flow.of_row >= begun)
+    state = measured.state.copy()
+    floating = rows.tensor & rows.matched & ~integer & (state != IDENTICAL) & ~np.isnan(error)
+    state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
+    state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
+    return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+
+
+def _truths(pairs: pl.DataFrame) -> Bools:
+    """Pairs of which one side is a mask of booleans and the other is one of numbers."""
+    sides = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
+    return sides[0] != sides[1]
 
 
 def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
@@ -233,23 +338,76 @@ def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Ca
     findings.mark("uninitialised", silent & (state != UNMATCHED))
 
 
-def _mark_facts(findings: Findings, rows: Rows, deviation: Deviation, silent: Bools) -> None:
+def _mark_facts(
+    findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools, *, by_row: bool
+) -> None:
     """What a row says by itself: NaN and inf, requires_grad, values, dtype, shape."""
     pairs = rows.pairs
+    differs = (deviation.state == DIFFERS) & ~silent
     findings.mark("nonfinite", deviation.nonfinite & ~silent)
     grads = bools(pairs["t_requires_grad"] != pairs["g_requires_grad"])
-    findings.mark("requires_grad", grads & ~silent)
-    findings.mark("value", rows.value & (deviation.state == DIFFERS) & ~silent)
+    findings.mark("requires_grad" if by_row else "other_requires_grad", grads & ~silent)
     other_device = devices(pairs) & bools(pairs["t_max_text"] != pairs["g_max_text"])
     findings.mark("device", other_device & rows.value)
     free = bools(pairs["g_name"].str.contains("|".join(_OTHER_LAYOUT)))
-    findings.mark("dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
+    findings.mark("dtype" if by_row else "other_dtype", dtypes_differ(pairs) & rows.tensor & ~free & ~silent)
     findings.mark("turned", turned(pairs) & rows.tensor & (deviation.state != UNKNOWN) & ~silent)
-    findings.mark("shape", shapes_differ(pairs) & rows.tensor & ~silent)
+    shape = shapes_differ(pairs) & rows.tensor & ~silent
+    value = rows.value & differs
+    if by_row:
+        findings.mark("value", value)
+        findings.mark("shape", shape)
+    else:  # where nothing comes of it, it is not an error
+        begins, moved = calls.spread(calls.injected), calls.spread(calls.outputs_differ)
+        findings.mark("value", value & begins)
+        findings.mark("same_results", value & ~moved)
+        findings.mark("input", value & moved & ~begins)
+        findings.mark("shape", shape & begins)
+        findings.mark("other_shape", shape & ~begins)
+
+
+def _mark_beginnings(
+    findings: Findings,
+    noise: Noise,
+    deviation: Deviation,
+    calls: Calls,
+    beginnings: list[Beginning],
+    silent: Bools,
+) -> None:
+    """Where a difference comes from: from before, from outside, or from this very call."""
+    differs = (deviation.state == DIFFERS) & (calls.of_row >= 0) & ~silent
+    findings.mark("masked", noise.masked & ~silent)
+    findings.mark("flip", noise.flips & (deviation.state == ROUNDING))
+    here = np.zeros(len(differs), dtype=bool)
+    for beginning in beginnings:
+        own = (calls.of_row == beginning.call) & ((calls.role == OUTPUT) | (calls.role == GRADIENT)) & differs
+        own[beginning.row] = True
+        here |= own
+        rule = INJECTED[beginning.cause] if beginning.reaches else "without_effect"
+        if rule == "injected" and calls.role[beginning.row] == GRADIENT:
+            rule = "gradient"
+        if rule == "injected" and calls.role[beginning.row] == POINT:
+            rule = "point"
+        findings.mark(rule, own)
+    rest = differs & ~here
+    collective = calls.spread(calls.collective) & ~calls.spread(calls.inputs_differ)
+    findings.mark("parameter", rest & (calls.role == PARAMETER))
+    findings.mark("gradient", rest & (calls.role == GRADIENT))
+    findings.mark("point", rest & (calls.role == POINT))
+    findings.mark("input", rest & (calls.role == INPUT))
+    findings.mark("received", rest & (calls.role == OUTPUT) & collective)
+    findings.mark("inherited", rest & (calls.role == OUTPUT) & ~collective)
+
+
+# What a beginning's cause is called in the verdict of its rows.
+INJECTED = {
+    OUTPUT_DIFFERS: "injected", ARGUMENT: "injected_by_argument", PARAMETER_DIFFERS: "injected_by_parameter",
+    OUTSIDE: "injected_by_input", BETWEEN: "injected_inside", EXTRA: "extra", MISSING: "missing", RANDOM: "random",
+}  # fmt: skip
 
 
 def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mode: str, silent: Bools) -> None:
-    """Where a difference comes from: from before, from outside, or from this very call."""
+    """The same without noise: a tolerance given by hand, or checksums."""
     differs = (deviation.state == DIFFERS) & (calls.of_row >= 0) & ~silent
     inputs, parameters, outside, collective, injected = (
         calls.spread(fact)
@@ -328,53 +486,3 @@ def _first_row(calls: Calls, injected: Bools) -> int | None:
     rows = rows[calls.of_row[rows] == first]
     outputs = rows[calls.role[rows] == OUTPUT]
     return int(outputs[0] if len(outputs) else rows[0])
-
-
-# The first divergence, told in a sentence.
-
-_FRAMEWORK_FILES = ("site-packages", "dist-packages", "/torch/", "/mindspore/", "/paddle/", "importlib")
-
-
-def describe_first(target: Run, evidence: Evidence, judged: Judged) -> Divergence | None:
-    """Where the two runs part, with both sides' values; None where they do not."""
-    at = judged.first_row
-    if at is None:
-        return None
-    row = evidence.pairs.row(at, named=True)
-    op, name = target.ops[row["t_op"]], row["t_name"]
-    error = float(judged.error[at])
-    place = name.removeprefix(op).strip(".") or name
-    return Divergence(
-        op=op,
-        row=name,
-        golden_row=row["g_name"] or "",
-        stack_line=user_line(target.stacks[op]),
-        target_values=_values(row, "t"),
-        golden_values=_values(row, "g"),
-        relative_error=None if isnan(error) else error,
-        sentence=f"{place}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
-        origin=judged.origin[at],
-        order=at,
-    )
-
-
-def user_line(frames: Sequence[str]) -> str:
-    """The innermost frame that is not inside a framework, else the innermost one."""
-    own = (f for f in frames if not any(part in f.partition(", line ")[0] for part in _FRAMEWORK_FILES))
-    return " ".join(next(own, frames[0] if frames else "").split())
-
-
-def size_of(error: float) -> str:
-    """How large a relative error is, as the sentence adds it; nothing where there is none."""
-    if isnan(error):
-        return ""
-    return f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
-
-
-def _values(row: dict[str, Any], side: str) -> dict[str, str]:
-    values = {"dtype": str(row[f"{side}_dtype"]), "shape": str(row[f"{side}_shape"])}
-    for stat in STATS:
-        text = row[f"{side}_{stat}_text"]
-        values[stat] = str(text if text is not None else row[f"{side}_{stat}"])
-    digest = row[f"{side}_digest"]
-    return values | ({"checksum": str(digest)} if digest is not None else {})

@@ -33,6 +33,9 @@ METRICS = {
 }
 
 
+# The error in epsilons of the coarsest dtype on the way, what noise explains of it, and how many times as large it is.
+NOISE = ("Error (eps)", "Expected (eps)", "Times noise")
+
 # Numbers as text, written as Python writes them.
 
 _AFTER_ZEROS = len("0.0000")
@@ -114,6 +117,12 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
     if evidence.estimate is not None:
         bounds = [pl.Series(part).fill_nan(None).round_sig_figs(3) for part in evidence.estimate[2:4]]
         columns["Relative Error Bounds"] = (float_texts(bounds[0]) + " to " + float_texts(bounds[1])).fill_null("")
+    if judged.noise is not None:
+        noise = judged.noise
+        with np.errstate(invalid="ignore", over="ignore"):
+            numbers = (judged.error / noise.grain, noise.expected / noise.grain, noise.times)
+        for title, column in zip(NOISE, numbers, strict=True):
+            columns[title] = pl.Series(np.where(np.isfinite(column), column, np.nan)).fill_nan(None).round_sig_figs(4)
     return pl.DataFrame(columns)
 
 

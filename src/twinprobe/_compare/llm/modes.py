@@ -17,7 +17,7 @@ from twinprobe._compare.llm.rows import Opened, Plan, Row, plan_of, rows_of
 from twinprobe._compare.llm.table import METRICS
 from twinprobe._compare.llm.token import pair_all
 from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._judge.verdicts import ERROR, PASS, RULES, WARNING, Thresholds
+from twinprobe._judge.verdicts import EPSILONS, ERROR, PASS, RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import SMALLEST
@@ -144,7 +144,7 @@ def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds)
         rule = "nonfinite"
     elif error is None:
         rule = "shape"
-    elif error <= limits.rounding * max(map(epsilon, dtypes)) and isfinite(error):
+    elif error <= (limits.rounding or EPSILONS) * max(map(epsilon, dtypes)) and isfinite(error):
         rule = "rounding"
     return RULES[rule].severity, RULES[rule].words.replace("saved value", "tensor")
 
@@ -241,7 +241,7 @@ def _record(
                 if m is not None and g is not None:
                     errors[f"{stat}_stat_absolute_error"] = abs(m - g)
                     errors[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
-            error, rule = _judged(mine, theirs, request.thresholds.rounding)
+            error, rule = _judged(mine, theirs, request.thresholds.rounding or EPSILONS)
         reason = RULES[rule].words
     except DamagedTensor as damage:
         rule = "unreadable"

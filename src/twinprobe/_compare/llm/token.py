@@ -13,8 +13,9 @@ from twinprobe._compare.llm.load import Store
 from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import judge_rows, token_table
+from twinprobe._judge.describe import size_of
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.verdicts import Judged, Thresholds, size_of
+from twinprobe._judge.verdicts import Judged, Thresholds
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._runs.llm.dump import TORCH, WARMUP, Device, Layout, LlmDump, Token

@@ -1,0 +1,390 @@
+"""What was found, in words: do the results agree, where do the runs part, what kind of difference is it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import isnan, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe._align.calls import dims
+from twinprobe._judge.deviation import DIFFERS, dtypes_differ
+from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.kinds import Kind, Row, Side, Suspect, statistic_kinds
+from twinprobe._judge.origin import Divergence, Result
+from twinprobe._judge.search import (
+    ARGUMENT,
+    BETWEEN,
+    EXTRA,
+    MISSING,
+    OUTPUT_DIFFERS,
+    OUTSIDE,
+    PARAMETER_DIFFERS,
+    RANDOM,
+    Beginning,
+)
+from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
+from twinprobe._judge.verdicts import Evidence, Judged
+from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._runs.dtypes import COMPLEX
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.places import inside
+from twinprobe._runs.run import TENSORS, Run
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe.errors import TwinProbeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
+_FRAMEWORK_FILES = (
+    "/torch/", "/mindspore/", "/paddle/", "importlib", "/twinprobe/", "/runpy.py", "<frozen", "/accelerate/",
+)  # fmt: skip
+_LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
+_MOST_NOTES = 3
+_CAUSES = {
+    ARGUMENT: "argument", PARAMETER_DIFFERS: "parameter", OUTSIDE: "input", EXTRA: "extra", MISSING: "missing",
+    RANDOM: "random",
+}  # fmt: skip
+_CAUSE_WORDS = {
+    "argument": "an argument differs", "parameter": "a parameter differs", "input": "an input from outside differs",
+    "extra": "only the target run makes this call", "missing": "only the golden run makes this call",
+    "random": "a random call gave other numbers",
+}  # fmt: skip
+_ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
+
+
+def describe_first(target: Run, golden: Run | None, evidence: Evidence, judged: Judged) -> Divergence | None:
+    """Where the two runs part, with both sides' values; None where they do not."""
+    if judged.first_row is None:
+        return None
+    claims = [beginning for beginning in judged.beginnings if beginning.reaches]
+    if claims:
+        return describe(target, golden, evidence, judged, claims[0])
+    row = evidence.pairs.row(judged.first_row, named=True)
+    return describe(target, golden, evidence, judged, Beginning(row["t_op"], judged.first_row, ""))
+
+
+def describe_others(target: Run, golden: Run | None, evidence: Evidence, judged: Judged, most: int) -> list[Divergence]:
+    """The next beginnings that the first does not explain."""
+    claims = [beginning for beginning in judged.beginnings if beginning.reaches]
+    return [describe(target, golden, evidence, judged, claim, kinds=False) for claim in claims[1 : most + 1]]
+
+
+def describe(
+    target: Run, golden: Run | None, evidence: Evidence, judged: Judged, beginning: Beginning, *, kinds: bool = True
+) -> Divergence:
+    """One beginning: its call, module, line, both sides' values, and what kind of difference it is."""
+    at = beginning.row
+    row = evidence.pairs.row(at, named=True)
+    op = target.ops[beginning.call] if beginning.call != NONE else row["t_name"] or row["g_name"]
+    name = row["t_name"] or row["g_name"]
+    error = float(judged.error[at])
+    found = _kinds(target, golden, evidence, judged, beginning) if kinds and golden is not None else []
+    noise = judged.noise
+    grain = float(noise.grain[at]) if noise is not None else np.nan
+    times = float(noise.times[at]) if noise is not None else np.nan
+    expected = float(noise.expected[at]) if noise is not None else np.nan
+    size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, grain, times)
+    what = _sentence(evidence, judged, beginning, found)
+    own = name.removeprefix(op).strip(".") or name
+    place = own if own != name else name
+    return Divergence(
+        op=op,
+        row=name,
+        golden_row=row["g_name"] or "",
+        stack_line=user_line(target.stacks[op]),
+        target_values=_values(row, "t"),
+        golden_values=_values(row, "g"),
+        relative_error=None if isnan(error) else error,
+        sentence=f"{place}: {what}{size}{judged.unread_before}",
+        origin=judged.origin[at],
+        order=at,
+        module=_module(target, op),
+        argument=place,
+        begins=beginning.cause,
+        kinds=[{"name": kind.name, "sentence": kind.sentence, "confidence": kind.confidence} for kind in found],
+        error_eps=_number(error / grain),
+        expected_eps=_number(expected / grain),
+        times_noise=_number(times),
+    )
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _size(error: float, grain: float, times: float) -> str:
+    if isnan(error):
+        return ""
+    share = f"{error:.3g}" if error < 1e-4 else f"{error:.2%}" if error < 10 else f"{error:.1e} times"
+    parts = [share if error >= 10 else f"relative error {share}", f"{error / grain:.3g} eps"]
+    if np.isfinite(times) and times < 1e6:
+        parts.append(f"{times:.3g} times the noise")
+    return f" ({', '.join(parts)})" if np.isfinite(error) else ""
+
+
+def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: Sequence[Kind]) -> str:
+    """What happened there: the kind, where one is sure, else the verdict of the row."""
+    named = next((kind.sentence for kind in kinds if kind.confidence >= 0.7 and kind.name != "noise"), "")
+    pairs = evidence.pairs
+    if beginning.cause == ARGUMENT:
+        values = "; ".join(_argument(pairs.row(row, named=True)) for row in beginning.arguments[:3])
+        return f"the output differs because an argument differs: {values}"
+    if beginning.cause == EXTRA and beginning.arguments:
+        reader = pairs["t_name"][beginning.arguments[0]] or ""
+        text = f"only the target run makes this call; {reader} reads its result" if reader else ""
+        return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
+    if beginning.cause == MISSING and beginning.arguments:
+        maker = pairs["g_name"][beginning.arguments[0]] or ""
+        return f"the target run lacks the call that gives this input: {maker.rpartition('.output')[0] or maker}"
+    reason = judged.reason[beginning.row]
+    return f"{reason}; {named}" if named and named not in reason else reason
+
+
+def _argument(row: dict[str, Any]) -> str:
+    """``scale: 0.2298 against 0.1768``."""
+    name = (row["t_name"] or row["g_name"]).rpartition(".")[2]
+    return f"{name}: {_shown(row, 't')} against {_shown(row, 'g')}"
+
+
+def _shown(row: dict[str, Any], side: str) -> str:
+    text, number = row[f"{side}_max_text"], row[f"{side}_max"]
+    return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
+
+
+def user_line(frames: Sequence[str]) -> str:
+    """The innermost frame of the user's or the model's code, not of the framework; else the innermost one."""
+    own = (f for f in frames if not any(part in f.partition(", line ")[0] for part in _FRAMEWORK_FILES))
+    return " ".join(next(own, frames[0] if frames else "").split())
+
+
+def size_of(error: float) -> str:
+    """How large a relative error is, as the sentence adds it; nothing where there is none."""
+    if isnan(error):
+        return ""
+    return f" (relative error {error:.2%})" if error < 10 else f" ({error:.1e} times)"
+
+
+def _module(target: Run, op: str) -> str:
+    """The path of the module that a call belongs to."""
+    name = parse_op(op)
+    if name.is_module or name.cls:
+        return name.body
+    around = target.parents.get(op)
+    return "" if around is None else (parse_op(around).body if "." in around else around)
+
+
+def _values(row: dict[str, Any], side: str) -> dict[str, str]:
+    values = {"dtype": str(row[f"{side}_dtype"]), "shape": str(row[f"{side}_shape"])}
+    for stat in STATS:
+        text = row[f"{side}_{stat}_text"]
+        values[stat] = str(text if text is not None else row[f"{side}_{stat}"])
+    digest = row[f"{side}_digest"]
+    return values | ({"checksum": str(digest)} if digest is not None else {})
+
+
+# What kind of difference it is.
+
+
+def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning) -> list[Kind]:
+    pairs, noise = evidence.pairs, judged.noise
+    own = np.flatnonzero(judged.calls.of_row == beginning.call)
+    shown = sorted({*own.tolist(), beginning.row, *beginning.arguments})
+    sketches = [_sketches(run, pairs, side, shown) for run, side in ((target, "t"), (golden, "g"))]
+    rows = []
+    for number, at in enumerate(shown):
+        row = pairs.row(at, named=True)
+        role = row["t_role"] if row["t_role"] is not None else row["g_role"]
+        sides = [_side(row, side, sketch, number) for side, sketch in zip("tg", sketches, strict=True)]
+        expected = float(noise.expected[at]) if noise is not None and np.isfinite(noise.expected[at]) else 0.0
+        op = target.ops[beginning.call] if beginning.call != NONE else ""
+        name = (row["t_name"] or row["g_name"]).removeprefix(op).strip(".")
+        rows.append(Row(name, _ROLES.get(role, "output"), *sides, expected))
+    op = target.ops[beginning.call]
+    suspect = Suspect(
+        name=op,
+        rows=rows,
+        presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
+        parameters=_parameters(golden),
+        from_outside=_from_outside(judged.flow, beginning),
+        place="optimizer" if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
+        unpaired=_unpaired(pairs, beginning, golden),
+    )
+    found = statistic_kinds(suspect)
+    if evidence.mode == TENSORS:
+        found += [
+            kind
+            for kind in _of_tensors(target, golden, evidence, judged, beginning, outside=suspect.from_outside)
+            if kind is not None and kind.name != "noise"
+        ]
+    cause = _cause(target, golden, evidence, beginning, found)
+    best: dict[str, Kind] = {} if cause is None else {cause.name: cause}
+    for kind in sorted(found, key=lambda kind: -kind.confidence):
+        best.setdefault(kind.name, kind)
+    return list(best.values())
+
+
+def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
+    """The kind that the search itself has proven: it comes before shapes of the difference."""
+    name = _CAUSES.get(beginning.cause, "")
+    row = evidence.pairs.row(beginning.row, named=True)
+    if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
+        apis = [parse_op(run.ops[row[f"{side}_op"]]) for run, side in ((target, "t"), (golden, "g"))]
+        names = [(api.cls or api.body).rpartition(".")[2] for api in apis]
+        if (
+            apis[0].direction == FORWARD
+            and names[0].strip("_") != names[1].strip("_")
+            and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
+        ):
+            return Kind("function", f"{names[0]} against {names[1]}", 0.95)
+    if not name:
+        return None
+    known = next((kind for kind in found if kind.name == name), None)
+    return known or Kind(name, _CAUSE_WORDS[name], 0.9)
+
+
+def _unpaired(pairs: Any, beginning: Beginning, golden: Run) -> list[str]:
+    """Calls that only the golden run makes, near the beginning: what was replaced."""
+    if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
+        return []
+    near = pairs.slice(max(0, beginning.row - 40), 80)
+    ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
+    return [golden.ops[op] for op in ops[:8]]
+
+
+def _sketches(run: Run, pairs: Any, side: str, rows: list[int]) -> Any:
+    if run.sketches is None:
+        return None
+    return run.sketches.of(pairs[f"{side}_row"].gather(rows).fill_null(-1).to_numpy())
+
+
+def _side(row: dict[str, Any], side: str, sketches: Any, number: int) -> Side | None:
+    if row[f"{side}_row"] is None:
+        return None
+    kind = row[f"{side}_kind"]
+    facts: dict[str, Any] = {}
+    if kind == TENSOR:
+        facts = {stat: row[f"{side}_{stat}"] for stat in STATS}
+        if sketches is not None and sketches["flags"][number]:
+            found = sketches[number]
+            facts |= {
+                "sketch": found["sums"], "zeros": int(found["zeros"]), "not_finite": int(found["nan"] + found["inf"]),
+            }  # fmt: skip
+    elif kind == VALUE:
+        facts = {"value": _shown(row, side)}
+    return Side(dtype=str(row[f"{side}_dtype"] or ""), shape=dims(row[f"{side}_shape"]) or (), **facts)
+
+
+def _parameters(run: Run) -> list[tuple[str, Side]]:
+    import polars as pl
+
+    table = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
+    return [(name, Side(str(dtype or ""), dims(shape) or (), *stats)) for name, dtype, shape, *stats in wanted]
+
+
+def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:
+    """Whether the value that differs was made by no recorded call, in either run."""
+    if flow is None or beginning.cause not in (OUTSIDE, BETWEEN):
+        return beginning.cause == OUTSIDE
+    made = flow.source[beginning.row], flow.target_source[beginning.row], flow.golden_source[beginning.row]
+    return beginning.cause == OUTSIDE or max(made) == NONE
+
+
+def _of_tensors(
+    target: Run, golden: Run, evidence: Evidence, judged: Judged, beginning: Beginning, *, outside: bool
+) -> Sequence[Kind | None]:
+    files = [evidence.pairs[f"{side}_file"][beginning.row] for side in "tg"]
+    shape = dims(evidence.pairs["g_shape"][beginning.row])
+    if None in files or shape is None or prod(shape) * 8 > _LARGEST:
+        return []
+    try:
+        folders = target.tensor_folder, golden.tensor_folder
+        tensors = [open_tensor(inside(folder, name)) for folder, name in zip(folders, files, strict=True)]
+        if any(tensor.dtype in COMPLEX for tensor in tensors):
+            return []
+        arrays = [numbers(tensor.dtype, tensor.data, FLOAT64).reshape(tensor.shape) for tensor in tensors]
+    except (TwinProbeError, OSError):
+        return []
+    if arrays[0].shape != arrays[1].shape:
+        return []
+    expected = float(judged.noise.expected[beginning.row]) if judged.noise is not None else 0.0
+    expected = expected if np.isfinite(expected) else 0.0
+    role = evidence.pairs["t_role"][beginning.row]
+    if role in (INPUT, PARAMETER):
+        name = (evidence.pairs["t_name"][beginning.row] or "").removeprefix(target.ops[beginning.call]).strip(".")
+        role_name = _ROLES[PARAMETER if beginning.cause == PARAMETER_DIFFERS else role]
+        return [tensor_cause(name, role_name, *arrays, expected=expected, from_outside=outside)]
+    return tensor_kinds(*arrays, expected=expected)
+
+
+# Do the results agree?
+
+
+def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
+    """The loss, the model's outputs, the parameters' gradients and the updates: do they agree, how far off are they?"""
+    flow, noise = judged.flow, judged.noise
+    if flow is None or noise is None or target.single_points:
+        return []
+    return [_result(name, rows, evidence, judged) for name, rows in _result_rows(flow, evidence) if len(rows)]
+
+
+def _result_rows(flow: Flow, evidence: Evidence) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    held = flow.of_row >= 0
+    call = np.maximum(flow.of_row, 0)
+    matched = held & evidence.pairs["g_row"].is_not_null().to_numpy()
+    floating = evidence.pairs["t_dtype"].str.contains("(?i)float").fill_null(value=False).to_numpy()
+    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
+    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
+    single = np.flatnonzero(outputs & (flow.elements[0] == 1))
+    yield "loss", single[-1:]
+    module = np.array([op.is_module for op in flow.ops] or [False])
+    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
+    yield "outputs", np.flatnonzero(outermost)
+    yield "parameter gradients", np.flatnonzero(matched & (flow.role == GRADIENT))
+    yield (
+        "updated parameters",
+        np.flatnonzero(matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)),
+    )
+
+
+def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judged) -> Result:
+    assert judged.noise is not None
+    error = np.nan_to_num(judged.error[rows], nan=0.0)
+    worst = int(rows[int(np.argmax(error))])
+    differs = judged.state[rows] == DIFFERS
+    return Result(
+        name=name,
+        agrees=not bool(differs.any()),
+        values=len(rows),
+        differing=int(differs.sum()),
+        worst=_number(float(judged.error[worst])) or 0.0,
+        worst_eps=_number(float(judged.error[worst] / judged.noise.grain[worst])) or 0.0,
+        where=evidence.pairs["t_name"][worst] or "",
+    )
+
+
+def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
+    """What differs and harms nothing, each said once."""
+    found: list[str] = []
+    pairs = evidence.pairs
+    other = dtypes_differ(pairs)
+    if other.any() and judged.noise is not None:
+        sides = pairs.filter(other).select("t_dtype", "g_dtype").unique(maintain_order=True).rows()
+        named = ", ".join(f"{_bare(t)} against {_bare(g)}" for t, g in sides[:3])
+        found.append(f"{int(other.sum()):,} values have another dtype ({named}); they are judged by the coarser one")
+    lost = [beginning for beginning in judged.beginnings if not beginning.reaches]
+    for beginning in lost[:_MOST_NOTES]:
+        op = target.ops[beginning.call] if beginning.call != NONE else ""
+        named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]
+        found.append(f"{named or op} differs more than noise explains, without effect on any result")
+    if len(lost) > _MOST_NOTES:
+        found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
+    return found
+
+
+def _bare(dtype: str | None) -> str:
+    return str(dtype).rpartition(".")[2]
