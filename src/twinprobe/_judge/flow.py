@@ -165,9 +165,12 @@ def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint6
     if digests.null_count() < len(digests):
         return digests.hash().to_numpy()
     with np.errstate(over="ignore"):
-        words = [pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) + 0.0 for stat in ("max", "min")]
+        high, low, norm = (pairs[f"{side}_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "norm"))
+        # A norm that was added up in another order differs in its last digits.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            size = np.nan_to_num(np.round(np.log2(np.abs(norm)) * 512))
         mark = np.zeros(len(elements), dtype=np.uint64)
-        for word, spread in zip((*words, elements), _SPREAD, strict=True):
+        for word, spread in zip((high + 0.0, low + 0.0, size + 0.0, elements), (*_SPREAD, _SPREAD[0]), strict=True):
             mark = (mark ^ word.view(np.uint64)) * spread
             mark ^= mark >> np.uint64(29)
     return mark

@@ -44,6 +44,8 @@ class Calls:
     outputs_differ: Bools
     from_outside: Bools
     injected: Bools
+    gives: Bools
+    """Calls with recorded outputs."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -89,7 +91,9 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
         from_outside[first] |= bool(inputs[first])
         injected[first] |= bool(bare[first])
     injected |= from_outside
-    return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected)
+    gives = np.zeros(count, dtype=bool)
+    gives[of_row[(role == OUTPUT) & (of_row >= 0)]] = True
+    return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected, gives)
 
 
 def _around(run: Run, calls: Bools) -> Bools:

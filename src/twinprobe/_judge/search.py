@@ -150,8 +150,10 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, BETWEEN)
     elif around == NONE or _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
+    elif flow.ops[owner].is_module:  # its own code is not recorded, that of the module around neither
+        beginning = Beginning(around, row, BETWEEN)
     else:
-        beginning = Beginning(around if flow.ops[owner].is_module else owner, row, BETWEEN)
+        beginning = Beginning(owner, row, OUTSIDE)
     return beginning
 
 
@@ -235,6 +237,11 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         if not flow.updates[call] and later.get(int(flow.parent[call]), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
+    # What goes to other ranks is read there; of a call without recorded outputs nothing more is known.
+    silent = np.ones(len(flow.ops), dtype=bool)
+    silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
+    sent = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool) | silent
+    state |= (flow.role == INPUT) & flow.spread(sent)
     return unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
 
 

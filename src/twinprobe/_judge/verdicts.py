@@ -359,6 +359,7 @@ def _mark_facts(
         findings.mark("shape", shape)
     else:  # where nothing comes of it, it is not an error
         begins, moved = calls.spread(calls.injected), calls.spread(calls.outputs_differ)
+        begins = begins | ~calls.spread(calls.gives)
         findings.mark("value", value & begins)
         findings.mark("same_results", value & ~moved)
         findings.mark("input", value & moved & ~begins)
