@@ -133,7 +133,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     """An input differs that no paired call has made."""
     made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
     around = int(flow.parent[owner])
-    forward = flow.ops[owner].direction == FORWARD
+    forward = flow.ops[owner].direction in (FORWARD, "")
     if flow.parameter[row]:
         beginning = _innermost(flow, row, PARAMETER_DIFFERS)
     elif made != NONE and not facts.matched[made]:
