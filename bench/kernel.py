@@ -18,12 +18,14 @@ import numpy as np
 
 from twinprobe._measure.engine import engine_for
 from twinprobe._measure.pair import Loader, PairMetrics, measure_pair, measure_pairs
+from twinprobe._measure.sketch import measured
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._scale.engine import cores
 
 GOAL = 0.5
+SKETCH_GOAL = 2.0
 SMALL = 2 << 20
 
 
@@ -41,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for dtype in ("float32", "bfloat16"):
         large_statistics(dtype, options.mib << 20, options.repeat)
     small_statistics()
+    slower = [large_sketch(dtype, options.mib << 20, options.repeat) for dtype in LARGE]
+    small_sketch()
+    print(f"sketch with statistics takes at most {max(slower):.2f} times the statistics alone, goal {SKETCH_GOAL:.2f}")
     reached = min(ratios) >= GOAL
     print(f"lowest ratio of a pair {min(ratios):.2f}, goal {GOAL:.2f}: {'reached' if reached else 'MISSED'}")
     return 0 if reached else 1
@@ -103,6 +108,23 @@ def small_statistics() -> None:
     one, calls = tensor("float32", 4000, 0), 20_000
     taken = timed(lambda: [statistics(one) for _ in range(calls)])
     print(f"statistics of 1,000 float32: {taken.seconds / calls * 1e6:.1f} us a call")
+
+
+def large_sketch(dtype: str, nbytes: int, repeat: int) -> float:
+    """Sketch and statistics in one pass; returns how much longer that takes than the statistics alone."""
+    one = tensor(dtype, nbytes, 0)
+    measured(one)
+    statistics(one)
+    theirs, ours = rounds(lambda: summed(one), lambda: measured(one), repeat)
+    report(f"{dtype}, sketch of {nbytes >> 20} MiB", nbytes, theirs, ours)
+    alone, both = rounds(lambda: statistics(one), lambda: measured(one), repeat)
+    return both.processor / alone.processor
+
+
+def small_sketch() -> None:
+    one, calls = tensor("float32", 4000, 0), 20_000
+    taken = timed(lambda: [measured(one) for _ in range(calls)])
+    print(f"sketch and statistics of 1,000 float32: {taken.seconds / calls * 1e6:.1f} us a call")
 
 
 def summed(*tensors: HostTensor) -> None:

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
     PathLike = str | os.PathLike[str]
 
-__all__ = ["Aligned", "Comparison", "align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"]
+__all__ = [
+    "Aligned",
+    "Comparison",
+    "align",
+    "compare",
+    "compare_kernels",
+    "draw",
+    "merge_results",
+    "open",
+    "record",
+    "sketch",
+]
 
 # The typed columns of the pair table under names that need no explanation.
 _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
@@ -273,6 +284,18 @@ def record(model: Any, dump_path: PathLike, **options: Any) -> AbstractContextMa
         )
     found: AbstractContextManager[Any] = import_module(f"twinprobe.{name}").record(model, dump_path, **options)
     return found
+
+
+def sketch(files: PathLike | Iterable[PathLike], output: PathLike) -> Path:
+    """Write the sketches of all tensors of checkpoints and arrays (safetensors, npz, npy, pt) to one small file.
+
+    ``compare`` takes it in place of the tensors themselves: two sites compare weights by exchanging kilobytes.
+    """
+    from twinprobe._compare.sketch_files import write_sketches
+
+    chosen = [files] if isinstance(files, str | os.PathLike) else list(files)
+    write_sketches([_path(one) for one in chosen], _path(output))
+    return _path(output)
 
 
 def merge_results(input_dir: PathLike, output_dir: PathLike, config: PathLike) -> MergeOutcome:

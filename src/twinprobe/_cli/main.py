@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 
 # The others run somebody else's program, whose signals are its own, or a server with nothing to clean up.
-_TIDY = frozenset({"compare", "align", "graph", "graph_visualize", "merge_result"})
+_TIDY = frozenset({"compare", "align", "graph", "graph_visualize", "merge_result", "sketch"})
 
 
 class Terminated(KeyboardInterrupt):
@@ -110,6 +110,7 @@ COMMANDS = {
     "graph_visualize": "draw the model of one run, or of two compared runs, from their folders",
     "view": "open the graphs of a folder in the browser, or export them as one page",
     "merge_result": "collect chosen calls of all ranks from the results of compare",
+    "sketch": "make kilobytes of checkpoints and arrays that can be compared with others",
     "run": "record an unmodified script",
     "llm": "record and compare the inference of large models",
 }

@@ -15,6 +15,7 @@ from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
+from twinprobe._runs.sketches import SUFFIX
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
 from twinprobe._scale.process import Beside, can_fork
 from twinprobe.errors import BadInput, DamagedTensor, NothingRecorded, NothingToCompare, TwinProbeError
@@ -31,7 +32,15 @@ _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
 
 def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
-    """Read two runs; the order of errors is as if one were read after the other."""
+    """Read two runs; the order of errors is as if one were read after the other.
+
+    Where one side is a file of sketches and the other one of tensors, these are sketched first.
+    """
+    if (target.suffix == SUFFIX) != (golden.suffix == SUFFIX):
+        from twinprobe._compare.sketch_files import KNOWN, sketched
+
+        runs = [sketched(path) if path.suffix.lower() in KNOWN else open_run(path) for path in (target, golden)]
+        return runs[0], runs[1]
     if not worth_two(target, golden):
         return _open_first(target, golden), open_run(golden)
     with Beside(lambda file: hand_over(open_run(golden), file)) as other:

@@ -249,12 +249,12 @@ def sketch(
 def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
     """Statistics and sketch of a tensor, of plain floats in one pass."""
     dtype, data = tensor.dtype, tensor.data
-    if dtype in FLOATS and data.size and data.flags.aligned:
+    if data.size and data.flags.aligned:
         if data.size <= STRIP and not isinstance(data, FileElements):
             found = sketch_at(dtype, address_of(data), data.size)
             if found is not None:
                 return found[0] or statistics(tensor), found[1]
-        else:
+        elif dtype in FLOATS:
             engine, runs = engine_for(data.nbytes), (1, data.size, 0, 0)
             state = _state_of(engine, dtype, data, runs, block_length(data.size))
             row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()
@@ -332,10 +332,10 @@ def _strip_state(engine: Engine, dtype: str, data: NDArray[Any], first: int, len
 
 
 def sketch_at(dtype: str, address: int, size: int) -> tuple[Statistics | None, bytes] | None:
-    """Sketch and statistics of floats straight from memory; None where ``sketch`` has to take the longer way.
+    """Sketch and statistics straight from memory; None where ``sketch`` has to take the longer way.
 
     For recorders, which measure thousands of small tensors. The memory must stay alive, be aligned and hold ``size``
-    elements of a dtype in ``FLOATS``. No statistics come where elements were left out of the sums.
+    elements. No statistics come of integers, and where elements were left out of the sums.
     """
     engine = engine_for(0)
     if not engine.sketches(dtype):
@@ -343,7 +343,7 @@ def sketch_at(dtype: str, address: int, size: int) -> tuple[Statistics | None, b
     row, (top, bottom, total, squares) = engine.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
     if not row[0] & PRESENT:
         return None
-    if not (isfinite(squares) and isfinite(total)):
+    if dtype not in FLOATS or not (isfinite(squares) and isfinite(total)):
         return None, row
     return Statistics(top, bottom, total / size, sqrt(squares)), row
 

@@ -236,10 +236,11 @@ def read_entries(path: Path) -> Entries:
     file = FileBlocks(path)
     if path.suffix == ".part":
         return _read_lines(path, file)
-    return _read_document(path, file.range(0, file.size)) if file.size <= _WHOLE else _by_pieces(path, file)
+    return read_document(path, file.range(0, file.size)) if file.size <= _WHOLE else _by_pieces(path, file)
 
 
-def _read_document(path: Path, blob: bytes) -> Entries:
+def read_document(path: Path, blob: bytes) -> Entries:
+    """Read the text of a dump.json or debug.json."""
     try:
         document = _strict_document(blob)
     except msgspec.ValidationError as error:

@@ -14,11 +14,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from twinprobe._runs.dump_json import read_entries
+from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
-from twinprobe._runs.sketches import SUFFIX, Sketches, sketches_of
+from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, NothingToCompare
@@ -67,8 +67,8 @@ class Run:
 
     @property
     def single_points(self) -> bool:
-        """Whether this is a debug.json: values saved by hand, not calls."""
-        return self.path.name.startswith("debug")
+        """Whether this is a debug.json, or sketches of checkpoints: values, not calls."""
+        return self.path.name.startswith("debug") or self.path.suffix == SUFFIX
 
     @cached_property
     def mode(self) -> str:
@@ -106,7 +106,14 @@ class Run:
 def open_run(path: Path) -> Run:
     """Read a dump.json, debug.json or dump.json.part, or the one that lies in a folder."""
     path = find_run(path)
-    entries = read_entries(path)
+    alone = path.suffix == SUFFIX  # sketches with the names of their tensors
+    if alone:
+        document = read_file(path)[2]
+        if not document:
+            raise BadInput("names no tensors", where=path, hint="it belongs to the dump.json beside it: name that")
+        entries = read_document(path, document)
+    else:
+        entries = read_entries(path)
     task = entries.header["task"]
     if not task:
         raise BadInput('has no "task"', where=path, hint='expected "statistics" or "tensor"')
@@ -114,7 +121,7 @@ def open_run(path: Path) -> Run:
         raise BadInput(f'"task" is {task!r}', where=path, hint="statistics and tensor runs can be compared")
     if task == "structure":
         raise NothingToCompare("holds no values: nothing to compare", where=path)
-    ops, table, left_out = build_table(path, entries, single_points=path.name.startswith("debug"))
+    ops, table, left_out = build_table(path, entries, single_points=alone or path.name.startswith("debug"))
     notes = list(entries.notes)
     framework: Any = entries.header["framework"]
     if not framework:
@@ -124,7 +131,7 @@ def open_run(path: Path) -> Run:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
     level = entries.header["level"] or ""
     beside = path.with_suffix(SUFFIX)
-    sketches = beside if path.suffix == ".json" and beside.is_file() else None
+    sketches = beside if alone or (path.suffix == ".json" and beside.is_file()) else None
     settings = entries.header["settings"]
     return Run(path, task, level, framework, ops, table, notes + left_out, sketch_file=sketches, settings=settings)
 
@@ -138,7 +145,7 @@ def find_run(path: Path) -> Path:
         raise BadInput("holds neither dump.json nor debug.json", where=path)
     if not path.exists():
         raise BadInput("does not exist", where=path)
-    if path.name not in RUN_FILES:
+    if path.name not in RUN_FILES and path.suffix != SUFFIX:
         raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
     return path
 

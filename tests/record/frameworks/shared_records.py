@@ -12,6 +12,7 @@ import pytest
 from framework_kit import Kit, saved
 
 from dump_reading import Dump, run_script
+from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
 
 
@@ -24,6 +25,20 @@ def test_the_header_names_the_framework(kit: Kit, tmp_path: Path) -> None:
         "dump_data_dir": None,
     }
     assert dump.log() == ""
+
+
+def test_every_tensor_has_its_sketch(kit: Kit, tmp_path: Path) -> None:
+    dump = kit.recorded(tmp_path / "with", kit.networks.Residual(), level="mix")
+    run = open_run(dump.folder)
+    assert run.sketches is not None
+    tensors = np.flatnonzero(run.table["kind"].to_numpy() == 0)
+    rows = run.sketches.of(tensors)
+    assert (rows["flags"] != 0).all()
+    norms = np.abs(run.table["norm"].to_numpy()[tensors])  # that of a single number is the number itself
+    assert rows["norm"] == pytest.approx(norms, rel=1e-6)
+    without = kit.recorded(tmp_path / "without", kit.networks.Residual(), level="mix", sketch=False)
+    assert list(dump.data) == list(without.data)
+    assert not list(without.folder.glob("*.sketch"))
 
 
 def test_bfloat16_is_read_as_numbers(kit: Kit, tmp_path: Path) -> None:

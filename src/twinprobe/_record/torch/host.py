@@ -107,8 +107,13 @@ LARGEST_COPY = 1 << 28  # bytes; a larger view that repeats its elements gets no
 def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None]:
     """Statistics and sketch of a host tensor, in one pass where its floats lie one after the other."""
     _count()
+    # A sketch tells elements apart by their place: the order of a transposed view's memory will not do.
+    if not tensor.is_contiguous():
+        if tensor.nbytes > LARGEST_COPY and not _dense(tensor.shape, tensor.stride()):
+            return host_statistics(tensor), None
+        tensor = tensor.detach().contiguous()
     known = _short.get(tensor.dtype)
-    if known is not None and tensor.is_contiguous():
+    if known is not None:
         size, address = tensor.numel(), tensor.data_ptr()
         name, width = known
         if size <= STRIP and not address % width:
@@ -116,9 +121,7 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
             if found is not None:
                 values, row = found
                 return (values if values is not None else host_statistics(tensor)), row
-    # A sketch tells elements apart by their place: the order of a transposed view's memory will not do.
-    large = tensor.nbytes > LARGEST_COPY and not _dense(tensor.shape, tensor.stride())
-    host = None if large else host_tensor(tensor.detach().contiguous())
+    host = host_tensor(tensor.detach())
     return (host_statistics(tensor), None) if host is None else measured(host)
 
 

@@ -1,0 +1,32 @@
+"""twinprobe sketch: a small file that stands for checkpoints and arrays when they are compared."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from twinprobe._cli.options import path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("files", type=path, nargs="+", metavar="FILE", help="safetensors, npz, npy or pt files")
+    add("-o", "--output", type=path, required=True, metavar="FILE", help="the file to write, named *.sketch")
+    add("--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sketch, and say how large the result is."""
+    from twinprobe._compare.sketch_files import write_sketches
+    from twinprobe._report.console import visible
+    from twinprobe._runs.sketches import SUFFIX
+    from twinprobe.errors import BadInput
+
+    if args.output.suffix != SUFFIX:
+        raise BadInput(f"its name must end in {SUFFIX}: compare knows it by that", where=args.output)
+    count = write_sketches(args.files, args.output)
+    if not args.quiet:
+        size = args.output.stat().st_size / 1000
+        sys.stdout.write(f"{count} tensors, {size:.1f} kB: {visible(str(args.output))}\n")
+    return 0

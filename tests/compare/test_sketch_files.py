@@ -1,0 +1,122 @@
+"""twinprobe sketch: weights of two sites are compared by a file of a few kilobytes."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from safetensors.numpy import save_file
+
+import twinprobe
+from twinprobe._cli import main
+
+RNG = np.random.default_rng(0)
+WEIGHTS = {
+    "embed.weight": RNG.normal(size=(50, 32)).astype(np.float32),
+    "layer.0.bias": RNG.normal(size=32).astype(np.float16),
+    "layer.0.scale": np.ones((), np.float32),
+    "steps": np.arange(9),
+    "empty": np.zeros((0, 4), np.float32),
+}
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    save_file(WEIGHTS, tmp_path / "b.safetensors")
+    return tmp_path / "b.safetensors"
+
+
+@pytest.fixture
+def changed() -> dict[str, np.ndarray]:
+    return WEIGHTS | {
+        "embed.weight": np.roll(WEIGHTS["embed.weight"], 1, axis=0),
+        "layer.0.bias": WEIGHTS["layer.0.bias"] * np.float16(1.5),
+    }
+
+
+def table_of(target: Path, golden: Path, folder: Path) -> dict[str, dict[str, object]]:
+    assert main(["compare", "-tp", str(target), "-gp", str(golden), "-o", str(folder), "--csv", "--quiet"]) == 0
+    (file,) = folder.glob("*.csv")
+    return {row["NPU Name"]: row for row in pl.read_csv(file, infer_schema_length=None).iter_rows(named=True)}
+
+
+@pytest.mark.parametrize("kind", ["sketch", "safetensors", "npz"])
+def test_a_sketch_is_compared_with_tensors_and_with_sketches(
+    tmp_path: Path, golden: Path, changed: dict[str, np.ndarray], kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file(changed, tmp_path / "a.safetensors")
+    assert main(["sketch", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "a.sketch")]) == 0
+    assert "5 tensors" in capsys.readouterr().out
+    assert (tmp_path / "a.sketch").stat().st_size < 6000
+    if kind == "sketch":
+        golden = twinprobe.sketch(golden, tmp_path / "b.sketch")
+    elif kind == "npz":
+        np.savez_compressed(tmp_path / "b.npz", **WEIGHTS)
+        golden = tmp_path / "b.npz"
+    rows = table_of(tmp_path / "a.sketch", golden, tmp_path / "out")
+    assert set(rows) == set(WEIGHTS)
+    assert rows["embed.weight"]["Relative Error"] == pytest.approx(2**0.5, rel=0.3)
+    assert rows["embed.weight"]["Result"] != "pass"
+    assert rows["layer.0.bias"]["Relative Error"] == pytest.approx(0.5, rel=0.01)
+    for same in ("steps", "layer.0.scale"):
+        assert (rows[same]["Result"], rows[same]["Relative Error"]) == ("pass", 0.0)
+
+
+def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    np.save(tmp_path / "bias.npy", WEIGHTS["layer.0.bias"])
+    torch.save(torch.from_numpy(WEIGHTS["embed.weight"]).bfloat16(), tmp_path / "embed.pt")
+    run = twinprobe.open(twinprobe.sketch([tmp_path / "bias.npy", tmp_path / "embed.pt"], tmp_path / "all.sketch"))
+    assert run.table["name"].to_list() == ["bias", "embed"]
+    assert run.table["dtype"].to_list() == ["float16", "bfloat16"]
+    assert run.sketches is not None
+    norm = np.linalg.norm(WEIGHTS["embed.weight"])
+    assert run.sketches.of(np.array([1]))["norm"][0] == pytest.approx(norm, rel=1e-2)
+
+
+def header(text: bytes, data: bytes = b"\0" * 8, length: int | None = None) -> bytes:
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+@pytest.mark.parametrize(
+    ("blob", "problem"),
+    [
+        (b"\1", "does not fit"),
+        (header(b"{}", length=1 << 60), "does not fit"),
+        (header(b"[1, 2"), "no safetensors"),
+        (header(b'{"a": 1}'), "no safetensors"),
+        (header(b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}'), "F99"),
+        (header(b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}}'), "does not lie inside"),
+        (header(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}'), "does not lie inside"),
+        (header(b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}'), "does not lie inside"),
+        (
+            header(b'{"a": {"dtype": "F32", "shape": [99999999, 99999999, 99999999], "data_offsets": [0, 4]}}'),
+            "does not lie",
+        ),
+        (header(b"{}"), "no tensors"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(
+    tmp_path: Path, blob: bytes, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.safetensors").write_bytes(blob)
+    assert main(["sketch", str(tmp_path / "a.safetensors"), "-o", str(tmp_path / "a.sketch")]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert "a.safetensors" in said
+    assert not (tmp_path / "a.sketch").exists()
+
+
+def test_what_cannot_be_sketched_is_said(tmp_path: Path, golden: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("no tensors")
+    for words, problem in (
+        ([tmp_path / "a.txt", "-o", tmp_path / "a.sketch"], "no file of tensors"),
+        ([golden, "-o", tmp_path / "a.bin"], "must end in .sketch"),
+        ([golden, golden, "-o", tmp_path / "a.sketch"], "holds a tensor 'steps', too"),
+        ([tmp_path / "nowhere.npz", "-o", tmp_path / "a.sketch"], "is missing"),
+    ):
+        assert main(["sketch", *map(str, words)]) == 2
+        assert problem in capsys.readouterr().err
