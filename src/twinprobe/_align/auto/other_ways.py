@@ -37,7 +37,9 @@ class _OtherWays:
             for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
             if NONE not in (row, other) and place not in pairs.groups and pairs.rule[place].startswith("auto")
         }
-        self._takers: dict[Hashable, list[int]] = defaultdict(list)
+        self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # value -> calls that take it, and as what
         self._inside: dict[int, list[int]] = defaultdict(list)
         self._number: dict[int, int] = {}
         for op, direction in enumerate(self._side.direction):
@@ -46,7 +48,7 @@ class _OtherWays:
                 self._number[op] = len(siblings)
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
-                    self._takers[flows[0].value(row)].append(op)
+                    self._takers[flows[0].value(row)].append((op, row))
 
     def places(self) -> list[int]:
         found: set[int] = set()
@@ -55,7 +57,9 @@ class _OtherWays:
             inputs = self._prints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
             back = self._side.head_of[op].calls.get(BACKWARD, {}).get(self._side.call[op], NONE)
-            meets = given is False and self._meets_again(op)
+            # Weights that differ are a finding, even where a later norm hides what they do.
+            weights = any(self._agree(row) is False for row in self._prints[0].parameters(op))
+            meets = given is False and not weights and self._meets_again(op)
             if meets:
                 found |= self._taken(outputs) | self._taken(self._prints[0].rows(back, INPUT))
             unlike = [row for row in inputs if self._agree(row) is False] if given or meets else []
@@ -99,11 +103,13 @@ class _OtherWays:
         todo, seen, met = [op], {op}, False
         while todo:
             call = todo.pop()
-            after = self._takers_of(call)
-            agree = [self._agree_of(taker, OUTPUT) for taker in after]
+            taken = self._takers_of(call)
+            after = [taker for taker, _ in taken]
+            agree = [self._agree(row) or self._agree_of(taker, OUTPUT) for taker, row in taken]
             if not after:
                 after = self._next(call, read)
-                agree = [self._agree_of(taker, INPUT if taker not in self._inside else OUTPUT) for taker in after]
+                is_parent = after == [self._side.parents[call]]
+                agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
             if not after or len(seen) > _MOST_STEPS:
                 return False
             for taker, same in zip(after, agree, strict=True):
@@ -118,16 +124,18 @@ class _OtherWays:
         rows = self._prints[0].rows(op, role)
         return self._agree(rows[0]) if rows else None
 
-    def _takers_of(self, op: int) -> list[int]:
+    def _takers_of(self, op: int) -> list[tuple[int, int]]:
         values = {self._flow.value(row) for row in self._prints[0].rows(op, OUTPUT)} - {None}
         around = set()
         parent = self._side.parents[op]
         while parent != NONE and parent not in around:
             around.add(parent)
             parent = self._side.parents[parent]
-        return [
-            taker for value in values for taker in self._takers.get(value, ()) if taker > op and taker not in around
-        ]
+        found = [taker for value in values for taker in self._takers.get(value, ())]
+        found = [taker for taker in found if taker[0] > op and taker[0] not in around]
+        # A module without a partner hands on to what it calls.
+        inner = [taker for taker in found if taker[0] not in self._inside or self._agree(taker[1]) is not None]
+        return inner or found
 
     def _next(self, op: int, read: set[Hashable]) -> list[int]:
         """What runs next and reads something else: what no recorded call takes goes on through one that is not."""
