@@ -95,7 +95,7 @@ class _OtherWays:
         """Whether a row and its partner hold the same but for rounding; None where nothing tells."""
         if row not in self._partner:
             return None
-        return _same(self._prints[0], row, self._prints[1], self._partner[row][0])
+        return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0])
 
     def _meets_again(self, op: int) -> bool:
         """Whether everything that goes on from a call leads to a call whose values agree."""
@@ -147,7 +147,8 @@ class _OtherWays:
         return [parent] if parent != NONE else []
 
 
-def _same(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+    """Whether two rows hold the same but for rounding; None where nothing tells."""
     mine, theirs = one.listed[row], other.listed[partner]
     if mine is None or theirs is None:
         if one.is_integer(row) != other.is_integer(partner):

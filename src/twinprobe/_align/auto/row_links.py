@@ -13,7 +13,7 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
 from twinprobe._align.auto.other_ways import RULE as OTHER_WAY
-from twinprobe._align.auto.other_ways import other_ways
+from twinprobe._align.auto.other_ways import other_ways, same_but_rounding
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.calls import Head, Side, dims
@@ -30,6 +30,7 @@ from twinprobe.errors import BadInput
 
 Rows = tuple[int, ...]
 RULE = "auto"  # how the rules of an alignment begin
+_MOST_LEVELS = 12
 MERGED = "merged statistics"  # how rows of fused and split layers compare
 # What of split layers is what of the fused one when put together.
 _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
@@ -130,16 +131,12 @@ def link_group(
     entering, leaving, joined = group_rows(flows, mine, theirs)
     if not leaving and not joined:
         return
-    prints = flows[0].prints, flows[1].prints
-    around = flows[0].side.parents[mine[-1]], flows[1].side.parents[theirs[-1]]
-    if NONE not in around:
-        outputs = int(prints[0].first_output[around[0]]), int(prints[1].first_output[around[1]])
-        if row_values_agree(prints[0], outputs[0], prints[1], outputs[1]):
-            # The modules around give the same: what differs is another way there, -inf in a mask and a low number.
-            leaving, entering = (
-                [pair for pair in rows if row_values_agree(prints[0], pair[0], prints[1], pair[1]) is not False]
-                for rows in (leaving, entering)
-            )
+    if _meet_around(flows, mine[-1], theirs[-1]):
+        # Modules around give the same: what differs is another way there, -inf in a mask and a low number.
+        leaving, entering = (
+            [pair for pair in rows if row_values_agree(flows[0].prints, pair[0], flows[1].prints, pair[1]) is not False]
+            for rows in (leaving, entering)
+        )
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
     links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
     back, gradients = backward_rows(flows, mine, theirs, entering, leaving)
@@ -147,6 +144,18 @@ def link_group(
         links.call_groups.append(back)
     for row, other in (*entering, *leaving, *gradients):
         links.pairs[row] = other, f"{rule}{MEANING}"
+
+
+def _meet_around(flows: tuple[Flow, Flow], op: int, other: int) -> bool:
+    """Whether a module around the one call gives the same as a module around the other."""
+    around: list[list[int]] = []
+    for flow, call in zip(flows, (op, other), strict=True):
+        parent, found = flow.side.parents[call], list[int]()
+        while parent != NONE and len(found) < _MOST_LEVELS:
+            found.append(int(flow.prints.first_output[parent]))
+            parent = flow.side.parents[parent]
+        around.append([row for row in found if row != NONE])
+    return any(same_but_rounding(flows[0].prints, row, flows[1].prints, at) for row, at in product(*around))
 
 
 def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
