@@ -86,7 +86,6 @@ def gemma_torchtune() -> Made:
     target = gemma(64, 3, 4, 8, 1, 32, 48, 32, rope_base=10_000).eval()
     layers = by_rules(target, golden, _TUNE, skip="lm_head")
     _interleaved(target, 4, 1)
-    layers["output"] = {"lm_head"}
     return _made(target, golden, layers)
 
 

@@ -204,7 +204,7 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
     found = _together(flows, *leaving)
     prints = flows[0].prints, flows[1].prints
     # Where the same comes out, what goes in otherwise is another way to write it.
-    differing = not found or any(row_values_agree(prints[0], row, prints[1], other) is False for row, other in found)
+    differing = any(row_values_agree(prints[0], row, prints[1], other) is False for row, other in found)
     entering = _together(flows, flows[0].entering(mine), flows[1].entering(theirs), differing=differing)
     left = [[row for row in rows if row not in {pair[side] for pair in found}] for side, rows in enumerate(leaving)]
     if found or not all(left):

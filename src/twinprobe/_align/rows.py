@@ -268,7 +268,7 @@ def part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
             elif not backward and direction == FORWARD and _is_repeat(target, row, golden, other):
                 apart.append(place)
                 calls.add(key)
-    return _apart(pairs, sorted(apart)) if apart else pairs
+    return part_rows(pairs, sorted(apart), REPEATED)
 
 
 def _is_repeat(target: Run, row: int, golden: Run, other: int) -> bool:
@@ -284,19 +284,23 @@ def _is_repeat(target: Run, row: int, golden: Run, other: int) -> bool:
     return bool(np.allclose(mine, theirs * [1.0, 1.0, 1.0, grown], rtol=1e-3, atol=1e-3 * abs(theirs[:2]).max()))
 
 
-def _apart(pairs: Pairs, places: list[int]) -> Pairs:
-    alone = pairs.golden[places].copy()
+def part_rows(pairs: Pairs, places: list[int], word: str) -> Pairs:
+    """The pairs at these places taken apart; both rows say why."""
+    if not places:
+        return pairs
     golden, rule = pairs.golden.copy(), list(pairs.rule)
+    alone = golden[places]
     golden[places] = NONE
     for place in places:
-        rule[place] = REPEATED
-    order = np.argsort(np.concatenate([golden[pairs.target == NONE], alone]), kind="stable")
-    rest = np.concatenate([golden[pairs.target == NONE], alone])[order]
-    words = [*(rule[place] for place in np.flatnonzero(pairs.target == NONE)), *[REPEATED] * len(alone)]
-    kept = pairs.target != NONE
+        rule[place] = word
+    mine = np.flatnonzero(pairs.target != NONE)
+    rest = np.flatnonzero(pairs.target == NONE)
+    rows = np.concatenate([golden[rest], alone])
+    words = [*(rule[place] for place in rest), *[word] * len(alone)]
+    order = np.argsort(rows, kind="stable")
     return Pairs(
-        np.concatenate([pairs.target[kept], np.full(len(rest), NONE, dtype=np.int32)]),
-        np.concatenate([golden[kept], rest]).astype(np.int32),
-        [*(rule[place] for place in np.flatnonzero(kept)), *(words[at] for at in order)],
+        np.concatenate([pairs.target[mine], np.full(len(rows), NONE, dtype=np.int32)]),
+        np.concatenate([golden[mine], rows[order]]).astype(np.int32),
+        [*(rule[place] for place in mine), *(words[at] for at in order)],
         pairs.notes, pairs.groups, pairs.call_groups,
     )  # fmt: skip

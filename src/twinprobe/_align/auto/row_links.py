@@ -12,13 +12,15 @@ import numpy as np
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
 from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.other_ways import RULE as OTHER_WAY
+from twinprobe._align.auto.other_ways import other_ways, same_but_rounding
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
 from twinprobe._align.calls import Head, Side, dims
 from twinprobe._align.groups import MEANING, PART, Flow, backward_rows, group_rows
 from twinprobe._align.links import NONE, Board, CallGroup, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.rows import pairs_of
+from twinprobe._align.rows import pairs_of, part_rows
 from twinprobe._align.turns import fits_shape
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
@@ -28,6 +30,7 @@ from twinprobe.errors import BadInput
 
 Rows = tuple[int, ...]
 RULE = "auto"  # how the rules of an alignment begin
+_MOST_LEVELS = 12
 MERGED = "merged statistics"  # how rows of fused and split layers compare
 # What of split layers is what of the fused one when put together.
 _TOGETHER = ((FORWARD, INPUT), (FORWARD, PARAMETER), (FORWARD, OUTPUT), (BACKWARD, INPUT), (GRADIENTS, GRADIENT))
@@ -53,7 +56,7 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
     """Add single rows to pairs that the board made, and remove what must stay unmatched or does not fit."""
     height = board.target.run.table.height
     partners, rules = [NONE] * height, [""] * height
-    ops = board.target.run.table["op"].to_list()
+    ops, others = board.target.run.table["op"].to_list(), board.golden.run.table["op"].to_list()
 
     def fits(row: int, other: int, rule: str) -> bool:
         if not rule.startswith(RULE):
@@ -62,7 +65,8 @@ def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
         if one is None or two is None or fits_shape(one, two):
             return True
         # Layers that differ in one size (a padded vocabulary, a sequence cut short) are a finding, others no pair.
-        is_module = board.target.head_of[ops[row]].is_module and not links.only_fitting
+        heads = board.target.head_of[ops[row]], board.golden.head_of[others[other]]
+        is_module = heads[0].is_module and heads[1].is_module and not links.only_fitting
         return is_module and len(one) == len(two) and sum(a != b for a, b in zip(one, two, strict=True)) == 1
 
     for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
@@ -127,15 +131,12 @@ def link_group(
     entering, leaving, joined = group_rows(flows, mine, theirs)
     if not leaving and not joined:
         return
-    prints = flows[0].prints, flows[1].prints
-    around = flows[0].side.parents[mine[-1]], flows[1].side.parents[theirs[-1]]
-    if NONE not in around:
-        outputs = int(prints[0].first_output[around[0]]), int(prints[1].first_output[around[1]])
-        if row_values_agree(prints[0], outputs[0], prints[1], outputs[1]):
-            # The modules around give the same: what differs is another way there, -inf in a mask and a low number.
-            leaving = [
-                pair for pair in leaving if row_values_agree(prints[0], pair[0], prints[1], pair[1]) is not False
-            ]
+    if _meet_around(flows, mine[-1], theirs[-1]):
+        # Modules around give the same: what differs is another way there, -inf in a mask and a low number.
+        leaving, entering = (
+            [pair for pair in rows if row_values_agree(flows[0].prints, pair[0], flows[1].prints, pair[1]) is not False]
+            for rows in (leaving, entering)
+        )
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
     links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
     back, gradients = backward_rows(flows, mine, theirs, entering, leaving)
@@ -143,6 +144,18 @@ def link_group(
         links.call_groups.append(back)
     for row, other in (*entering, *leaving, *gradients):
         links.pairs[row] = other, f"{rule}{MEANING}"
+
+
+def _meet_around(flows: tuple[Flow, Flow], op: int, other: int) -> bool:
+    """Whether a module around the one call gives the same as a module around the other."""
+    around: list[list[int]] = []
+    for flow, call in zip(flows, (op, other), strict=True):
+        parent, found = flow.side.parents[call], list[int]()
+        while parent != NONE and len(found) < _MOST_LEVELS:
+            found.append(int(flow.prints.first_output[parent]))
+            parent = flow.side.parents[parent]
+        around.append([row for row in found if row != NONE])
+    return any(same_but_rounding(flows[0].prints, row, flows[1].prints, at) for row, at in product(*around))
 
 
 def link_by_shape(board: Board, links: RowLinks, prints: tuple[Prints, Prints], op: int, other: int) -> None:
@@ -356,9 +369,13 @@ def _other_way(board: Board, prints: tuple[Prints, Prints], op: int, other: int)
 def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
     """The rows of all linked calls, and those that an alignment links one by one."""
     pairs = pairs_of(board)
-    if not links.by_place:
-        link_left_inputs(board, pairs, links, (Prints(board.target), Prints(board.golden)))
-    return apply_rows(board, pairs, links)
+    if links.by_place:
+        return apply_rows(board, pairs, links)
+    prints = Prints(board.target), Prints(board.golden)
+    link_left_inputs(board, pairs, links, prints)
+    pairs = apply_rows(board, pairs, links)
+    places = other_ways((Flow(board.target, prints[0]), Flow(board.golden, prints[1])), pairs)
+    return part_rows(pairs, places, OTHER_WAY)
 
 
 def _link_gradients(board: Board, heads: Iterable[tuple[Head, Head, str]]) -> None:

@@ -1,0 +1,167 @@
+"""Where two implementations go another way and meet again: values that are no pair although their calls are.
+
+A scale inside or outside of an embedding, a norm inside the layer that follows it, a residual added one call later: the
+two calls belong together, but what one of them takes or gives is another thing. It is told from a fault by what comes
+after: a fault is carried on, another way ends where both runs hold the same again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+
+import numpy as np
+
+from twinprobe._align.auto.fingerprints import Prints
+from twinprobe._align.groups import Flow
+from twinprobe._align.links import NONE, Pairs
+from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+
+RULE = "another way to the same result"
+_CLOSE = 1e-4  # two implementations differ by rounding alone; a fault that moves a residual sum moves more
+_MOST_STEPS = 64
+
+
+def other_ways(flows: tuple[Flow, Flow], pairs: Pairs) -> list[int]:
+    """Places of pairs whose values are not the same thing, as what follows shows."""
+    return _OtherWays(flows, pairs).places()
+
+
+class _OtherWays:
+    def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs) -> None:
+        self._flow, self._prints = flows[0], (flows[0].prints, flows[1].prints)
+        self._side = flows[0].side
+        self._partner = {
+            row: (other, place)
+            for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
+            if NONE not in (row, other) and place not in pairs.groups and pairs.rule[place].startswith("auto")
+        }
+        self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # value -> calls that take it, and as what
+        self._inside: dict[int, list[int]] = defaultdict(list)
+        self._number: dict[int, int] = {}
+        for op, direction in enumerate(self._side.direction):
+            if direction == FORWARD:
+                siblings = self._inside[self._side.parents[op]]
+                self._number[op] = len(siblings)
+                siblings.append(op)
+                for row in flows[0].prints.rows(op, INPUT):
+                    self._takers[flows[0].value(row)].append((op, row))
+
+    def places(self) -> list[int]:
+        found: set[int] = set()
+        for op in self._number:
+            outputs = self._prints[0].rows(op, OUTPUT)
+            inputs = self._prints[0].rows(op, INPUT)
+            given = self._agree(outputs[0]) if outputs else None
+            back = self._side.head_of[op].calls.get(BACKWARD, {}).get(self._side.call[op], NONE)
+            # Weights that differ are a finding, even where a later norm hides what they do.
+            weights = any(self._agree(row) is False for row in self._prints[0].parameters(op))
+            meets = given is False and not weights and self._meets_again(op)
+            if meets:
+                found |= self._taken(outputs) | self._taken(self._prints[0].rows(back, INPUT))
+            unlike = [row for row in inputs if self._agree(row) is False] if given or meets else []
+            if unlike:
+                found |= self._taken(unlike) | self._taken(self._prints[0].rows(back, OUTPUT))
+            elif given:  # one added to the weights of a norm, say
+                found |= self._taken([row for row in self._prints[0].parameters(op) if self._agree(row) is False])
+        return sorted(found | self._of_shared_weights())
+
+    def _of_shared_weights(self) -> set[int]:
+        """Gradients of a weight that two modules hold: the sum of both where it is one tensor."""
+        holders: dict[Hashable, set[str]] = defaultdict(set)
+        weights: dict[str, Hashable] = {}
+        for op, head in enumerate(self._side.head_of):
+            for row in self._prints[0].rows(op, PARAMETER) if head.is_module else ():
+                value = self._flow.value(row)
+                holders[value].add(head.name)
+                weights[f"{head.name}.{self._side.names[row].rpartition('.')[2]}"] = value
+        rows = [row for row in self._partner if self._side.roles[row] == GRADIENT and self._agree(row) is False]
+        found = set()
+        ops = self._side.run.table["op"]
+        for row in rows:
+            name = f"{self._side.head_of[ops[row]].name}.{self._side.names[row].rpartition('.')[2]}"
+            value = weights.get(name)
+            if value is not None and len(holders[value]) > 1:
+                found.add(self._partner[row][1])
+        return found
+
+    def _taken(self, rows: list[int]) -> set[int]:
+        return {self._partner[row][1] for row in rows if row in self._partner}
+
+    def _agree(self, row: int) -> bool | None:
+        """Whether a row and its partner hold the same but for rounding; None where nothing tells."""
+        if row not in self._partner:
+            return None
+        return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0])
+
+    def _meets_again(self, op: int) -> bool:
+        """Whether everything that goes on from a call leads to a call whose values agree."""
+        read = {self._flow.value(row) for row in self._prints[0].rows(op, INPUT)}
+        todo, seen, met = [op], {op}, False
+        while todo:
+            call = todo.pop()
+            taken = self._takers_of(call)
+            after = [taker for taker, _ in taken]
+            agree = [self._agree(row) or self._agree_of(taker, OUTPUT) for taker, row in taken]
+            if not after:
+                after = self._next(call, read)
+                is_parent = after == [self._side.parents[call]]
+                agree = [self._agree_of(taker, OUTPUT if is_parent else INPUT) for taker in after]
+            if not after or len(seen) > _MOST_STEPS:
+                return False
+            for taker, same in zip(after, agree, strict=True):
+                met |= bool(same)
+                if not same and taker not in seen:
+                    seen.add(taker)
+                    todo.append(taker)
+                    read.update(self._flow.value(row) for row in self._prints[0].rows(taker, INPUT))
+        return met
+
+    def _agree_of(self, op: int, role: int) -> bool | None:
+        rows = self._prints[0].rows(op, role)
+        return self._agree(rows[0]) if rows else None
+
+    def _takers_of(self, op: int) -> list[tuple[int, int]]:
+        values = {self._flow.value(row) for row in self._prints[0].rows(op, OUTPUT)} - {None}
+        around = set()
+        parent = self._side.parents[op]
+        while parent != NONE and parent not in around:
+            around.add(parent)
+            parent = self._side.parents[parent]
+        found = [taker for value in values for taker in self._takers.get(value, ())]
+        found = [taker for taker in found if taker[0] > op and taker[0] not in around]
+        # A module without a partner hands on to what it calls.
+        inner = [taker for taker in found if taker[0] not in self._inside or self._agree(taker[1]) is not None]
+        return inner or found
+
+    def _next(self, op: int, read: set[Hashable]) -> list[int]:
+        """What runs next and reads something else: what no recorded call takes goes on through one that is not."""
+        parent = self._side.parents[op]
+        for sibling in self._inside[parent][self._number[op] + 1 :]:
+            values = {self._flow.value(row) for row in self._prints[0].rows(sibling, INPUT)}
+            if not values <= read:
+                return [sibling]
+        return [parent] if parent != NONE else []
+
+
+def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
+    """Whether two rows hold the same but for rounding; None where nothing tells."""
+    mine, theirs = one.listed[row], other.listed[partner]
+    if mine is None or theirs is None:
+        if one.is_integer(row) != other.is_integer(partner):
+            return False
+        limits = one.stats[row, :2], other.stats[partner, :2]
+        if np.isnan(limits).any():
+            return None
+        with np.errstate(invalid="ignore"):
+            gap = abs(limits[0] - limits[1])
+        return False if bool((gap > _CLOSE * np.maximum(abs(limits[0]), abs(limits[1]))).any()) else None
+    size = max(abs(mine[0]), abs(mine[1]), abs(theirs[0]), abs(theirs[1]))
+    return (
+        mine[4] == theirs[4]
+        and abs(mine[3] - theirs[3]) <= _CLOSE * max(mine[3], theirs[3])
+        and all(abs(mine[at] - theirs[at]) <= _CLOSE * size for at in range(3))
+    )
