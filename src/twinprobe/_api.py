@@ -231,7 +231,13 @@ def open(path: PathLike) -> Run:
     from twinprobe._runs.run import open_run
 
     where = _path(path)
-    return open_run(next(_runs_below(where)) if where.is_dir() else where)
+    if not where.is_dir():
+        return open_run(where)
+    found = list(_runs_below(where))
+    run = open_run(found[0])
+    if len(found) > 1:
+        run.notes.append(f"{where}: {len(found)} runs lie here; {found[0]} is the one that was opened")
+    return run
 
 
 def draw(

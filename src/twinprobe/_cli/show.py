@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ class Progress:
         self._began = time.monotonic()
         self._last = self._began
         self._lock = threading.Lock()
+        self._pace = Pace()
         self._bar: Any = None
         self._timer = threading.Timer(_PATIENCE, self._draw, ("comparing", None, None))
         self._timer.daemon = True
@@ -44,13 +46,14 @@ class Progress:
     def advance(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` things are finished."""
         now = time.monotonic()
+        self._pace.note(what, done, total, now)
         if not self._enabled or now - self._began < _PATIENCE:
             return
         if self._on_terminal:
             self._draw(what, done, total)
         elif now - self._last > _LINE_EVERY:
             self._last = now
-            sys.stderr.write(f"{done} of {total} {what} compared{_pace(now - self._began, done, total)}\n")
+            sys.stderr.write(", ".join([f"{done:,} of {total:,} {what} compared", *self._pace.words]) + "\n")
 
     def _draw(self, what: str, done: int | None, total: int | None) -> None:
         with self._lock:
@@ -58,41 +61,45 @@ class Progress:
                 return
             if self._bar is None:
                 self._bar = _progress_bar()
-                self._bar.add_task(what, total=total)
+                self._bar.add_task(what, total=total, pace="")
                 self._bar.start()
-            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
+            pace = "  ".join(self._pace.words)
+            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total, pace=pace)
 
 
-def _pace(seconds: float, done: int, total: int) -> str:
-    """How fast it goes, and how long it will take at this rate."""
-    if not done or not seconds:
-        return ""
-    rate = done / seconds
-    left = timedelta(seconds=round((total - done) / rate))
-    return f", {rate:.3g} per second, {left} left"
+@dataclass
+class Pace:
+    """How fast one kind of work goes. What came before its first report (reading, resumed ranks) is left out."""
+
+    rate: float | None = None  # per second
+    left: float | None = None  # seconds
+    _what: str = ""
+    _since: float = 0.0
+    _first: int = 0
+
+    def note(self, what: str, done: int, total: int, now: float) -> None:
+        """``done`` of ``total`` are finished at this time."""
+        if what != self._what or done < self._first:
+            self._what, self._since, self._first = what, now, done
+        took, count = now - self._since, done - self._first
+        self.rate = count / took if took > 0 and count else None
+        self.left = (total - done) / self.rate if self.rate else None
+
+    @property
+    def words(self) -> list[str]:
+        """The rate and the time left, as far as they are known."""
+        if self.rate is None or self.left is None:
+            return []
+        return [f"{self.rate:.3g}/s", f"{timedelta(seconds=round(self.left))} left"]
 
 
 def _progress_bar() -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    class Rate(TextColumn):
-        def render(self, task: Task) -> Any:
-            rate = task.finished_speed or task.speed
-            self.text_format = f"{rate:.3g}/s" if rate else ""
-            return super().render(task)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeElapsedColumn(),
-        TextColumn("left:"), TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[pace]}"),
     )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), transient=True)
 

@@ -51,7 +51,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
-            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
+            return Outcome([run_job(jobs[0], lambda done, total: advance("MiB", done, total))], lost, notes)
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)

@@ -212,7 +212,10 @@ def file_metrics(
     fault: list[str | None] = [None] * rows
     identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
     jobs = _jobs(target, golden, pairs, chosen.tolist())
-    results = measure_pairs(jobs, total_bytes=work_of(target, pairs) if work is None else work)
+    # Progress is told in bytes: one embedding may take as long as a thousand biases.
+    sizes = file_sizes(target, pairs["t_file"].gather(chosen).to_list()) if work is None else [1] * len(chosen)
+    reached, whole = np.cumsum([max(size, 1) for size in sizes], dtype=np.int64), max(sum(sizes), 1)
+    results = measure_pairs(jobs, total_bytes=2 * whole if work is None else work)
     for done, (at, result) in enumerate(zip(chosen.tolist(), results, strict=True), start=1):
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)
@@ -225,7 +228,7 @@ def file_metrics(
             status[at], identical[at] = result.status, result.identical
             nonfinite[at] = bool(result.nan_only_target or result.nan_only_golden or result.inf_differs)
         if done % 16 == 0:
-            progress(done, len(chosen))
+            progress(int(reached[done - 1]) >> 20, whole >> 20)
     columns: dict[str, pl.Series] = {"status": pl.Series(status), "fault": pl.Series(fault, dtype=pl.String)}
     for name in _NUMBERS:
         column = pl.Series(numbers[name])
