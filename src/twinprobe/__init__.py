@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinprobe._api import align, compare, compare_kernels, draw, merge_results, open, record
+    from twinprobe._api import align, check_weights, compare, compare_kernels, draw, merge_results, open, record
     from twinprobe._live import (
         LayerMap,
         add_special_init,
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         check_grads,
         check_params,
         check_report,
-        check_weights,
     )
     from twinprobe._live.weights import copy_aligned, copy_weights
 
@@ -24,10 +23,10 @@ __version__ = "0.2.0"
 
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
-    "_api": ("align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"),
+    "_api": ("align", "check_weights", "compare", "compare_kernels", "draw", "merge_results", "open", "record"),
     "_live": (
         "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
-        "check_params", "check_report", "check_weights",
+        "check_params", "check_report",
     ),
     "_live.weights": ("copy_aligned", "copy_weights"),
 }  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import webbrowser
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +28,18 @@ if TYPE_CHECKING:
 
     PathLike = str | os.PathLike[str]
 
-__all__ = ["Aligned", "Comparison", "align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"]
+__all__ = [
+    "Aligned",
+    "Comparison",
+    "align",
+    "check_weights",
+    "compare",
+    "compare_kernels",
+    "draw",
+    "merge_results",
+    "open",
+    "record",
+]
 
 # The typed columns of the pair table under names that need no explanation.
 _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
@@ -121,8 +134,8 @@ class Comparison:
 
 
 def compare(
-    target: PathLike | Run,
-    golden: PathLike | Run,
+    target: PathLike | Run | Mapping[str, Any],
+    golden: PathLike | Run | Mapping[str, Any],
     *,
     rank: int | Iterable[int] | None = None,
     step: int | Iterable[int] | None = None,
@@ -138,9 +151,10 @@ def compare(
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 
-    Each side is a path or URL of a dump.json, of a folder at any depth above it, or a run from ``open``. Keywords mean
-    what the flags of ``twinprobe compare`` of the same names mean. Everything happens in this process: for hundreds of
-    ranks use the command, which spreads them over workers.
+    Each side is a path or URL of a dump.json, of a folder at any depth above it, of a checkpoint or anything else that
+    ``open`` takes, a run from ``open``, or a dictionary of arrays. Keywords mean what the flags of ``twinprobe
+    compare`` of the same names mean. Everything happens in this process: for hundreds of ranks use the command, which
+    spreads them over workers.
     """
     from twinprobe._align.matcher import MappingOptions, build_matcher
     from twinprobe._compare.job import compare_job, plan
@@ -219,18 +233,19 @@ def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:
     """Find out how two models fit together, without a mapping file. A folder stands for the first run in it."""
     from twinprobe._align.auto.aligner import align_runs
 
-    runs = [side if not isinstance(side, str | os.PathLike) else open(side) for side in (target, golden)]
+    runs = [open(side) if isinstance(side, str | os.PathLike) else side for side in (target, golden)]
     return Aligned(align_runs(*runs), *runs)
 
 
-def open(path: PathLike) -> Run:
+def open(path: PathLike | Mapping[str, Any]) -> Run:
     """Open a recorded run: a dump.json or a folder at any depth above it (its first step and rank).
 
-    Nothing but the index is read: ``table`` holds one row for each recorded value, tensors stay in their files.
+    Also a checkpoint, a folder of arrays, another tool's dump (docs/formats.md), or a dictionary of arrays. Nothing but
+    the index is read: ``table`` holds one row for each recorded value, tensors stay in their files.
     """
     from twinprobe._runs.run import open_run
 
-    where = _path(path)
+    where = _kept(path) if isinstance(path, Mapping) else _path(path)
     if not where.is_dir():
         return open_run(where)
     found = list(_runs_below(where))
@@ -238,6 +253,37 @@ def open(path: PathLike) -> Run:
     if len(found) > 1:
         run.notes.append(f"{where}: {len(found)} runs lie here; {found[0]} is the one that was opened")
     return run
+
+
+def check_weights(
+    base: PathLike | Run | Mapping[str, Any],
+    raw: PathLike | Run | Mapping[str, Any],
+    cfg: Mapping[str, Any] | None = None,
+    *,
+    quiet: bool = False,
+) -> Any:
+    """Compare weights: two checkpoints or dictionaries of tensors (base is the reference), or two recordings.
+
+    Tensors of other names and layouts are paired by what they hold: renamed, transposed, fused, exchanged, cast.
+    """
+    from twinprobe._runs.foreign import is_weights
+
+    sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
+    if any(isinstance(side, Path) and not is_weights(side) for side in sides):
+        from twinprobe._live import check_weights as check_recorded
+
+        return check_recorded(_folder(base), _folder(raw), cfg, quiet=quiet)
+    golden, target = (_kept(side, weights=True) if isinstance(side, Mapping) else side for side in sides)
+    found = compare(target, golden)
+    if not quiet:
+        print(found.summary)  # noqa: T201  as the other checks do
+    return found
+
+
+def _folder(side: PathLike | Run | Mapping[str, Any]) -> Path:
+    if isinstance(side, Mapping):
+        raise BadInput("a dictionary of tensors cannot be compared with a recording", hint="give two of a kind")
+    return _path(side) if isinstance(side, str | os.PathLike) else side.path
 
 
 def draw(
@@ -314,8 +360,19 @@ def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True
     return value if value is None or value is True else _path(value)
 
 
-def _run_path(side: PathLike | Run) -> Path:
+def _kept(arrays: Mapping[str, Any], *, weights: bool = False) -> Path:
+    """The temporary file of a dictionary of arrays, which goes when Python ends."""
+    from twinprobe._runs.foreign import keep_arrays
+
+    path = keep_arrays(arrays, weights=weights)
+    atexit.register(rmtree, path.parent, ignore_errors=True)
+    return path
+
+
+def _run_path(side: PathLike | Run | Mapping[str, Any]) -> Path:
     """Where a side lies. Folders with steps and ranks are paired as the command pairs them; deeper ones are found."""
+    if isinstance(side, Mapping):
+        return _kept(side)
     if not isinstance(side, str | os.PathLike):
         return side.path
     path = _path(side)
@@ -329,6 +386,7 @@ def _run_path(side: PathLike | Run) -> Path:
 
 def _runs_below(folder: Path) -> Iterator[Path]:
     """The runs in a folder, in the order of steps and ranks; of a folder above them, at any depth."""
+    from twinprobe._runs.other_tools import is_foreign
     from twinprobe._runs.run import RUN_FILES, run_folders
 
     if any((folder / name).is_file() for name in RUN_FILES):
@@ -337,6 +395,9 @@ def _runs_below(folder: Path) -> Iterator[Path]:
     try:
         yield from (found.path for found in run_folders(folder))
     except BadInput:
+        if is_foreign(folder):
+            yield folder
+            return
         inner = sorted(entry for entry in folder.iterdir() if entry.is_dir())
         if len(inner) != 1:  # nothing, or nobody can say which
             raise
