@@ -6,6 +6,8 @@ import argparse
 import collections
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,8 @@ def test_a_distributed_checkpoint_whose_tensors_lie_in_parts(tmp_path: Path) -> 
     whole = torch.arange(24.0).reshape(6, 4)
     program = (
         "import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
-        "from torch.distributed.tensor import DTensor, Shard, distribute_tensor\n"
+        "try:\n    from torch.distributed.tensor import Shard, distribute_tensor\n"
+        "except ImportError:  # before torch 2.5\n    from torch.distributed._tensor import Shard, distribute_tensor\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "def main(rank, where):\n"
         "    dist.init_process_group('gloo', init_method=f'file://{where}/meet', rank=rank, world_size=2)\n"
@@ -119,9 +122,6 @@ def test_a_distributed_checkpoint_whose_tensors_lie_in_parts(tmp_path: Path) -> 
     )
     script = tmp_path / "save.py"
     script.write_text(program)
-    import subprocess
-    import sys
-
     subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, capture_output=True)
     assert len(list((tmp_path / "dcp").glob("*.distcp"))) == 2
     np.testing.assert_array_equal(held(tmp_path / "dcp")["w"], whole.numpy())
