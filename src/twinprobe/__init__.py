@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinprobe._api import align, check_weights, compare, compare_kernels, draw, merge_results, open, record
+    from twinprobe._api import align, check_weights, compare, compare_kernels, draw, find, merge_results, open, record
     from twinprobe._live import (
         LayerMap,
         add_special_init,
@@ -23,7 +23,7 @@ __version__ = "0.2.0"
 
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
-    "_api": ("align", "check_weights", "compare", "compare_kernels", "draw", "merge_results", "open", "record"),
+    "_api": ("align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record"),
     "_live": (
         "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
         "check_params", "check_report",
@@ -47,6 +47,7 @@ __all__ = [
     "copy_aligned",
     "copy_weights",
     "draw",
+    "find",
     "merge_results",
     "open",
     "record",

@@ -29,18 +29,11 @@ if TYPE_CHECKING:
     PathLike = str | os.PathLike[str]
 
 __all__ = [
-    "Aligned",
-    "Comparison",
-    "align",
-    "check_weights",
-    "compare",
-    "compare_kernels",
-    "draw",
-    "merge_results",
-    "open",
-    "record",
-]
+    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "draw", "find",
+    "merge_results", "open", "record",
+]  # fmt: skip
 
+_VERDICTS = ("pass", "warning", "error")
 # The typed columns of the pair table under names that need no explanation.
 _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
     f"{short}_{name}": f"{side}_{name}"
@@ -122,6 +115,35 @@ class Comparison:
         webbrowser.open(page.as_uri())
         return page
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts and the largest error as one flat dictionary, as MLflow, W&B and other trackers take it."""
+        summaries = [pair.summary for pair in self.pairs.values()]
+        found = {name: float(sum(getattr(one, name) for one in summaries))
+                 for name in ("rows", "matched", "target_only", "golden_only", "unread")}  # fmt: skip
+        found |= {name: float(sum(one.verdicts[name] for one in summaries)) for name in ("pass", "warning", "error")}
+        errors = self.table["relative_error"].drop_nulls().drop_nans()
+        found["max_relative_error"] = float(errors.max() or 0.0)  # type: ignore[arg-type]
+        return {"agrees": float(self.agrees), **found}
+
+    def _repr_html_(self) -> str:
+        from twinprobe._runs.notebook import card
+
+        verdicts = ", ".join(f"{int(count):,} {name}" for name, count in self.metrics.items() if name in _VERDICTS)
+        facts: list[tuple[str, object]] = [("verdicts", verdicts)]
+        first, table = self.first, []
+        if first is not None:
+            facts += [
+                ("first divergence", first.op),
+                ("why", first.sentence),
+                ("line", first.stack_line or "not recorded"),
+            ]
+            names = dict.fromkeys([*first.target_values, *first.golden_values])
+            table = [("", "target", "golden")]
+            table += [(name, first.target_values.get(name, ""), first.golden_values.get(name, "")) for name in names]
+        facts += [("not compared", failure) for failure in self.failures[:3]]
+        return card("the runs agree" if self else "the runs differ", facts, good=self.agrees, table=table)
+
     def __repr__(self) -> str:
         rows = sum(pair.summary.rows for pair in self.pairs.values())
         what = f"{len(self.pairs)} ranks and steps, {rows:,} rows" if len(self.pairs) > 1 else f"{rows:,} rows"
@@ -193,6 +215,43 @@ def compare(
     return Comparison(pairs, failures, notes, compared)
 
 
+@dataclass
+class Found:
+    """Where the difference began, on which ranks: a sentence each, and the files that tell more."""
+
+    findings: list[str]
+    files: list[Path]
+    failures: list[str]
+    agrees: bool
+
+    def __bool__(self) -> bool:
+        return self.agrees
+
+
+def find(
+    target: PathLike,
+    golden: PathLike,
+    *,
+    output_path: PathLike = "output",
+    rank: int | Iterable[int] | None = None,
+    step: int | Iterable[int] | None = None,
+    rounding: float = 64.0,
+) -> Found:
+    """Find the first call that differs across all ranks, following what ranks send each other (``compare -da``)."""
+    from twinprobe._compare.job import analyze
+    from twinprobe._compare.request import Request
+    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.files import timestamp_now
+
+    request = Request(
+        target=_run_path(target), golden=_run_path(golden), output=_path(output_path), timestamp=timestamp_now(),
+        thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
+    )  # fmt: skip
+    outcome = analyze(request, lambda *_: None)
+    agrees = not outcome.failures and all(one.first is None and not one.verdicts["error"] for one in outcome.summaries)
+    return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees)
+
+
 @dataclass(repr=False)
 class Aligned:
     """How two models fit: which call of one belongs to which of the other, by which rule, how surely."""
@@ -223,6 +282,15 @@ class Aligned:
         from twinprobe._report.alignment import write_alignment
 
         return write_alignment(self.alignment, self.target, self.golden, _path(folder))
+
+    def _repr_html_(self) -> str:
+        from twinprobe._runs.notebook import card
+
+        matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
+        facts = [("target", self.target.path), ("golden", self.golden.path), ("modules", f"{matched:,} of {modules:,}")]
+        shown = [(";".join(one.target), ";".join(one.golden), one.rule, f"{one.confidence:.2f}")
+                 for one in self.alignment.relations[:8]]  # fmt: skip
+        return card("alignment", facts, table=[("target", "golden", "rule", "confidence"), *shown])
 
     def __repr__(self) -> str:
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
@@ -291,10 +359,20 @@ def draw(
     golden: PathLike | None = None,
     *,
     output_path: PathLike = "output",
-    file_type: Literal["db", "text"] = "db",
+    file_type: Literal["db", "text", "model_explorer"] = "db",
     overflow_check: bool = False,
 ) -> list[Path]:
-    """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files."""
+    """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files.
+
+    ``model_explorer`` is a graph for Google's Model Explorer, and node data with the errors of the comparison.
+    """
+    if file_type == "model_explorer":
+        from twinprobe._graph.model_explorer import write_model_explorer
+
+        if golden is None:
+            return write_model_explorer(open(target), _path(output_path))
+        pair = next(iter(compare(target, golden).pairs.values()))
+        return write_model_explorer(pair.target, _path(output_path), pair)
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
     from twinprobe._report.files import timestamp_now

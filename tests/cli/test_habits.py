@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -134,3 +135,28 @@ def test_resumed_ranks_do_not_make_the_rest_look_quick() -> None:
     assert pace.left is None
     pace.note("slices", 20, 40, now=55.0)
     assert pace.left == pytest.approx(10.0)
+
+
+def test_the_json_object_is_as_documented_and_says_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (DEMO.parents[1] / "docs" / "compare.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `(\w+)` \| json", page, re.MULTILINE))
+    dumps = [str(Path(side) / "step0" / "rank0" / "dump.json") for side in (TARGET, GOLDEN)]
+
+    def answer(*words: str) -> dict[str, object]:
+        assert main(["compare", *words, "-o", str(tmp_path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert set(found) <= documented, set(found) - documented
+        return dict(found)
+
+    assert answer(*dumps)["next"] == f"twinprobe compare {dumps[0]} {dumps[1]} --format html -o out"
+    following = shlex.split(str(answer(*dumps, "--format", "html")["next"]))
+    folders = [str(Path(dump).parent) for dump in dumps]
+    assert following == ["twinprobe", "graph_visualize", "-tp", folders[0], "-gp", folders[1], "-o", "out"]
+    assert main([*following[1:-1], str(tmp_path / "drawn")]) == 0  # what is proposed works
+    assert list((tmp_path / "drawn").iterdir())
+    capsys.readouterr()
+    assert answer(dumps[0], dumps[0])["next"] is None
+    assert "next" in answer(TARGET, GOLDEN)
+    assert "next" in answer(TARGET, GOLDEN, "-da")

@@ -104,6 +104,7 @@ def test_a_distributed_checkpoint(tmp_path: Path) -> None:
     expect(held(tmp_path / "dcp"), "model.")
 
 
+@pytest.mark.slow
 def test_a_distributed_checkpoint_whose_tensors_lie_in_parts(tmp_path: Path) -> None:
     whole = torch.arange(24.0).reshape(6, 4)
     program = (

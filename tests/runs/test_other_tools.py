@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from torch import nn
 
 import twinprobe
 from twinprobe.errors import TwinProbeError
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "other_tools"
 
 
 def small(scale: float = 1.0) -> nn.Module:
@@ -78,26 +79,14 @@ def test_the_debug_mode_of_torch(tmp_path: Path, kind: Any) -> None:
     assert result.first.op in ("Aten.t.1.forward", "Aten.addmm.1.forward")
 
 
-def saved(array: np.ndarray) -> dict[str, str]:
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return {"polygraphy_class": "ndarray", "array": base64.b64encode(file.getvalue()).decode()}
-
-
-def test_the_outputs_that_polygraphy_saves(tmp_path: Path) -> None:
-    # The layout of RunResults.save: its own encoder needs no GPU, but the package is not on every index.
-    paths = []
-    for name, scale in (("golden", 1.0), ("target", 2.0)):
-        result = {
-            "outputs": {"logits": saved(np.ones((2, 3))), "probs": saved(np.full(3, scale))},
-            "runner_name": "ort",
-        }
-        document = {"lst": [["onnxrt-runner-N0", [result, result]]], "polygraphy_class": "RunResults"}
-        paths.append(tmp_path / f"{name}.json")
-        paths[-1].write_text(json.dumps(document))
-    assert twinprobe.open(paths[0]).ops[:2] == ["onnxrt-runner-N0.0.logits", "onnxrt-runner-N0.0.probs"]
-    assert twinprobe.compare(paths[0], paths[0])
-    first = twinprobe.compare(paths[1], paths[0]).first
+def test_the_outputs_that_polygraphy_saves() -> None:
+    # Written by RunResults.save of polygraphy 0.53.6.
+    golden, target = (DATA / f"polygraphy_{side}.json" for side in ("golden", "target"))
+    run = twinprobe.open(golden)
+    assert run.ops[:2] == ["onnxrt-runner-N0.0.logits", "onnxrt-runner-N0.0.probs"]
+    assert run.table["shape"].to_list()[:2] == ["[2, 3]", "[3]"]
+    assert twinprobe.compare(golden, golden)
+    first = twinprobe.compare(target, golden).first
     assert first is not None
     assert first.op == "onnxrt-runner-N0.0.probs"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +119,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
             document["notes"] = document["notes"] + outcome.notes + outcome.failures
         elif outcome.overview:
             document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
-        print_json(document)
+        print_json(document | {"next": next_command(outcome)})
         return
     from rich.console import Console
 
@@ -135,6 +137,31 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     warn(outcome.notes + outcome.failures)
 
 
+def next_command(outcome: Outcome) -> str | None:
+    """What to type next: the search across ranks, an alignment, or a closer look; None where the runs agree."""
+    summaries = outcome.summaries
+    sides = [[getattr(one, side).path for one in summaries] for side in ("target", "golden")]
+    target, golden = (shlex.quote(_common_folder(paths) if len(paths) > 1 else paths[0]) for paths in sides)
+    if all(one.first is None and not one.verdicts["error"] for one in summaries):
+        return None
+    if sum(one.matched for one in summaries) * 2 < sum(one.rows for one in summaries):
+        return f"twinprobe align {target} {golden} -o out"
+    if len(summaries) > 1 and not outcome.calls:
+        return f"twinprobe compare {target} {golden} -da -o out"
+    if not any(file.endswith(".html") for one in summaries for file in one.files):
+        return f"twinprobe compare {target} {golden} --format html -o out"
+    if not all(path.endswith("dump.json") for paths in sides for path in paths):
+        return None  # nothing that could be drawn
+    target, golden = (shlex.quote(_common_folder([*paths, f"{paths[0].rpartition('/')[0]}/"])) for paths in sides)
+    return f"twinprobe graph_visualize -tp {target} -gp {golden} -o out"
+
+
+def _common_folder(paths: list[str]) -> str:
+    """The folder that all of these lie in; paths may be URLs."""
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path.split("/") for path in paths), strict=False))
+    return "/".join(parts[0] for parts in shared)
+
+
 def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
     """Print where the difference began and which files tell more."""
     if as_json:
@@ -144,6 +171,7 @@ def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
             "ranks": [summary.to_dict() for summary in analysis.summaries],
             "notes": analysis.notes,
             "failures": analysis.failures,
+            "next": next_command(analysis),
         })  # fmt: skip
         return
     from twinprobe._report.console import visible

@@ -16,6 +16,7 @@ import msgspec
 
 from twinprobe._runs.dump_json import read_entries
 from twinprobe._runs.entries import build_table
+from twinprobe._runs.notebook import card
 from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
@@ -54,6 +55,11 @@ class Run:
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
         return f"<Run {self.path}: {', '.join(fact for fact in facts if fact)}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"framework": self.framework, "task": self.task, "level": self.level, "calls": f"{len(self.ops):,}",
+                 "values": f"{self.table.height:,}"}  # fmt: skip
+        return card(f"run {self.path}", [*facts.items(), *(("note", note) for note in self.notes[:3])])
 
     @property
     def folder(self) -> Path:
