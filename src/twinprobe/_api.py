@@ -429,9 +429,10 @@ def compare_kernels(
 
 
 def _path(path: PathLike) -> Path:
-    from twinprobe._runs.places import place
+    from twinprobe._runs.places import place, remote
 
-    return place(os.fspath(path))
+    opened: Any = path  # a path of ours where it is a URL, which is no path of this machine
+    return opened if remote(opened) is not None else place(os.fspath(path))
 
 
 def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -97,7 +98,10 @@ def _content(
         shown = name
         while shown in ops:
             shown += "'"
-        leaf = measured(one.read()) if is_small else Leaf("Tensor", one.dtype, list(one.shape))
+        leaf = Leaf("Tensor", one.dtype, list(one.shape))
+        if is_small:
+            with suppress(DamagedTensor, OSError):  # a comparison says which tensor cannot be read
+                leaf = measured(one.read())
         leaf.data_name = locator
         leaf = settle(leaf, "")
         builder.add(len(ops), PARAMETER if weights else POINT, shown, leaf)
@@ -115,9 +119,10 @@ def measured(array: HostTensor) -> Leaf:
     leaf = Leaf("Tensor", array.dtype, list(array.shape))
     data = widened(array.data) if array.dtype == "bfloat16" else array.data
     if array.data.size and (array.dtype in NATIVE or array.dtype == "bfloat16") and data.dtype.kind in "fiu":
-        wide = data.astype(np.float64)
-        leaf.Max, leaf.Min, leaf.Mean = float(wide.max()), float(wide.min()), float(wide.mean())
-        leaf.Norm = float(np.sqrt(np.square(wide).sum()))
+        with np.errstate(all="ignore"):  # NaN and infinity are values like others
+            wide = data.astype(np.float64)
+            leaf.Max, leaf.Min, leaf.Mean = float(wide.max()), float(wide.min()), float(wide.mean())
+            leaf.Norm = float(np.sqrt(np.square(wide).sum()))
     return leaf
 
 

@@ -7,7 +7,6 @@ evaluated, and what a file may become in memory is bounded by its size.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -186,7 +185,7 @@ def _polygraphy(path: Path) -> Content:
             if isinstance(text, str):
                 try:
                     array = read_npy(base64.b64decode(text, validate=True))
-                except (binascii.Error, DamagedTensor) as error:
+                except (ValueError, DamagedTensor) as error:  # of base64, or of what it holds
                     raise BadInput(f"holds a damaged array: {error}", where=f"{path}: {name[:200]}") from None
                 rows.call(rows.numbered(name or "array", "") if name not in rows.ops else f"{name}'",
                           [(POINT, "", measured(array))])  # fmt: skip
