@@ -94,6 +94,32 @@ def test_fused_projections_are_compared_with_their_parts(tmp_path: Path, as_targ
     assert "qkv_proj" in result.first.row + result.first.golden_row
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("as_target", [True, False])
+def test_shards_of_ranks_are_put_together(tmp_path: Path, ranks: int, as_target: bool) -> None:
+    whole, parts = model(), [{} for _ in range(ranks)]
+    for name, one in whole.items():
+        axis = 1 if "down_proj" in name or "o_proj" in name else 0  # as Megatron cuts them
+        for rank, part in enumerate(parts):
+            is_copy = one.dim() == 1 or "embed" in name or "lm_head" in name
+            part[name] = one if is_copy else one.chunk(ranks, axis)[rank].contiguous()
+
+    def save(folder: str) -> Path:
+        for rank, part in enumerate(parts):
+            (tmp_path / folder / f"mp_rank_{rank:02}").mkdir(parents=True)
+            torch.save({"model": part, "iteration": 7}, tmp_path / folder / f"mp_rank_{rank:02}" / "model_optim_rng.pt")
+        return tmp_path / folder
+
+    save_file(whole, tmp_path / "whole.safetensors")
+    sides = [save("good"), tmp_path / "whole.safetensors"]
+    assert twinprobe.compare(*(sides if as_target else sides[::-1]))
+    parts[1]["model.layers.0.mlp.up_proj.weight"] = parts[0]["model.layers.0.mlp.up_proj.weight"]
+    sides[0] = save("bad")
+    first = twinprobe.compare(*(sides if as_target else sides[::-1])).first
+    assert first is not None
+    assert "layers.0.mlp.up_proj" in first.row
+
+
 def test_other_names_are_paired_by_what_they_hold(tmp_path: Path) -> None:
     renamed = {f"decoder.block.{at}.x": one for at, one in enumerate(model().values())}
     result, shown = notes(renamed, model(), tmp_path)

@@ -23,11 +23,14 @@ from twinprobe._align.turns import IN_OUT
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.foreign import SHARD
 from twinprobe._runs.run import Run
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import DamagedTensor
 
 BY_NAME, BY_PLAIN_NAME, BY_CONTENT, FUSED = "name", "name without wrappers", "content", "fused"
+SHARDED = "copy of a rank"
 _WRAPPERS = frozenset({
     "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "state_dict", "model_state_dict",
     "_layer", "_network", "backbone",
@@ -36,6 +39,7 @@ _FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj", "gate_up", "w13",
 _SPLIT_NAMES = (("q", "k", "v"), ("gate", "up"), ("w1", "w3"), ("k", "v"))
 _MOST_PARTS = 4  # as many as tensors are put together from
 _SHOWN = 4  # names of a sort in a note
+_STRIP, _SAMPLE, _ROWS = 1 << 20, 1 << 14, 8  # elements at once, elements and rows that are enough to tell
 _FEW = 4096  # candidates that are looked at for one tensor
 _NEAR = 24  # tensors of one layer that are tried together
 
@@ -73,24 +77,25 @@ class Side:
         """Names in PyTorch's spelling, without wrappers."""
         return [".".join(part for part in spelled(name).split(".") if part not in _WRAPPERS) for name in self.names]
 
-    def array(self, row: int) -> NDArray[np.float64] | None:
-        """The elements as numbers, in their shape; None where they cannot be read."""
+    def tensor(self, row: int) -> HostTensor | None:
+        """The elements; None where they cannot be read, which the comparison itself says."""
         try:
-            tensor = open_named(self.run.tensor_folder, self._files[row])
+            found = open_named(self.run.tensor_folder, self._files[row])
         except DamagedTensor:
-            return None  # the comparison itself says so
-        if tensor.dtype.startswith("complex"):
             return None
-        return numbers(tensor.dtype, tensor.data[:], FLOAT64).reshape(tensor.shape)
+        return None if found.dtype.startswith("complex") else found
 
     def print_of(self, row: int) -> Print | None:
-        """What a tensor holds; read once."""
+        """What a tensor holds, strip by strip; read once. None where that says nothing: NaN, infinity, no elements."""
         if row not in self._prints:
-            array = self.array(row)
-            usable = array is not None and array.size and np.isfinite(array).all()
+            tensor = self.tensor(row)
+            parts = [] if tensor is None else [_numbers(tensor, at, at + _STRIP) for at in
+                                              range(0, tensor.data.size, _STRIP)]  # fmt: skip
+            found = [(part.sum(), np.square(part).sum(), part.max(), part.min()) for part in parts]
+            total, squares, highest, lowest = zip(*found, strict=True) if found else ((), (np.nan,), (), ())
             self._prints[row] = (
-                Print(float(array.sum()), float(np.square(array).sum()), float(array.max()), float(array.min()))
-                if usable and array is not None
+                Print(float(sum(total)), float(sum(squares)), float(max(highest)), float(min(lowest)))
+                if np.isfinite(sum(squares))
                 else None
             )
         return self._prints[row]
@@ -105,6 +110,7 @@ def match_weights(target: Run, golden: Run) -> Pairs:
     """Pair the tensors of two checkpoints and note which are renamed, fused, transposed, exchanged or cast."""
     sides = Side(target), Side(golden)
     found = _Found(sides)
+    found.sharded()
     found.by_names()
     found.fused()
     found.by_content()
@@ -132,6 +138,7 @@ class _Found:
         self.rule: dict[int, str] = {}
         self.groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self._grouped: tuple[set[int], set[int]] = (set(), set())
+        self._copies: list[tuple[int, int]] = []  # further copies of a tensor, one on each rank
 
     def link(self, row: int, other: int, rule: str) -> None:
         self.partner[row], self.back[other], self.rule[row] = other, row, rule
@@ -142,6 +149,29 @@ class _Found:
             [row for row in range(len(self.target.names)) if row not in self.partner and row not in self._grouped[0]],
             [row for row in range(len(self.golden.names)) if row not in self.back and row not in self._grouped[1]],
         )
+
+    def sharded(self) -> None:
+        """Shards of tensor-parallel ranks against whole tensors: put together, or each compared where it is a copy."""
+        for side, shards, whole in ((0, self.target, self.golden), (1, self.golden, self.target)):
+            ranks: dict[str, list[int]] = defaultdict(list)
+            for row, name in enumerate(shards.plain):
+                rank, _, rest = name.partition(".")
+                if SHARD.fullmatch(rank):
+                    ranks[rest].append(row)
+            known = _unique(range(len(whole.names)), whole.plain)
+            for name, rows in ranks.items():
+                other = known.get(name, known.get(_behind(name, 1)))
+                if other is None or len(rows) < 2:
+                    continue
+                if all(shards.shapes[row] == whole.shapes[other] for row in rows):
+                    self._copies += [(row, other) if side == 0 else (other, row) for row in rows[1:]]
+                    self.link(*((rows[0], other) if side == 0 else (other, rows[0])), SHARDED)
+                    self._grouped[side].update(rows[1:])
+                elif _adds_up([shards.shapes[row] for row in rows], whole.shapes[other]):
+                    mine, theirs = (tuple(rows), (other,)) if side == 0 else ((other,), tuple(rows))
+                    self.groups.append((mine, theirs))
+                    self._grouped[0].update(mine)
+                    self._grouped[1].update(theirs)
 
     def by_names(self) -> None:
         """Equal names, then names without wrappers, then without what stands in front on one side."""
@@ -239,11 +269,20 @@ class _Found:
             return False
         if shape != theirs:
             return True
-        one, two = self.target.array(row), self.golden.array(other)
-        if one is None or two is None or one.shape != two.shape:
+        one, two = self.target.tensor(row), self.golden.tensor(other)
+        if one is None or two is None or one.shape != shape or two.shape != shape:
             return False
-        tolerance = self.target.tolerance(row, self.golden, other) * max(float(np.abs(two).max(initial=0.0)), 1e-30)
-        return not np.allclose(one, two, rtol=0, atol=tolerance) and np.allclose(one.T, two, rtol=0, atol=tolerance)
+        mine, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
+
+        def close(rows: int, *, turned: bool) -> bool:
+            left = mine[:, :rows].T if turned else mine[:rows]
+            first, second = (numbers(tensor.dtype, np.ascontiguousarray(part).reshape(-1), FLOAT64)
+                             for tensor, part in ((one, left), (two, golden[:rows])))  # fmt: skip
+            size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
+            return bool(np.allclose(first, second, rtol=0, atol=size * self.target.tolerance(row, self.golden, other)))
+
+        # A few rows tell in nearly all cases.
+        return not close(_ROWS, turned=False) and close(_ROWS, turned=True) and close(shape[0], turned=True)
 
     def exchanged(self, transposed: set[int]) -> Iterator[tuple[int, int]]:
         """Pairs of rows whose tensors stand under each other's names."""
@@ -251,13 +290,22 @@ class _Found:
         for row, other in self.partner.items():
             if row in transposed or self.target.shapes[row] != self.golden.shapes[other]:
                 continue
-            mine, theirs = self.target.print_of(row), self.golden.print_of(other)
-            if mine and theirs and not mine.is_like(theirs, self.target.tolerance(row, self.golden, other)):
+            if not self._begin_alike(row, other) and not self._holds(row, other):
                 apart[self.target.shapes[row]].append(row)
         for rows in apart.values():
             for one, two in combinations(rows[:_FEW], 2):
                 if self._holds(one, self.partner[two]) and self._holds(two, self.partner[one]):
                     yield one, two
+
+    def _begin_alike(self, row: int, other: int) -> bool:
+        """Whether the first elements are equal or cannot be read: enough to see that a tensor is where it belongs."""
+        one, two = self.target.tensor(row), self.golden.tensor(other)
+        if one is None or two is None:
+            return True
+        first, second = _numbers(one, 0, _SAMPLE), _numbers(two, 0, _SAMPLE)
+        size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
+        atol = size * self.target.tolerance(row, self.golden, other)
+        return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=atol, equal_nan=True))
 
     def _holds(self, row: int, other: int) -> bool:
         mine, theirs = self.target.print_of(row), self.golden.print_of(other)
@@ -275,6 +323,7 @@ class _Found:
             elif row not in self._grouped[0]:
                 rule = self.rule.get(row, "")
                 rows.append((row, self.partner.get(row, NONE), f"{ALIGNED} {rule}" if rule == BY_CONTENT else rule))
+        rows += [(row, other, SHARDED) for row, other in self._copies]
         rows += [(NONE, other, "") for other in self.free()[1]]
         target, golden, rules = zip(*rows, strict=True)
         return Pairs(np.array(target, np.int32), np.array(golden, np.int32), list(rules), [], groups)
@@ -304,6 +353,10 @@ def _notes(found: _Found, transposed: list[int], swapped: list[tuple[int, int]])
             more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
             notes.append(f"{title}: {'; '.join(names[:_SHOWN])}{more}")
     return notes
+
+
+def _numbers(tensor: HostTensor, start: int, stop: int) -> NDArray[np.float64]:
+    return numbers(tensor.dtype, tensor.data[start:stop], FLOAT64)
 
 
 def _unique(rows: Iterable[int], names: Sequence[str]) -> dict[str, int]:

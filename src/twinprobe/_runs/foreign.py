@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 INDEX = ".index.json"  # which tensor lies in which of several files
+SHARD = re.compile(r"mp_rank_\d+")
 _NUMBERS = re.compile(r"(\d+)")
 _MOST_FILES = 200_000
 _SMALL = 64 << 20  # bytes of tensors whose statistics are computed when they are opened
@@ -55,9 +56,9 @@ class Content:
 
 
 def is_weights(path: Path) -> bool:
-    """Whether this looks like a checkpoint: a file of one, an index, or a folder with an index or a distributed one."""
+    """Whether this looks like a checkpoint: a file of one, an index, or a folder with an index, parts or shards."""
     if path.is_dir():
-        return (path / DISTRIBUTED).is_file() or _index_in(path) is not None
+        return (path / DISTRIBUTED).is_file() or _index_in(path) is not None or bool(_shards(path))
     return path.suffix.lower() in WEIGHTS or path.name.endswith(INDEX) or path.name == DISTRIBUTED
 
 
@@ -71,6 +72,11 @@ def is_arrays(path: Path) -> bool:
 
 def open_weights(path: Path) -> Content:
     """A checkpoint as the content of a run: a row for each tensor."""
+    shards = _shards(path) if path.is_dir() else []
+    if shards:
+        rows = ((f"{file.parent.name}.{name}", f"{file.parent.name}/{file.name}{MARK}{name}", one)
+                for file in shards for name, one in tensors_in(file).items())  # fmt: skip
+        return _content(path / shards[0].name, rows, weights=True)
     if path.is_dir():
         path = _index_in(path) or path / DISTRIBUTED
     if path.name.endswith(INDEX):
@@ -167,6 +173,15 @@ def _dumped(files: list[Path]) -> Iterator[tuple[str, str, Stored]]:
         for key, one in tensors_in(file).items():
             inner = "" if key in ("", "value") else f".{key}"
             yield shown + inner, f"{file.name}{MARK}{key}", one
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files of Megatron's tensor-parallel ranks: one in each folder ``mp_rank_00`` ..., in the order of ranks."""
+    with scan(folder) as entries:
+        names = sorted(entry.name for entry in entries if SHARD.fullmatch(entry.name) and entry.is_dir())
+    found = [[file for file in _files(folder / name) if _suffix(file.name) in WEIGHTS] for name in names]
+    return [min(files, key=lambda file: ("optim" in file.name and "model" not in file.name, file.name))
+            for files in found if files]  # fmt: skip
 
 
 def _index_in(folder: Path) -> Path | None:
