@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -144,3 +145,20 @@ def test_damaged_and_hostile_dumps_are_refused(tmp_path: Path, name: str, text: 
     with pytest.raises(TwinProbeError) as refused:
         twinprobe.open(tmp_path / name)
     assert name in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("blank.txt", "\n" * 60_000),
+        ("word.log", "a" * 500_000),
+        ("digits.txt", "aten::a(t: f32[1])  ->  t: f32[1]  # {'hash': " + "1" * 60_000 + "x"),
+        ("hashes.txt", "aten::a(t: f32[1])  ->  t: f32[1]  # {" + "'hash': , " * 6_000),
+        ("names.log", "INFO - a_max iteration=0 value=1\n" + "x_" * 30_000),
+    ],
+)
+def test_long_lines_take_no_longer_than_they_are(tmp_path: Path, name: str, text: str) -> None:
+    """A pattern that begins anew at every letter would take minutes here."""
+    (tmp_path / name).write_text(text)
+    with contextlib.suppress(TwinProbeError):
+        twinprobe.open(tmp_path / name)

@@ -25,13 +25,19 @@ from twinprobe._runs.whole_files import json_file, open_file
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 _HEAD = 1 << 16
-_LONGEST_LINE, _DEEPEST = 1 << 20, 200
+_LONGEST_LINE, _DEEPEST = 1 << 16, 200
+# A call and a value are a row each, some 200 bytes. Real files have more than thirty for each.
+_VALUES, _BYTES_PER_VALUE = 1 << 16, 24
 _TEXTS = frozenset({".txt", ".log"})
-_SIGNS = {  # what the beginning of a file says about who wrote it
+# What the beginning of a file says about who wrote it. No pattern here may take longer than the text is long: each has
+# one place to begin in a line, or a fixed width.
+_SIGNS = {
     "debugger": re.compile(rb'^\s*\{\s*"module_path"\s*:'),
     "polygraphy": re.compile(rb'^\s*\{\s*"(lst|polygraphy_class)"\s*:'),
-    "debug mode": re.compile(rb"^\s*(\[nn\.Mod\] |aten::\w+.*->|torch\.ops\.\w+)", re.MULTILINE),
-    "statistics": re.compile(rb"\S+_(min|max|mean|std|l1_norm|l2_norm|cur_amax)\s+iteration=\d+\s+value="),
+    "debug mode": re.compile(rb"^ {0,200}(\[nn\.Mod\] |aten::\w{1,80}[.\w]{0,80}\(.*->)", re.MULTILINE),
+    "statistics": re.compile(
+        rb"_(min|max|mean|std|l1_norm|l2_norm|cur_amax)[ \t]{1,200}iteration=\d{1,12}[ \t]{1,200}value="
+    ),
 }
 
 
@@ -68,8 +74,9 @@ def _kind(path: Path) -> str:
 class _Rows:
     """Collects the calls of a run and their values."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self._builder = TableBuilder()
+        self._left = _VALUES + path.stat().st_size // _BYTES_PER_VALUE
         self.ops: dict[str, None] = {}
         self._seen: Counter[str] = Counter()
 
@@ -80,6 +87,9 @@ class _Rows:
 
     def call(self, name: str, values: list[tuple[int, str, Leaf | None]]) -> None:
         """Add a call with its values: what each is to the call, its name behind that of the call, and itself."""
+        self._left -= 1 + len(values)
+        if self._left < 0:
+            raise BadInput("is one call too many: no tool packs them so densely into a file", where=name[:200])
         for role, ending, leaf in values:
             try:
                 self._builder.add(len(self.ops), role, f"{name}{ending}", settle(leaf, ""))
@@ -103,7 +113,7 @@ _SIZE = re.compile(r"torch\.Size\(\[(?P<sizes>[\d, ]*)\]\)")
 
 def _debugger(path: Path) -> Content:
     tree = _document(path)
-    rows, parents = _Rows(), {}
+    rows, parents = _Rows(path), {}
     files = True
 
     def visit(node: Any, parent: str | None, depth: int) -> None:
@@ -112,7 +122,8 @@ def _debugger(path: Path) -> Content:
             raise BadInput("is no tree of module calls, or too deep", where=path)
         root, _, inner = node["module_path"].partition(".")
         name = rows.numbered(f"Module.{inner}.Module" if inner else f"Module.{root}", ".forward.{}")
-        for child in node.get("children") or ():
+        children = node.get("children")
+        for child in children if isinstance(children, list) else ():
             visit(child, name, depth + 1)
         values = [
             *_debugger_values(node.get("inputs"), INPUT, ".input", depth),
@@ -175,7 +186,7 @@ def _printed(text: Any) -> float | None:
 
 
 def _polygraphy(path: Path) -> Content:
-    rows = _Rows()
+    rows = _Rows(path)
 
     def visit(value: Any, name: str, depth: int) -> None:
         if depth > _DEEPEST:
@@ -208,14 +219,13 @@ def _polygraphy(path: Path) -> Content:
 _OPERATOR = re.compile(r"^(?P<indent> *)(?:torch\.ops\.)?(?P<name>[\w:.]+)\((?P<inputs>.*)\)  ->  (?P<outputs>[^#]*)")
 _MODULE = re.compile(r"^(?P<indent> *)\[nn\.Mod\] (?P<name>[\w.]+)")
 _TENSOR = re.compile(r"\bd?t: (?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
-_HASHES = re.compile(r"'(?P<which>input_hash|hash)': (?P<numbers>.*?)(?=, '(?:input_)?hash'|\}$|$)")
-_HASH = re.compile(r"-?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)\b")
+_HASH = re.compile(r"-?\b(?:\d{1,25}(?:\.\d{0,25})?(?:e[-+]?\d{1,4})?|inf|nan)\b")
 _SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16", "i64": "int64", "i32": "int32",
           "i16": "int16", "i8": "int8", "u8": "uint8", "b8": "bool", "c64": "complex64"}  # fmt: skip
 
 
 def _debug_mode(path: Path) -> Content:
-    rows, parents = _Rows(), {}
+    rows, parents = _Rows(path), {}
     modules: list[tuple[int, str]] = []
     for line in _lines(path):
         entered = _MODULE.match(line)
@@ -233,9 +243,10 @@ def _debug_mode(path: Path) -> Content:
         else:
             operator = found["name"].replace("::", ".").removeprefix("aten.")
             name = rows.numbered(f"Aten.{operator}", ".{}.forward")
-            hashes = {one["which"]: _HASH.findall(one["numbers"]) for one in _HASHES.finditer(line[found.end() :])}
-            values = _hashed(found["inputs"], hashes.get("input_hash", []), INPUT, ".input")
-            rows.call(name, values + _hashed(found["outputs"], hashes.get("hash", []), OUTPUT, ".output"))
+            before, _, behind = line[found.end() :].rpartition("'hash': ")
+            entered_with = _HASH.findall(before.partition("'input_hash': ")[2])
+            values = _hashed(found["inputs"], entered_with, INPUT, ".input")
+            rows.call(name, values + _hashed(found["outputs"], _HASH.findall(behind), OUTPUT, ".output"))
         parents[name] = parent
     return rows.content(
         path, level="L1", has_calls=True, parents=parents, task="statistics",
@@ -263,7 +274,7 @@ def _hashed(text: str, hashes: list[str], role: int, ending: str) -> list[tuple[
 # nvdlfw-inspect: a line for each statistic of each tensor and iteration.
 
 _STATISTIC = re.compile(
-    r"(?P<tensor>\S+)_(?P<what>min|max|mean|l2_norm)\s+iteration=(?P<iteration>\d{1,12})\s+value=(?P<value>\S{1,40})"
+    r"_(?P<what>min|max|mean|l2_norm)\s{1,200}iteration=(?P<iteration>\d{1,12})\s{1,200}value=(?P<value>\S{1,40})"
 )
 _FIELDS = {"min": "Min", "max": "Max", "mean": "Mean", "l2_norm": "Norm"}
 
@@ -274,12 +285,13 @@ def _statistics_log(path: Path) -> Content:
         one = _STATISTIC.search(line)
         if one is None:
             continue
-        leaf = found.setdefault(f"{one['tensor']}.iteration{int(one['iteration'])}", Leaf("Tensor", "unknown", []))
+        tensor = (line[: one.start()].split() or ["tensor"])[-1]
+        leaf = found.setdefault(f"{tensor}.iteration{int(one['iteration'])}", Leaf("Tensor", "unknown", []))
         try:
             setattr(leaf, _FIELDS[one["what"]], float(one["value"]))
         except ValueError:
-            raise BadInput(f"has the value {one['value']!r}", where=f"{path}: {one['tensor'][:200]}") from None
-    rows = _Rows()
+            raise BadInput(f"has the value {one['value']!r}", where=f"{path}: {tensor[:200]}") from None
+    rows = _Rows(path)
     for name, leaf in found.items():
         rows.call(name, [(POINT, "", leaf)])
     return rows.content(path, level="statistics", task="statistics", notes=["written by nvdlfw-inspect"])

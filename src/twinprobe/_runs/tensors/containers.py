@@ -6,6 +6,7 @@ every size and place is checked against the file before anything is read.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,7 @@ MARK = "::"  # between the file and the name of a tensor in it
 WEIGHTS = frozenset({".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pdparams", ".pdopt"})
 ARRAYS = frozenset({".npy", ".npz", ".pb", ".tensors"})  # the last is ours: safetensors that are no weights
 DISTRIBUTED = ".metadata"  # the list of what lies in the files of torch.distributed.checkpoint beside it
+_MOST_TENSORS = 1 << 15  # of a small file
 _MOST_BYTES = 16 << 30  # of a file that has to be held as a whole
 
 
@@ -100,6 +102,12 @@ def _held(data: Contents) -> bytes:
     return data if isinstance(data, bytes) else data[0 : len(data)]
 
 
+def _refuse_crowd(tensors: int, data: Contents) -> None:
+    """A tensor costs about a kilobyte here, whatever it has in the file."""
+    if tensors > _MOST_TENSORS + len(data) // 512:
+        raise DamagedTensor(f"holds {tensors} tensors, out of proportion to its size")
+
+
 def _checked(name: str, dtype: str, shape: tuple[int, ...], octets: int) -> None:
     if len(shape) > MOST_DIMENSIONS or prod(shape) * WIDTHS[dtype] != octets:
         raise DamagedTensor(f"holds {name[:200]!r} in {octets} bytes, which its shape {list(shape)[:8]} contradicts")
@@ -133,6 +141,7 @@ def _safetensors(data: Contents) -> Iterator[tuple[str, Stored]]:
         entries = msgspec.convert(header, dict[str, _Entry])
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise DamagedTensor(f"has a damaged safetensors header: {str(error)[:200]}") from None
+    _refuse_crowd(len(entries), data)
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         first, last = entry.data_offsets
@@ -184,16 +193,16 @@ def _npz(data: Contents) -> Iterator[tuple[str, Stored]]:
 
         def read(member: Member = member) -> HostTensor:
             if member.deflated:
-                return read_npy(inflated(data, member, (48 << 20) + 64 * len(data)).tobytes())
+                return read_npy(inflated(data, member, (48 << 20) + 8 * len(data)).tobytes())
             return read_npy(data[member.start : member.end])
 
         head = data[member.start : min(member.end, member.start + (1 << 16))]
         if member.deflated:
-            made = read()  # what it holds stands in its packed header
-            yield name, Stored(made.dtype, made.shape, read)
-        else:
-            dtype, shape = _npy_head(head, member.end - member.start)
-            yield name, Stored(dtype, shape, read)
+            try:
+                head = zlib.decompressobj(-zlib.MAX_WBITS).decompress(head, 1 << 16)
+            except zlib.error as error:
+                raise DamagedTensor(f"holds compressed bytes that do not unpack ({error})") from None
+        yield name, Stored(*_npy_head(head, member.size), read)
 
 
 def _npy_head(head: bytes, size: int) -> tuple[str, tuple[int, ...]]:
@@ -337,10 +346,13 @@ _LONGEST_TEXT = 1 << 12
 
 def _mindspore(data: Contents) -> Iterator[tuple[str, Stored]]:
     pieces: dict[str, list[tuple[str, tuple[int, ...], int, int]]] = {}
+    count = 0
     for number, wire, start, end in _fields(data, 0, len(data)):
         if (number, wire) != (1, _BYTES):
             continue
         name, piece = _mindspore_value(data, start, end)
+        count += 1
+        _refuse_crowd(count, data)
         if piece is not None:
             pieces.setdefault(name, []).append(piece)
     if not pieces:

@@ -227,12 +227,13 @@ _usual = lru_cache(maxsize=1024)(_described)
 class Machine:
     """A stack, the positions of the marks in it, and a memo: all that these opcodes need."""
 
-    __slots__ = ("at", "data", "marks", "memo", "stack", "steps")
+    __slots__ = ("at", "data", "left", "marks", "memo", "stack", "steps")
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
         self.steps = STEPS
+        self.left = 1 << 62  # bytes of memory that objects may take; a pickle of one tensor is too short to take many
         self.stack: list[object] = []
         self.marks: list[int] = []
         self.memo: dict[int, object] = {}
@@ -252,6 +253,9 @@ class Machine:
                 name = names.get(code, f"0x{code:02x}")
                 raise DamagedTensor(f"uses the pickle opcode {name}, which no tensor needs")
             step(self)
+            self.left -= _COSTS.get(code, _COST)
+            if self.left < 0:
+                raise DamagedTensor("holds a pickle of very many small objects, out of proportion to its size")
         raise DamagedTensor("holds a pickle that is cut off")
 
     def take(self, count: int) -> bytes:
@@ -376,6 +380,10 @@ def _build(machine: Machine) -> None:
     machine.stack.append(target)
 
 
+# About how many bytes an opcode takes in memory: of lists, dictionaries, tuples, entries of the memo, calls, others.
+_COST = 40
+_COSTS = {ord("]"): 72, ord("}"): 80, 0x85: 64, 0x86: 64, 0x87: 72, ord("t"): 64, ord("q"): 110, ord("r"): 110,
+          0x94: 110, ord("p"): 110, ord("R"): 120, 0x81: 120, 0x92: 120, 0x8F: 72}  # fmt: skip
 _STOP = ord(".")
 STEPS: dict[int, Callable[[Machine], None]] = {
     0x80: _proto,

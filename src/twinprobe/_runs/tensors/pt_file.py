@@ -186,7 +186,8 @@ def read_state(data: Contents) -> dict[str, tuple[TensorRecord | ArrayRecord, Ca
     """The tensors of a state dictionary by torch.save, with how to read each; arrays hold their own bytes."""
     members = zip_members(data, _MOST_STORAGES, _LONGEST_LIST)
     root = _root(members)
-    state, _ = pickled_state(_small(data, members[root + "data.pkl"], _LONGEST_STATE))
+    pickled = _small(data, members[root + "data.pkl"], min(_LONGEST_STATE, budget(len(data))))
+    state, _ = pickled_state(pickled, file_size=len(data))
     order = members.get(root + "byteorder")
     swapped = order is not None and _small(data, order, 16) == b"big"
 

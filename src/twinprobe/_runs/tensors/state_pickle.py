@@ -5,7 +5,7 @@ Nothing is imported and nothing is called, as with single tensors; what is no te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from twinprobe._runs.tensors.pickle_reader import GLOBALS, STEPS, Global, Machine, TensorRecord, call, naturals, storage
@@ -14,7 +14,8 @@ from twinprobe.errors import DamagedTensor
 _NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _DICTIONARIES = frozenset({"collections.OrderedDict", "collections.defaultdict", "builtins.dict"})
 _LONGEST_NUMBER = 64  # digits; more would take long to convert
-_MOST_VISITS, _DEEPEST = 2_000_000, 64
+_ROOM = 40 << 20  # bytes of memory for the objects of a small file
+_MOST_VISITS, _MOST_LETTERS, _DEEPEST = 4_000_000, 16 << 20, 64
 
 
 @dataclass(slots=True, eq=False)
@@ -36,38 +37,55 @@ class ArrayRecord:
     octets: bytes = b""
 
 
-def pickled_state(pickled: bytes, at: int = 0) -> tuple[object, int]:
-    """The containers that a pickle describes, and where it ends; objects of other classes become Opaque."""
+_WALKED = (TensorRecord, ArrayRecord, Opaque, dict, list, tuple)
+
+
+def pickled_state(pickled: bytes, at: int = 0, *, file_size: int = 0) -> tuple[object, int]:
+    """The containers that a pickle describes, and where it ends; objects of other classes become Opaque.
+
+    What they take in memory is bounded by the file around them: a real one is mostly elements.
+    """
     machine = Machine(pickled, at)
     machine.steps = _LENIENT_STEPS
+    machine.left = _ROOM + 2 * max(file_size, len(pickled))
     return machine.run(), machine.at
 
 
 def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
     """All tensors and arrays below, by the keys that lead to them, joined by dots.
 
-    A pickle may hold one container in many places, and those in many others: the walk has a bound.
+    A pickle may hold one container in many places, and those in many others: the walk has a bound, and so have names.
     """
     found: dict[str, TensorRecord | ArrayRecord] = {}
-    waiting: list[tuple[str, object, int]] = [("", state, 0)]
-    visits = 0
-    while waiting:
-        name, value, depth = waiting.pop()
-        visits += 1
-        if visits > _MOST_VISITS or depth > _DEEPEST:
-            raise DamagedTensor("holds more, or deeper, containers than any checkpoint has")
-        if isinstance(value, TensorRecord | ArrayRecord):
-            found.setdefault(name, value)
-            continue
-        inner = value.state if isinstance(value, Opaque) else value
-        items: Iterable[tuple[object, object]] = ()
-        if isinstance(inner, dict):
-            items = inner.items()
-        elif isinstance(inner, list | tuple):
-            items = enumerate(inner)
-        children = [(str(key), one) for key, one in items if isinstance(key, str | int)]
-        waiting += [(f"{name}.{key}" if name else key, one, depth + 1) for key, one in reversed(children)]
+    if isinstance(state, TensorRecord | ArrayRecord):
+        return {"": state}
+    open_ones: list[tuple[str, Iterator[tuple[object, object]]]] = [("", _items(state))]
+    visits, letters = 0, 0
+    while open_ones:
+        above, items = open_ones[-1]
+        for key, value in items:
+            visits += 1
+            if visits > _MOST_VISITS or len(open_ones) > _DEEPEST or letters > _MOST_LETTERS:
+                raise DamagedTensor("holds more, or deeper, containers than any checkpoint has")
+            if not isinstance(key, str | int) or not isinstance(value, _WALKED):
+                continue
+            name = f"{above}.{key}" if above else str(key)
+            letters += len(name)
+            if isinstance(value, TensorRecord | ArrayRecord):
+                found.setdefault(name, value)
+                continue
+            open_ones.append((name, _items(value)))
+            break
+        else:
+            open_ones.pop()
     return found
+
+
+def _items(value: object) -> Iterator[tuple[object, object]]:
+    inner = value.state if isinstance(value, Opaque) else value
+    if isinstance(inner, dict):
+        return iter(inner.items())
+    return iter(enumerate(inner)) if isinstance(inner, list | tuple) else iter(())
 
 
 def _lenient_global(module: str, name: str) -> object:
