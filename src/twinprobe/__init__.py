@@ -6,7 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from twinprobe._api import align, compare, compare_kernels, draw, merge_results, open, record, sketch
+    from twinprobe._api import (
+        align,
+        check_weights,
+        compare,
+        compare_kernels,
+        draw,
+        find,
+        merge_results,
+        open,
+        record,
+        sketch,
+    )
     from twinprobe._live import (
         LayerMap,
         add_special_init,
@@ -16,7 +27,6 @@ if TYPE_CHECKING:
         check_grads,
         check_params,
         check_report,
-        check_weights,
     )
     from twinprobe._live.weights import copy_aligned, copy_weights
 
@@ -24,10 +34,12 @@ __version__ = "0.2.0"
 
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
-    "_api": ("align", "compare", "compare_kernels", "draw", "merge_results", "open", "record", "sketch"),
+    "_api": (
+        "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record", "sketch",
+    ),
     "_live": (
         "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
-        "check_params", "check_report", "check_weights",
+        "check_params", "check_report",
     ),
     "_live.weights": ("copy_aligned", "copy_weights"),
 }  # fmt: skip
@@ -48,6 +60,7 @@ __all__ = [
     "copy_aligned",
     "copy_weights",
     "draw",
+    "find",
     "merge_results",
     "open",
     "record",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import webbrowser
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,18 +29,11 @@ if TYPE_CHECKING:
     PathLike = str | os.PathLike[str]
 
 __all__ = [
-    "Aligned",
-    "Comparison",
-    "align",
-    "compare",
-    "compare_kernels",
-    "draw",
-    "merge_results",
-    "open",
-    "record",
-    "sketch",
-]
+    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "draw", "find",
+    "merge_results", "open", "record", "sketch",
+]  # fmt: skip
 
+_VERDICTS = ("pass", "warning", "error")
 # The typed columns of the pair table under names that need no explanation.
 _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
     f"{short}_{name}": f"{side}_{name}"
@@ -120,6 +115,35 @@ class Comparison:
         webbrowser.open(page.as_uri())
         return page
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Counts and the largest error as one flat dictionary, as MLflow, W&B and other trackers take it."""
+        summaries = [pair.summary for pair in self.pairs.values()]
+        found = {name: float(sum(getattr(one, name) for one in summaries))
+                 for name in ("rows", "matched", "target_only", "golden_only", "unread")}  # fmt: skip
+        found |= {name: float(sum(one.verdicts[name] for one in summaries)) for name in ("pass", "warning", "error")}
+        errors = self.table["relative_error"].drop_nulls().drop_nans()
+        found["max_relative_error"] = float(errors.max() or 0.0)  # type: ignore[arg-type]
+        return {"agrees": float(self.agrees), **found}
+
+    def _repr_html_(self) -> str:
+        from twinprobe._runs.notebook import card
+
+        verdicts = ", ".join(f"{int(count):,} {name}" for name, count in self.metrics.items() if name in _VERDICTS)
+        facts: list[tuple[str, object]] = [("verdicts", verdicts)]
+        first, table = self.first, []
+        if first is not None:
+            facts += [
+                ("first divergence", first.op),
+                ("why", first.sentence),
+                ("line", first.stack_line or "not recorded"),
+            ]
+            names = dict.fromkeys([*first.target_values, *first.golden_values])
+            table = [("", "target", "golden")]
+            table += [(name, first.target_values.get(name, ""), first.golden_values.get(name, "")) for name in names]
+        facts += [("not compared", failure) for failure in self.failures[:3]]
+        return card("the runs agree" if self else "the runs differ", facts, good=self.agrees, table=table)
+
     def __repr__(self) -> str:
         rows = sum(pair.summary.rows for pair in self.pairs.values())
         what = f"{len(self.pairs)} ranks and steps, {rows:,} rows" if len(self.pairs) > 1 else f"{rows:,} rows"
@@ -132,8 +156,8 @@ class Comparison:
 
 
 def compare(
-    target: PathLike | Run,
-    golden: PathLike | Run,
+    target: PathLike | Run | Mapping[str, Any],
+    golden: PathLike | Run | Mapping[str, Any],
     *,
     rank: int | Iterable[int] | None = None,
     step: int | Iterable[int] | None = None,
@@ -149,9 +173,10 @@ def compare(
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 
-    Each side is a path or URL of a dump.json, of a folder at any depth above it, or a run from ``open``. Keywords mean
-    what the flags of ``twinprobe compare`` of the same names mean. Everything happens in this process: for hundreds of
-    ranks use the command, which spreads them over workers.
+    Each side is a path or URL of a dump.json, of a folder at any depth above it, of a checkpoint or anything else that
+    ``open`` takes, a run from ``open``, or a dictionary of arrays. Keywords mean what the flags of ``twinprobe
+    compare`` of the same names mean. Everything happens in this process: for hundreds of ranks use the command, which
+    spreads them over workers.
     """
     from twinprobe._align.matcher import MappingOptions, build_matcher
     from twinprobe._compare.job import compare_job, plan
@@ -190,6 +215,43 @@ def compare(
     return Comparison(pairs, failures, notes, compared)
 
 
+@dataclass
+class Found:
+    """Where the difference began, on which ranks: a sentence each, and the files that tell more."""
+
+    findings: list[str]
+    files: list[Path]
+    failures: list[str]
+    agrees: bool
+
+    def __bool__(self) -> bool:
+        return self.agrees
+
+
+def find(
+    target: PathLike,
+    golden: PathLike,
+    *,
+    output_path: PathLike = "output",
+    rank: int | Iterable[int] | None = None,
+    step: int | Iterable[int] | None = None,
+    rounding: float = 64.0,
+) -> Found:
+    """Find the first call that differs across all ranks, following what ranks send each other (``compare -da``)."""
+    from twinprobe._compare.job import analyze
+    from twinprobe._compare.request import Request
+    from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.files import timestamp_now
+
+    request = Request(
+        target=_run_path(target), golden=_run_path(golden), output=_path(output_path), timestamp=timestamp_now(),
+        thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
+    )  # fmt: skip
+    outcome = analyze(request, lambda *_: None)
+    agrees = not outcome.failures and all(one.first is None and not one.verdicts["error"] for one in outcome.summaries)
+    return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees)
+
+
 @dataclass(repr=False)
 class Aligned:
     """How two models fit: which call of one belongs to which of the other, by which rule, how surely."""
@@ -221,6 +283,15 @@ class Aligned:
 
         return write_alignment(self.alignment, self.target, self.golden, _path(folder))
 
+    def _repr_html_(self) -> str:
+        from twinprobe._runs.notebook import card
+
+        matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
+        facts = [("target", self.target.path), ("golden", self.golden.path), ("modules", f"{matched:,} of {modules:,}")]
+        shown = [(";".join(one.target), ";".join(one.golden), one.rule, f"{one.confidence:.2f}")
+                 for one in self.alignment.relations[:8]]  # fmt: skip
+        return card("alignment", facts, table=[("target", "golden", "rule", "confidence"), *shown])
+
     def __repr__(self) -> str:
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
         return f"<Aligned: {len(self.alignment.relations):,} relations, {matched} of {modules} modules>"
@@ -230,19 +301,57 @@ def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:
     """Find out how two models fit together, without a mapping file. A folder stands for the first run in it."""
     from twinprobe._align.auto.aligner import align_runs
 
-    runs = [side if not isinstance(side, str | os.PathLike) else open(side) for side in (target, golden)]
+    runs = [open(side) if isinstance(side, str | os.PathLike) else side for side in (target, golden)]
     return Aligned(align_runs(*runs), *runs)
 
 
-def open(path: PathLike) -> Run:
+def open(path: PathLike | Mapping[str, Any]) -> Run:
     """Open a recorded run: a dump.json or a folder at any depth above it (its first step and rank).
 
-    Nothing but the index is read: ``table`` holds one row for each recorded value, tensors stay in their files.
+    Also a checkpoint, a folder of arrays, another tool's dump (docs/formats.md), or a dictionary of arrays. Nothing but
+    the index is read: ``table`` holds one row for each recorded value, tensors stay in their files.
     """
     from twinprobe._runs.run import open_run
 
-    where = _path(path)
-    return open_run(next(_runs_below(where)) if where.is_dir() else where)
+    where = _kept(path) if isinstance(path, Mapping) else _path(path)
+    if not where.is_dir():
+        return open_run(where)
+    found = list(_runs_below(where))
+    run = open_run(found[0])
+    if len(found) > 1:
+        run.notes.append(f"{where}: {len(found)} runs lie here; {found[0]} is the one that was opened")
+    return run
+
+
+def check_weights(
+    base: PathLike | Run | Mapping[str, Any],
+    raw: PathLike | Run | Mapping[str, Any],
+    cfg: Mapping[str, Any] | None = None,
+    *,
+    quiet: bool = False,
+) -> Any:
+    """Compare weights: two checkpoints or dictionaries of tensors (base is the reference), or two recordings.
+
+    Tensors of other names and layouts are paired by what they hold: renamed, transposed, fused, exchanged, cast.
+    """
+    from twinprobe._runs.foreign import is_weights
+
+    sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
+    if any(isinstance(side, Path) and not is_weights(side) for side in sides):
+        from twinprobe._live import check_weights as check_recorded
+
+        return check_recorded(_folder(base), _folder(raw), cfg, quiet=quiet)
+    golden, target = (_kept(side, weights=True) if isinstance(side, Mapping) else side for side in sides)
+    found = compare(target, golden)
+    if not quiet:
+        print(found.summary)  # noqa: T201  as the other checks do
+    return found
+
+
+def _folder(side: PathLike | Run | Mapping[str, Any]) -> Path:
+    if isinstance(side, Mapping):
+        raise BadInput("a dictionary of tensors cannot be compared with a recording", hint="give two of a kind")
+    return _path(side) if isinstance(side, str | os.PathLike) else side.path
 
 
 def draw(
@@ -250,10 +359,20 @@ def draw(
     golden: PathLike | None = None,
     *,
     output_path: PathLike = "output",
-    file_type: Literal["db", "text"] = "db",
+    file_type: Literal["db", "text", "model_explorer"] = "db",
     overflow_check: bool = False,
 ) -> list[Path]:
-    """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files."""
+    """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files.
+
+    ``model_explorer`` is a graph for Google's Model Explorer, and node data with the errors of the comparison.
+    """
+    if file_type == "model_explorer":
+        from twinprobe._graph.model_explorer import write_model_explorer
+
+        if golden is None:
+            return write_model_explorer(open(target), _path(output_path))
+        pair = next(iter(compare(target, golden).pairs.values()))
+        return write_model_explorer(pair.target, _path(output_path), pair)
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
     from twinprobe._report.files import timestamp_now
@@ -322,17 +441,29 @@ def compare_kernels(
 
 
 def _path(path: PathLike) -> Path:
-    from twinprobe._runs.places import place
+    from twinprobe._runs.places import place, remote
 
-    return place(os.fspath(path))
+    opened: Any = path  # a path of ours where it is a URL, which is no path of this machine
+    return opened if remote(opened) is not None else place(os.fspath(path))
 
 
 def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True] | None:
     return value if value is None or value is True else _path(value)
 
 
-def _run_path(side: PathLike | Run) -> Path:
+def _kept(arrays: Mapping[str, Any], *, weights: bool = False) -> Path:
+    """The temporary file of a dictionary of arrays, which goes when Python ends."""
+    from twinprobe._runs.foreign import keep_arrays
+
+    path = keep_arrays(arrays, weights=weights)
+    atexit.register(rmtree, path.parent, ignore_errors=True)
+    return path
+
+
+def _run_path(side: PathLike | Run | Mapping[str, Any]) -> Path:
     """Where a side lies. Folders with steps and ranks are paired as the command pairs them; deeper ones are found."""
+    if isinstance(side, Mapping):
+        return _kept(side)
     if not isinstance(side, str | os.PathLike):
         return side.path
     path = _path(side)
@@ -346,6 +477,7 @@ def _run_path(side: PathLike | Run) -> Path:
 
 def _runs_below(folder: Path) -> Iterator[Path]:
     """The runs in a folder, in the order of steps and ranks; of a folder above them, at any depth."""
+    from twinprobe._runs.other_tools import is_foreign
     from twinprobe._runs.run import RUN_FILES, run_folders
 
     if any((folder / name).is_file() for name in RUN_FILES):
@@ -354,6 +486,9 @@ def _runs_below(folder: Path) -> Iterator[Path]:
     try:
         yield from (found.path for found in run_folders(folder))
     except BadInput:
+        if is_foreign(folder):
+            yield folder
+            return
         inner = sorted(entry for entry in folder.iterdir() if entry.is_dir())
         if len(inner) != 1:  # nothing, or nobody can say which
             raise

@@ -49,6 +49,10 @@ class BadInput(TwinProbeError):
     """The command cannot work with this input. Exit code 2."""
 
 
+class MissingPackage(TwinProbeError, ImportError):
+    """A framework or an extra that is needed is not installed."""
+
+
 class NothingToCompare(BadInput):
     """Both inputs are valid, but there is nothing in them to compare."""
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from twinprobe._record.torch.tools import (
-    PrecisionDebugger,
-    module_dump,
-    module_dump_end,
-    record,
-    register_custom_api,
-    save,
-    seed_all,
-)
+from twinprobe.errors import MissingPackage
+
+try:
+    from twinprobe._record.torch.tools import (
+        PrecisionDebugger,
+        module_dump,
+        module_dump_end,
+        record,
+        register_custom_api,
+        save,
+        seed_all,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise MissingPackage("twinprobe.torch needs PyTorch", hint="pip install torch") from None
 
 __all__ = [
     "PrecisionDebugger",

@@ -262,6 +262,45 @@ _TREES: dict[str, dict[str, Callable[[], bytes]]] = {
 }  # fmt: skip
 
 
+def _state(body: bytes) -> bytes:
+    """A checkpoint of torch.save whose pickle is this."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02" + body + b".")
+        archive.writestr("a/version", "3\n")
+    return file.getvalue()
+
+
+def _safetensors(entries: str) -> bytes:
+    return len(entries).to_bytes(8, "little") + entries.encode()
+
+
+def _npz(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, x=array)
+    return file.getvalue()
+
+
+_FOREIGN: dict[str, dict[str, Callable[[], bytes]]] = {
+    "state": {
+        "empty lists": lambda: b"\x80\x02](" + b"]" * SIZE + b"e.",
+        "nothing": lambda: b"\x80\x02](" + b"N" * SIZE + b"e.",
+        "an entry of the memo for each byte": lambda: b"\x80\x02N" + b"\x94" * SIZE + b".",
+        "a packed pickle": lambda: _state(b"](" + b"]" * (SIZE * 20) + b"e"),
+        "one list in many": lambda: b"\x80\x02]" + b"".join(b"q%c](h%ch%ce" % (at, at, at) for at in range(60)) + b".",
+    },
+    "safetensors": {
+        "empty tensors": lambda: _safetensors(
+            "{%s}" % _keys('"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}', SIZE)
+        ),
+        "nothing but brackets": lambda: _safetensors("{" + '"a":[%s]' % _many("[]") + "}"),
+    },
+    "npz": {"packed zeros": lambda: _npz(np.zeros(SIZE * 10))},
+    "ckpt": {"empty values": lambda: b"\x0a\x0c\x0a\x01a\x12\x07\x08\x00\x12\x03F16" * (SIZE // 14)},
+    "debug_mode": {"short lines": lambda: b"aten::a(t: f32[1])  ->  t: f32[1]\n" * (SIZE // 34)},
+}
+
+
 def worst_files() -> dict[str, Worst]:
     """All of them, by reader and what is bad about the file."""
     found = {f"{reader}: {what}": Worst(reader, TIMES, content) for reader, what, content in _TENSORS}
@@ -277,6 +316,8 @@ def worst_files() -> dict[str, Worst]:
             for what, content in _YAML.items()
             if not few or "plain" in what
         }
+    for reader, files in _FOREIGN.items():
+        found |= {f"{reader}: {what}": Worst(reader, TIMES, content) for what, content in files.items()}
     for reader, files in _TREES.items():
         found |= {f"{reader}: {what}": Worst(reader, TIMES, content) for what, content in files.items()}
     return found

@@ -55,6 +55,16 @@ def _tensor(path: Path) -> None:
     open_tensor(path).data.tobytes()  # every byte that it points to is there
 
 
+def _foreign(path: Path) -> None:
+    """Open what no recorder wrote, and read all of its tensors."""
+    from twinprobe._runs.run import open_run
+    from twinprobe._runs.tensors.tensor_files import open_named
+
+    run = open_run(path)
+    for file in run.table["file"].drop_nulls().to_list():
+        open_named(run.tensor_folder, file).data.tobytes()
+
+
 def _atb(path: Path) -> None:
     from twinprobe._runs.llm.tensor import open_llm_tensor
 
@@ -173,6 +183,13 @@ READERS: dict[str, Reader] = {
                                   partial(_in_pieces, _mapping("twinprobe._align.auto.alignment", "read_alignment"))),
     "pt": Reader("t.pt", seeds.tensors, change.change_zip, _tensor),
     "npy": Reader("t.npy", seeds.arrays, change.change_bytes, _tensor),
+    "state": Reader("model.pth", partial(seeds.saved, "state.bin", "old_state.bin", "net.pdparams"),
+                    change.change_bytes, _foreign),
+    "safetensors": Reader("model.safetensors", partial(seeds.saved, "a.safetensors"), change.change_bytes, _foreign),
+    "npz": Reader("a.npz", seeds.archives, change.change_zip, _foreign),
+    "ckpt": Reader("net.ckpt", partial(seeds.saved, "net.ckpt"), change.change_bytes, _foreign),
+    "polygraphy": Reader("out.json", seeds.tool_files, change.change_json, _foreign),
+    "debug_mode": Reader("log.txt", partial(seeds.saved, "debug_mode.txt"), change.change_text, _foreign),
     "bin": Reader("outtensor0.bin", seeds.atb_files, change.change_text, _atb),
     "vis": Reader("compare_1.vis", seeds.vis_files, change.change_json, _vis),
     "vis_db": Reader("compare_1.vis.db", seeds.vis_databases, change.change_sqlite, _graph),

@@ -246,3 +246,25 @@ def result_columns() -> list[bytes]:
 
 def workbooks() -> list[bytes]:
     return [path.read_bytes() for path in sorted((DATA / "rank_results").glob("*.xlsx"))][:1]
+
+
+def saved(*names: str) -> list[bytes]:
+    """Checkpoints and logs that torch, Paddle, MindSpore and safetensors wrote."""
+    return [(HERE / "seeds" / name).read_bytes() for name in names]
+
+
+def archives() -> list[bytes]:
+    found = []
+    for save in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        save(file, x=np.arange(6.0).reshape(2, 3), y=np.ones(3, "i4"))
+        found.append(file.getvalue())
+    return found
+
+
+def tool_files() -> list[bytes]:
+    leaf = {"shape": "torch.Size([1, 5])", "dtype": "torch.float32", "mean": "tensor(2.5e-05)", "std": "tensor(1.)",
+            "min": "tensor(-1.)", "max": "tensor(nan)", "value": "./x.safetensors"}  # fmt: skip
+    node = {"module_path": "A.b", "inputs": {"args": [leaf], "kwargs": {"m": "None"}}, "outputs": [leaf]}
+    tree = {"module_path": "A", "inputs": {"args": []}, "children": [node, node]}
+    return [(DATA / "other_tools" / "polygraphy_golden.json").read_bytes(), _json(tree)]

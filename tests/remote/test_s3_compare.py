@@ -11,6 +11,7 @@ import pytest
 from remote_dumps import local_results, pair_of, rank_folders, s3_results
 from s3_server import S3Server
 
+import twinprobe
 from support import slow, tensor_dump
 from twinprobe._report.files import Staging
 from twinprobe._runs.places import place
@@ -133,6 +134,17 @@ def test_align_reads_and_writes_there(s3: S3Server, command, tmp_path: Path) -> 
     used = command("compare", "-tp", urls[0], "-gp", urls[1], "--alignment", "s3://dumps/align/o/alignment.json",
                    "-o", tmp_path / "o", "--csv", "--quiet")  # fmt: skip
     assert (used.code, used.err) == (0, "")
+
+
+def test_python_opens_a_checkpoint_there(s3: S3Server, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    (tmp_path / "t").mkdir()
+    save_file({"w": torch.ones(3, 4)}, tmp_path / "t" / "model.safetensors")
+    url = f"{s3.put(tmp_path / 't', 'weights/t')}/model.safetensors"
+    assert twinprobe.open(url).table["norm"].to_list() == [12**0.5]
+    assert twinprobe.compare(url, tmp_path / "t" / "model.safetensors")
 
 
 def test_nothing_but_results_is_left_behind(

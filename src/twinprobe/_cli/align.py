@@ -10,8 +10,6 @@ from twinprobe._cli.options import path
 from twinprobe.errors import NothingToCompare
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._runs.run import Run
 
@@ -29,41 +27,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Align, write the files, and say how the two fit."""
-    from twinprobe._align.auto.aligner import align_runs
     from twinprobe._align.auto.alignment import to_document
+    from twinprobe._api import align
     from twinprobe._cli.show import print_json, warn
-    from twinprobe._report.alignment import alignment_lines, write_alignment
     from twinprobe._report.console import visible
 
-    target, golden = _open(args.target), _open(args.golden)
-    alignment = align_runs(target, golden)
-    _refuse_nothing(alignment, target, golden)
-    files = write_alignment(alignment, target, golden, args.output_path)
+    found = align(args.target, args.golden)
+    _refuse_nothing(found.alignment, found.target, found.golden)
+    files = found.save(args.output_path)
     if args.quiet:
         return 0
-    warn([*target.notes, *golden.notes, *alignment.notes])
+    warn([*found.target.notes, *found.golden.notes, *found.alignment.notes])
     if args.json:
-        print_json({**to_document(alignment), "files": [str(file) for file in files]})
+        print_json({**to_document(found.alignment), "files": [str(file) for file in files]})
         return 0
-    for line in alignment_lines(alignment):
-        sys.stdout.write(line + "\n")
+    sys.stdout.write(found.summary + "\n")
     for file in files:
         sys.stdout.write(f"saved: {visible(str(file))}\n")
     sys.stdout.write(f"{args.prog} align ends successfully.\n")
     return 0
-
-
-def _open(where: Path) -> Run:
-    """The run of a file or folder; of a folder with steps and ranks, the first."""
-    from twinprobe._runs.run import RUN_FILES, open_run, run_folders
-
-    if not where.is_dir() or any((where / name).is_file() for name in RUN_FILES):
-        return open_run(where)
-    folders = run_folders(where)
-    run = open_run(folders[0].path)
-    if len(folders) > 1:
-        run.notes.append(f"{where}: {len(folders)} runs lie here; {folders[0].path} is aligned")
-    return run
 
 
 def _refuse_nothing(alignment: Alignment, target: Run, golden: Run) -> None:

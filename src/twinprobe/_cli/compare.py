@@ -32,8 +32,10 @@ _ELSEWHERE = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("-tp", "--target_path", type=path, required=True, metavar="PATH", help="run under test: dump.json or a folder")
-    add("-gp", "--golden_path", type=path, required=True, metavar="PATH", help="reference run: dump.json or a folder")
+    add("sides", type=path, nargs="*", metavar="TARGET GOLDEN",
+        help="run under test and reference run: dump.json or a folder each, in place of -tp and -gp")  # fmt: skip
+    add("-tp", "--target_path", type=path, metavar="PATH", help="run under test: dump.json or a folder")
+    add("-gp", "--golden_path", type=path, metavar="PATH", help="reference run: dump.json or a folder")
     add("-o", "--output_path", type=path, nargs="?", const="./output", default="./output", metavar="DIR",
         help="folder for the results (default: ./output)")  # fmt: skip
     add("--format", type=formats_or_dataset, metavar="LIST",
@@ -75,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     from twinprobe._cli.show import Progress, show, show_analysis
     from twinprobe._compare.job import analyze, run_request
 
+    if args.target_path is None or args.golden_path is None or args.sides:
+        _take_sides(args)
     request = _request(args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
         found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
@@ -84,6 +88,25 @@ def run(args: argparse.Namespace) -> int:
     if code != BAD_INPUT and not (args.quiet or args.json):
         sys.stdout.write(f"{args.prog} compare ends successfully.\n")
     return code
+
+
+def _take_sides(args: argparse.Namespace) -> None:
+    """Target and golden, from the flags or from two words: the first is the target, which is said."""
+    if args.sides and (args.target_path or args.golden_path):
+        raise BadInput("the paths are given twice", hint="either compare TARGET GOLDEN, or -tp TARGET -gp GOLDEN")
+    if args.sides:
+        if len(args.sides) != 2:
+            raise BadInput(f"compare takes two paths, not {len(args.sides)}", hint="target first, then golden")
+        args.target_path, args.golden_path = args.sides
+        if not (args.quiet or args.json):
+            from twinprobe._report.console import visible
+
+            sys.stdout.write(visible(f"comparing {args.target_path} (target) with {args.golden_path} (golden)") + "\n")
+    if args.target_path is None or args.golden_path is None:
+        given = args.golden_path or args.target_path
+        flag = "-tp" if args.target_path is None else "-gp"
+        what = f"compare needs two paths, and {flag} is missing" if given else "compare needs two paths"
+        raise BadInput(what, hint=f"{args.prog} compare TARGET GOLDEN")
 
 
 def _request(args: argparse.Namespace) -> Request:

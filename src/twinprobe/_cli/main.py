@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -10,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from twinprobe import __version__
 from twinprobe._scale import engine as interrupts
-from twinprobe.errors import TwinProbeError
+from twinprobe.errors import TwinProbeError, did_you_mean
 
 if TYPE_CHECKING:
     from twinprobe._judge.origin import Summary
@@ -124,6 +125,27 @@ FOREIGN = frozenset({
 })  # fmt: skip
 
 
+_INVALID = re.compile(r"^argument (?P<what>[^:]+): invalid choice: '?(?P<word>[^' ]*)'? \(choose from (?P<known>.*)\)$")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what was probably meant where a flag, a command or a choice does not exist."""
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """Name the words that no argument of this command takes."""
+        known = [flag for action in self._actions for flag in action.option_strings]
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+        self.error(f"unrecognized arguments: {' '.join(unknown)}; {did_you_mean(flag, known) if flag else ''}")
+
+    def error(self, message: str) -> NoReturn:
+        """One line, without the whole usage; exit code 2."""
+        invalid = _INVALID.match(message)
+        if invalid:
+            near = did_you_mean(invalid["word"], re.findall(r"[\w.-]+", invalid["known"]))
+            message += f"; {near}" if near else ""
+        self.exit(2, f"{self.prog}: error: {message.rstrip('; ')}\n{self.prog} --help lists the options\n")
+
+
 def main(
     argv: Sequence[str] | None = None, *, prog: str = "twinprobe", allow_missing: bool = False, pair: str = "place"
 ) -> int:
@@ -132,6 +154,11 @@ def main(
     ``allow_missing`` and ``pair`` stand in for the options of these names where the user gives none.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        from twinprobe._cli.usage import overview
+
+        sys.stdout.write(overview(prog, COMMANDS))
+        return 0
     try:
         args = _parse(words, prog)
         if getattr(args, "allow_missing", False) is None:
@@ -155,19 +182,38 @@ def main(
 def _parse(words: list[str], prog: str) -> argparse.Namespace:
     words = _without_framework(words, prog)
     parser = _parser(prog)
-    if words and words[0] in FOREIGN:
-        parser.error(f"'{words[0]}' is not part of TwinProbe; its commands are: {', '.join(COMMANDS)}")
+    first = words[0] if words else ""
+    if first in FOREIGN:
+        parser.error(f"'{first}' is not part of TwinProbe; its commands are: {', '.join(COMMANDS)}")
+    if first and not first.startswith("-") and first not in COMMANDS:
+        near = did_you_mean(first, COMMANDS)
+        parser.error(f"there is no command {first!r}; {near}its commands are: {', '.join(COMMANDS)}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         command = commands.add_parser(
             name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False,
             formatter_class=_formatter(),
         )  # fmt: skip
-        if words[:1] == [name]:
+        command.set_defaults(prog=prog, parser=command)
+        if first in (name, "--completion"):  # each is a module to import
             module = import_module(f"twinprobe._cli.{name.replace('-', '_')}")
             module.add_arguments(command)
-            command.set_defaults(run=module.run, prog=prog)
-    return parser.parse_args(words)
+            command.set_defaults(run=module.run)
+    if first == "--completion":
+        return argparse.Namespace(run=_complete, shell=words[1:], prog=prog, parser=parser, commands=commands.choices)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        args.parser.refuse(unknown)
+    return args
+
+
+def _complete(args: argparse.Namespace) -> int:
+    from twinprobe._cli.usage import SHELLS, completion
+
+    if len(args.shell) != 1 or args.shell[0] not in SHELLS:
+        args.parser.error(f"argument --completion: choose from {', '.join(SHELLS)}")
+    sys.stdout.write(completion(args.shell[0], args.prog, args.commands))
+    return 0
 
 
 def _without_framework(words: list[str], prog: str) -> list[str]:
@@ -180,13 +226,14 @@ def _without_framework(words: list[str], prog: str) -> list[str]:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description="Two runs of the same neural network give different numbers: where do they diverge, and why?",
         epilog=f"'{prog} COMMAND --help' explains a command.",
         allow_abbrev=False,
         formatter_class=_formatter(),
     )
+    parser.add_argument("--completion", metavar="SHELL", help="print a completion script for bash, zsh or fish")
     parser.add_argument("--version", action="version", version=f"twinprobe {__version__}")
     return parser
 

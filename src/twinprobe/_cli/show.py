@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from datetime import timedelta
+from itertools import takewhile
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +28,7 @@ class Progress:
         self._began = time.monotonic()
         self._last = self._began
         self._lock = threading.Lock()
+        self._pace = Pace()
         self._bar: Any = None
         self._timer = threading.Timer(_PATIENCE, self._draw, ("comparing", None, None))
         self._timer.daemon = True
@@ -44,13 +48,14 @@ class Progress:
     def advance(self, what: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` things are finished."""
         now = time.monotonic()
+        self._pace.note(what, done, total, now)
         if not self._enabled or now - self._began < _PATIENCE:
             return
         if self._on_terminal:
             self._draw(what, done, total)
         elif now - self._last > _LINE_EVERY:
             self._last = now
-            sys.stderr.write(f"{done} of {total} {what} compared{_pace(now - self._began, done, total)}\n")
+            sys.stderr.write(", ".join([f"{done:,} of {total:,} {what} compared", *self._pace.words]) + "\n")
 
     def _draw(self, what: str, done: int | None, total: int | None) -> None:
         with self._lock:
@@ -58,41 +63,45 @@ class Progress:
                 return
             if self._bar is None:
                 self._bar = _progress_bar()
-                self._bar.add_task(what, total=total)
+                self._bar.add_task(what, total=total, pace="")
                 self._bar.start()
-            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total)
+            pace = "  ".join(self._pace.words)
+            self._bar.update(self._bar.task_ids[0], description=what, completed=done, total=total, pace=pace)
 
 
-def _pace(seconds: float, done: int, total: int) -> str:
-    """How fast it goes, and how long it will take at this rate."""
-    if not done or not seconds:
-        return ""
-    rate = done / seconds
-    left = timedelta(seconds=round((total - done) / rate))
-    return f", {rate:.3g} per second, {left} left"
+@dataclass
+class Pace:
+    """How fast one kind of work goes. What came before its first report (reading, resumed ranks) is left out."""
+
+    rate: float | None = None  # per second
+    left: float | None = None  # seconds
+    _what: str = ""
+    _since: float = 0.0
+    _first: int = 0
+
+    def note(self, what: str, done: int, total: int, now: float) -> None:
+        """``done`` of ``total`` are finished at this time."""
+        if what != self._what or done < self._first:
+            self._what, self._since, self._first = what, now, done
+        took, count = now - self._since, done - self._first
+        self.rate = count / took if took > 0 and count else None
+        self.left = (total - done) / self.rate if self.rate else None
+
+    @property
+    def words(self) -> list[str]:
+        """The rate and the time left, as far as they are known."""
+        if self.rate is None or self.left is None:
+            return []
+        return [f"{self.rate:.3g}/s", f"{timedelta(seconds=round(self.left))} left"]
 
 
 def _progress_bar() -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    class Rate(TextColumn):
-        def render(self, task: Task) -> Any:
-            rate = task.finished_speed or task.speed
-            self.text_format = f"{rate:.3g}/s" if rate else ""
-            return super().render(task)
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(""), TimeElapsedColumn(),
-        TextColumn("left:"), TimeRemainingColumn(),
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[pace]}"),
     )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
@@ -110,7 +119,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
             document["notes"] = document["notes"] + outcome.notes + outcome.failures
         elif outcome.overview:
             document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
-        print_json(document)
+        print_json(document | {"next": next_command(outcome)})
         return
     from rich.console import Console
 
@@ -128,6 +137,31 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
     warn(outcome.notes + outcome.failures)
 
 
+def next_command(outcome: Outcome) -> str | None:
+    """What to type next: the search across ranks, an alignment, or a closer look; None where the runs agree."""
+    summaries = outcome.summaries
+    sides = [[getattr(one, side).path for one in summaries] for side in ("target", "golden")]
+    target, golden = (shlex.quote(_common_folder(paths) if len(paths) > 1 else paths[0]) for paths in sides)
+    if all(one.first is None and not one.verdicts["error"] for one in summaries):
+        return None
+    if sum(one.matched for one in summaries) * 2 < sum(one.rows for one in summaries):
+        return f"twinprobe align {target} {golden} -o out"
+    if len(summaries) > 1 and not outcome.calls:
+        return f"twinprobe compare {target} {golden} -da -o out"
+    if not any(file.endswith(".html") for one in summaries for file in one.files):
+        return f"twinprobe compare {target} {golden} --format html -o out"
+    if not all(path.endswith("dump.json") for paths in sides for path in paths):
+        return None  # nothing that could be drawn
+    target, golden = (shlex.quote(_common_folder([*paths, f"{paths[0].rpartition('/')[0]}/"])) for paths in sides)
+    return f"twinprobe graph_visualize -tp {target} -gp {golden} -o out"
+
+
+def _common_folder(paths: list[str]) -> str:
+    """The folder that all of these lie in; paths may be URLs."""
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path.split("/") for path in paths), strict=False))
+    return "/".join(parts[0] for parts in shared)
+
+
 def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
     """Print where the difference began and which files tell more."""
     if as_json:
@@ -137,6 +171,7 @@ def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
             "ranks": [summary.to_dict() for summary in analysis.summaries],
             "notes": analysis.notes,
             "failures": analysis.failures,
+            "next": next_command(analysis),
         })  # fmt: skip
         return
     from twinprobe._report.console import visible

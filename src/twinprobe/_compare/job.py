@@ -35,6 +35,7 @@ from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
+from twinprobe._runs.other_tools import is_foreign
 from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput, NothingToCompare
 
@@ -51,7 +52,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
-            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
+            return Outcome([run_job(jobs[0], lambda done, total: advance("MiB", done, total))], lost, notes)
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)
@@ -81,13 +82,21 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
+    whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
     if request.target.is_dir() != request.golden.is_dir():
+        if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
+            return _file_jobs(request, *whole), [], []
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
     if not request.target.is_dir() or (_holds_run(request.target) and _holds_run(request.golden)):
-        return _file_jobs(request, [(request.target, request.golden)], "", RunKey("", -1, -1)), [], []
+        return _file_jobs(request, *whole), [], []
     ranks, steps = (None if asked is None else set(asked) for asked in (request.ranks, request.steps))
-    pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps)
+    try:
+        pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps)
+    except BadInput:
+        if is_foreign(request.target) and is_foreign(request.golden):
+            return _file_jobs(request, *whole), [], []
+        raise
     jobs: list[Job] = []
     for pair in pairs:
         found, left = _rank_jobs(request, pair)

@@ -181,7 +181,7 @@ def run_kernel_request(request: Request, advance: Callable[[str, int, int], None
         stamped = replace(request, timestamp=stamp, formats=request.formats or ("xlsx",))
         jobs = [KernelJob(pair, stamped, session) for pair in pairs]
         if session is None:
-            summary = _carry_out(jobs[0], lambda done, total: advance("tensors", done, total))
+            summary = _carry_out(jobs[0], lambda done, total: advance("MiB", done, total))
             return Outcome([summary], lost, notes)
         gathered = run_all(run_kernel_job, jobs, request, advance)
         finish(session, gathered, keep=False)

@@ -13,12 +13,12 @@ from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._runs.places import inside, remote
-from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
+from twinprobe._runs.places import remote
+from twinprobe._runs.run import DIGESTS, RUN_FILES, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
 from twinprobe._runs.sketches import SUFFIX
-from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
+from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
 from twinprobe._scale.process import Beside, can_fork
-from twinprobe.errors import BadInput, DamagedTensor, NothingRecorded, NothingToCompare, TwinProbeError
+from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -67,7 +67,10 @@ def worth_two(target: Path, golden: Path) -> bool:
 
 
 def _is_large(path: Path) -> bool:
-    return remote(path) is None and path.exists() and find_run(path).stat().st_size >= _LARGE
+    if remote(path) is not None or not path.exists():
+        return False
+    file = find_run(path)
+    return file.name in RUN_FILES and file.stat().st_size >= _LARGE
 
 
 Matcher = Callable[[Run, Run], Pairs]
@@ -117,7 +120,10 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
 
     options = options or Options()
     mode = common_mode(target, golden)
-    pairs = options.match(target, golden)
+    match = options.match
+    if target.content is not None and golden.content is not None and target.content.weights and golden.content.weights:
+        from twinprobe._compare.weights import match_weights as match
+    pairs = match(target, golden)
     evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
     judged = judge(target, evidence, options.thresholds)
     return Comparison(target, golden, evidence, judged, _summarise(mode, target, golden, evidence, judged, pairs))
@@ -231,7 +237,10 @@ def file_metrics(
     fault: list[str | None] = [None] * rows
     identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
     jobs = _jobs(target, golden, pairs, chosen.tolist())
-    results = measure_pairs(jobs, total_bytes=work_of(target, pairs) if work is None else work)
+    # Progress is told in bytes: one embedding may take as long as a thousand biases.
+    sizes = file_sizes(target, pairs["t_file"].gather(chosen).to_list()) if work is None else [1] * len(chosen)
+    reached, whole = np.cumsum([max(size, 1) for size in sizes], dtype=np.int64), max(sum(sizes), 1)
+    results = measure_pairs(jobs, total_bytes=2 * whole if work is None else work)
     for done, (at, result) in enumerate(zip(chosen.tolist(), results, strict=True), start=1):
         if isinstance(result, TwinProbeError):
             fault[at] = str(result)
@@ -244,7 +253,7 @@ def file_metrics(
             status[at], identical[at] = result.status, result.identical
             nonfinite[at] = bool(result.nan_only_target or result.nan_only_golden or result.inf_differs)
         if done % 16 == 0:
-            progress(done, len(chosen))
+            progress(int(reached[done - 1]) >> 20, whole >> 20)
     columns: dict[str, pl.Series] = {"status": pl.Series(status), "fault": pl.Series(fault, dtype=pl.String)}
     for name in _NUMBERS:
         column = pl.Series(numbers[name])
@@ -274,10 +283,4 @@ def work_of(target: Path, pairs: pl.DataFrame) -> int:
 
 def file_sizes(folder: Path, names: list[str]) -> list[int]:
     """The bytes of each tensor file; what cannot be read counts as nothing."""
-    sizes = []
-    for name in names:
-        try:
-            sizes.append(inside(folder, name).stat().st_size)
-        except (OSError, DamagedTensor):
-            sizes.append(0)
-    return sizes
+    return [named_size(folder, name) for name in names]

@@ -164,7 +164,7 @@ def _gap(one: Array, other: Array) -> float:
 def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
     """The parts as one tensor laid out like ``whole``; the first part alone where no way fits the shapes."""
     first = parts[0]
-    if len(parts) > _MOST_PARTS or len({part.dtype for part in parts}) > 1:
+    if len({part.dtype for part in parts}) > 1:
         return first
     shapes = [_like(part.shape, whole.shape) for part in parts]
     ways = list(_ways(shapes, whole.shape))
@@ -197,7 +197,9 @@ def _ways(shapes: list[tuple[int, ...]], whole: tuple[int, ...]) -> Iterator[Way
                 continue
             common = gcd(*widths)
             for groups in (number for number in range(1, common + 1) if common % number == 0):
-                for order in permutations(range(len(shapes))):
+                # Many parts are the shards of ranks, which are numbered.
+                places = range(len(shapes))
+                for order in permutations(places) if len(shapes) <= _MOST_PARTS else (tuple(places),):
                     yield Way(turns, order, axis, groups)
 
 

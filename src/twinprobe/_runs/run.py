@@ -16,15 +16,19 @@ import msgspec
 
 from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
+from twinprobe._runs.notebook import card
+from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
 from twinprobe._runs.whole_files import open_file
-from twinprobe.errors import BadInput, NothingToCompare
+from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from twinprobe._runs.foreign import Content
 
 DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
 DEBUG_PART = "debug.json.part"
@@ -50,10 +54,17 @@ class Run:
     """Where the sketches of its tensors are; None for a run that was put together from others."""
     settings: dict[str, Any] = field(default_factory=dict, kw_only=True)
     """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
+    # What was found where no recorder of ours wrote: a checkpoint, arrays, another tool's dump.
+    content: Content | None = field(default=None, kw_only=True)
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")
         return f"<Run {self.path}: {', '.join(fact for fact in facts if fact)}>"
+
+    def _repr_html_(self) -> str:
+        facts = {"framework": self.framework, "task": self.task, "level": self.level, "calls": f"{len(self.ops):,}",
+                 "values": f"{self.table.height:,}"}  # fmt: skip
+        return card(f"run {self.path}", [*facts.items(), *(("note", note) for note in self.notes[:3])])
 
     @property
     def folder(self) -> Path:
@@ -63,12 +74,13 @@ class Run:
     @property
     def tensor_folder(self) -> Path:
         """Where the dump's tensor files lie, whatever path the recorder wrote into the header."""
-        return self.folder / TENSOR_FOLDER
+        return self.folder / TENSOR_FOLDER if self.content is None else self.content.tensors
 
     @property
     def single_points(self) -> bool:
-        """Whether this is a debug.json, or sketches of checkpoints: values, not calls."""
-        return self.path.name.startswith("debug") or self.path.suffix == SUFFIX
+        """Whether these are values without calls: a debug.json, a checkpoint, or sketches of one."""
+        without_calls = self.content is not None and not self.content.has_calls
+        return self.path.name.startswith("debug") or self.path.suffix == SUFFIX or without_calls
 
     @cached_property
     def mode(self) -> str:
@@ -81,6 +93,8 @@ class Run:
     @cached_property
     def stacks(self) -> Stacks:
         """Call sites of the calls; empty where none were recorded."""
+        if self.content is not None:
+            return Stacks()
         stacks, note = read_stacks(self.folder / "stack.json")
         if note:
             self.notes.append(note)
@@ -89,6 +103,8 @@ class Run:
     @cached_property
     def parents(self) -> dict[str, str | None]:
         """The enclosing module call of each call; empty where no hierarchy was recorded."""
+        if self.content is not None:
+            return self.content.parents
         parents, note = read_parents(self.folder / "construct.json")
         if note:
             self.notes.append(note)
@@ -112,6 +128,8 @@ def open_run(path: Path) -> Run:
         if not document:
             raise BadInput("names no tensors", where=path, hint="it belongs to the dump.json beside it: name that")
         entries = read_document(path, document)
+    elif path.name not in RUN_FILES:
+        return _open_foreign(path)
     else:
         entries = read_entries(path)
     task = entries.header["task"]
@@ -136,16 +154,27 @@ def open_run(path: Path) -> Run:
     return Run(path, task, level, framework, ops, table, notes + left_out, sketch_file=sketches, settings=settings)
 
 
+def _open_foreign(path: Path) -> Run:
+    try:
+        found = read_foreign(path)
+    except DamagedTensor as error:
+        raise BadInput(error.what, where=error.where or path, hint=error.hint) from error
+    assert found is not None  # find_run has looked
+    return Run(path, found.task, found.level, found.framework, found.ops, found.table, found.notes, content=found)
+
+
 def find_run(path: Path) -> Path:
     """The file of a run: the path itself, or the dump that lies in this folder."""
     if path.is_dir():
         for name in RUN_FILES:
             if (path / name).is_file():
                 return path / name
+        if is_foreign(path):
+            return path
         raise BadInput("holds neither dump.json nor debug.json", where=path)
     if not path.exists():
         raise BadInput("does not exist", where=path)
-    if path.name not in RUN_FILES and path.suffix != SUFFIX:
+    if path.name not in RUN_FILES and path.suffix != SUFFIX and not is_foreign(path):
         raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
     return path
 
@@ -248,6 +277,8 @@ def run_fingerprint(path: Path) -> str:
     if elsewhere is not None:
         marks = marks_below(elsewhere.parent)
         return _of_marks(marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, _TENSORS)])
+    if path.is_dir():
+        return files_fingerprint(path, files_below(path))
     digest = hashlib.sha256()
     for file in (path, *(path.parent / name for name in _BESIDE)):
         digest.update(_whole(file))

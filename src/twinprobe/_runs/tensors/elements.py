@@ -9,13 +9,17 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import RemoteContents
+from twinprobe._runs.whole_files import READING
 from twinprobe.errors import DamagedTensor
 
 # The bytes of a tensor file on this machine, read where they are looked at.
@@ -115,6 +119,45 @@ LARGEST_READ = 256 << 20
 
 Held = bytes | NDArray[np.uint8]
 Contents = bytes | LocalContents | RemoteContents
+
+
+# Up to here all of a file is read at once.
+SMALL_FILE = 64 << 10
+
+
+def damage_of(path: Path | str, error: DamagedTensor | OSError | MemoryError) -> DamagedTensor:
+    """What went wrong while a file was opened, with its name."""
+    shown = str(path) if str(path).isprintable() else repr(str(path))
+    if isinstance(error, DamagedTensor):
+        return DamagedTensor(error.what, where=shown, hint=error.hint)
+    if isinstance(error, MemoryError):
+        return DamagedTensor("needs more memory than this machine has free", where=shown)
+    what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
+    return DamagedTensor(what, where=shown)
+
+
+def contents(path: Path | str, *, enough: int | None = None, at_once: int | None = None) -> Contents:
+    """The contents of a file, as far as possible without reading them. A text names a file of this machine."""
+    elsewhere = None if isinstance(path, str) else remote(path)
+    if elsewhere is not None:
+        return RemoteContents(elsewhere, enough)
+    try:
+        handle = os.open(path, READING)
+    except ValueError:
+        raise DamagedTensor("has characters that no file name can have") from None
+    try:
+        status = os.fstat(handle)
+        if not S_ISREG(status.st_mode):
+            raise DamagedTensor("is not a regular file")
+        if status.st_size == 0:
+            raise DamagedTensor("is empty", hint="the run that wrote it may have been killed")
+        if status.st_size <= SMALL_FILE:
+            return os.read(handle, SMALL_FILE)
+        opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
+        return LocalContents(opened, status, at_once)
+    finally:
+        if handle >= 0:
+            os.close(handle)
 
 
 def stretch(data: Contents, start: int, length: int, *, whole: bool = True) -> tuple[Held, int]:

@@ -51,6 +51,12 @@ def read_npy(data: Contents) -> HostTensor:
     return HostTensor(dtype, shape, flat)
 
 
+def described(head: bytes) -> tuple[str, tuple[int, ...], int]:
+    """The dtype and shape of the array whose npy file begins like this, and where its elements begin."""
+    header, start = _header(head)
+    return _dtype(header["descr"])[0], _shape(header["shape"]), start
+
+
 def _header(data: Contents) -> tuple[dict[str, str], int]:
     """The three values of the header as text, and where the elements begin."""
     if data[:6] != MAGIC:

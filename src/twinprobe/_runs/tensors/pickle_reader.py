@@ -67,7 +67,7 @@ _UNSUPPORTED = {
 def allowed_global(module: str, name: str) -> Global:
     """The entry of the allow-list, or an error that names what the pickle asked for."""
     full = f"{module}.{name}"
-    known = _GLOBALS.get(full)
+    known = GLOBALS.get(full)
     if known is not None:
         return known
     if full in _UNSUPPORTED:
@@ -116,7 +116,7 @@ def _view(arguments: tuple[object, ...], dtype: str | None, rest: tuple[object, 
     dtype = dtype or source.dtype
     if dtype is None:
         raise DamagedTensor("does not say which dtype its elements have")
-    sizes, steps = _naturals(shape, "shape"), _naturals(strides, "stride")
+    sizes, steps = naturals(shape, "shape"), naturals(strides, "stride")
     if len(sizes) != len(steps):
         raise DamagedTensor(f"has {len(sizes)} dimensions but {len(steps)} strides")
     record = TensorRecord(source, dtype, _natural(offset, "offset"), sizes, steps)
@@ -155,7 +155,7 @@ def _from_type(arguments: tuple[object, ...]) -> object:
 
 def _size(arguments: tuple[object, ...]) -> tuple[int, ...]:
     _check_count(arguments, 1, 1)
-    return _naturals(list(arguments[0]) if isinstance(arguments[0], (list, tuple)) else None, "shape")
+    return naturals(list(arguments[0]) if isinstance(arguments[0], (list, tuple)) else None, "shape")
 
 
 def _ordered_dict(arguments: tuple[object, ...]) -> dict[object, object]:
@@ -169,7 +169,8 @@ def _natural(value: object, what: str) -> int:
     return value
 
 
-def _naturals(values: object, what: str) -> tuple[int, ...]:
+def naturals(values: object, what: str) -> tuple[int, ...]:
+    """Sizes, as a pickle has them."""
     if not isinstance(values, (tuple, list)) or len(values) > MOST_DIMENSIONS:
         raise DamagedTensor(f"has an impossible {what}")
     return tuple(_natural(value, what) for value in values)
@@ -194,7 +195,7 @@ _CALLS: dict[str, Callable[[tuple[object, ...]], object]] = {
     "torch.Size": _size,
     "collections.OrderedDict": _ordered_dict,
 }
-_GLOBALS = {name: Global(name) for name in (*_CALLS, *_STORAGES, *_DTYPES, *_CLASSES)}
+GLOBALS = {name: Global(name) for name in (*_CALLS, *_STORAGES, *_DTYPES, *_CLASSES)}
 
 
 # A tensor takes about 200 bytes, a parameter with attributes a little more.
@@ -212,7 +213,7 @@ def tensor_record(pickled: bytes) -> TensorRecord:
 
 
 def _described(pickled: bytes) -> TensorRecord:
-    result = _Machine(pickled).run()
+    result = Machine(pickled).run()
     if isinstance(result, TensorRecord):
         return result
     kind = type(result).__name__ if isinstance(result, (dict, list, tuple, str, int, float)) else "something else"
@@ -223,14 +224,16 @@ def _described(pickled: bytes) -> TensorRecord:
 _usual = lru_cache(maxsize=1024)(_described)
 
 
-class _Machine:
+class Machine:
     """A stack, the positions of the marks in it, and a memo: all that these opcodes need."""
 
-    __slots__ = ("at", "data", "marks", "memo", "stack")
+    __slots__ = ("at", "data", "left", "marks", "memo", "stack", "steps")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
-        self.at = 0
+        self.at = at
+        self.steps = STEPS
+        self.left = 1 << 62  # bytes of memory that objects may take; a pickle of one tensor is too short to take many
         self.stack: list[object] = []
         self.marks: list[int] = []
         self.memo: dict[int, object] = {}
@@ -242,7 +245,7 @@ class _Machine:
             self.at += 1
             if code == _STOP:
                 return self.pop()
-            step = _STEPS.get(code)
+            step = self.steps.get(code)
             if step is None:
                 import pickletools
 
@@ -250,6 +253,9 @@ class _Machine:
                 name = names.get(code, f"0x{code:02x}")
                 raise DamagedTensor(f"uses the pickle opcode {name}, which no tensor needs")
             step(self)
+            self.left -= _COSTS.get(code, _COST)
+            if self.left < 0:
+                raise DamagedTensor("holds a pickle of very many small objects, out of proportion to its size")
         raise DamagedTensor("holds a pickle that is cut off")
 
     def take(self, count: int) -> bytes:
@@ -300,41 +306,41 @@ def _text(raw: bytes) -> str:
         raise DamagedTensor("holds a pickle with text that is not UTF-8") from None
 
 
-def _proto(machine: _Machine) -> None:
+def _proto(machine: Machine) -> None:
     version = machine.number(1)
     if version > 5:
         raise DamagedTensor(f"holds a pickle of protocol {version}, which is unknown")
 
 
-def _frame(machine: _Machine) -> None:
+def _frame(machine: Machine) -> None:
     length = machine.number(8)
     if length > len(machine.data) - machine.at:
         raise DamagedTensor(f"holds a pickle with a frame of {length} bytes, longer than itself")
 
 
-def _stack_global(machine: _Machine) -> None:
+def _stack_global(machine: Machine) -> None:
     name, module = machine.pop(), machine.pop()
     if type(name) is not str or type(module) is not str:
         raise DamagedTensor("holds a pickle that names a global by something else than text")
     machine.stack.append(allowed_global(module, name))
 
 
-def _long(machine: _Machine) -> None:
+def _long(machine: Machine) -> None:
     width = machine.number(1)
     if width > 9:
         raise DamagedTensor(f"holds a pickle with a number of {width} bytes")
     machine.stack.append(int.from_bytes(machine.take(width), "little", signed=True))
 
 
-def _tuple(count: int) -> Callable[[_Machine], None]:
-    def step(machine: _Machine) -> None:
+def _tuple(count: int) -> Callable[[Machine], None]:
+    def step(machine: Machine) -> None:
         items = [machine.pop() for _ in range(count)]
         machine.stack.append(tuple(reversed(items)))
 
     return step
 
 
-def _set_items(machine: _Machine, items: list[object]) -> None:
+def _set_items(machine: Machine, items: list[object]) -> None:
     target = machine.pop()
     if not isinstance(target, dict) or len(items) % 2:
         raise DamagedTensor("holds a pickle that fills what is no dictionary")
@@ -345,12 +351,12 @@ def _set_items(machine: _Machine, items: list[object]) -> None:
     machine.stack.append(target)
 
 
-def _set_item(machine: _Machine) -> None:
+def _set_item(machine: Machine) -> None:
     value, key = machine.pop(), machine.pop()
     _set_items(machine, [key, value])
 
 
-def _append(machine: _Machine, items: list[object]) -> None:
+def _append(machine: Machine, items: list[object]) -> None:
     target = machine.pop()
     if not isinstance(target, list):
         raise DamagedTensor("holds a pickle that extends what is no list")
@@ -358,14 +364,14 @@ def _append(machine: _Machine, items: list[object]) -> None:
     machine.stack.append(target)
 
 
-def _reduce(machine: _Machine) -> None:
+def _reduce(machine: Machine) -> None:
     arguments, function = machine.pop(), machine.pop()
     if type(function) is not Global or type(arguments) is not tuple:
         raise DamagedTensor("holds a pickle that calls what cannot be called")
     machine.stack.append(call(function, arguments))
 
 
-def _build(machine: _Machine) -> None:
+def _build(machine: Machine) -> None:
     # Attributes of a state dictionary; read over, so that the message can say "dict" in the end.
     machine.pop()
     target = machine.pop()
@@ -374,8 +380,12 @@ def _build(machine: _Machine) -> None:
     machine.stack.append(target)
 
 
+# About how many bytes an opcode takes in memory: of lists, dictionaries, tuples, entries of the memo, calls, others.
+_COST = 40
+_COSTS = {ord("]"): 72, ord("}"): 80, 0x85: 64, 0x86: 64, 0x87: 72, ord("t"): 64, ord("q"): 110, ord("r"): 110,
+          0x94: 110, ord("p"): 110, ord("R"): 120, 0x81: 120, 0x92: 120, 0x8F: 72}  # fmt: skip
 _STOP = ord(".")
-_STEPS: dict[int, Callable[[_Machine], None]] = {
+STEPS: dict[int, Callable[[Machine], None]] = {
     0x80: _proto,
     0x95: _frame,
     ord("c"): lambda m: m.stack.append(allowed_global(m.line(), m.line())),

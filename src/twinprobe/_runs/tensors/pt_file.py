@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from struct import Struct
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from twinprobe._runs.dtypes import STORAGE, WIDTHS
 from twinprobe._runs.tensors.elements import Contents, HostTensor, Read, elements, in_order, stretch
 from twinprobe._runs.tensors.pickle_reader import LONGEST_PICKLE, TensorRecord, tensor_record
+from twinprobe._runs.tensors.state_pickle import ArrayRecord, pickled_state, tensors_of
 from twinprobe.errors import DamagedTensor
 
 # Where the members of a zip file lie. The standard library reads the directory; every number in it is checked here.
@@ -42,15 +44,17 @@ class Member:
     deflated: bool
 
 
-def zip_members(data: Contents) -> dict[str, Member]:
+def zip_members(
+    data: Contents, most: int = MOST_MEMBERS, longest_directory: int = LONGEST_DIRECTORY
+) -> dict[str, Member]:
     """All members by name. None lies outside of the file, overlaps another or shares another's name."""
     try:
-        with zipfile.ZipFile(cast("IO[bytes]", _Window(data))) as opened:
+        with zipfile.ZipFile(cast("IO[bytes]", _Window(data, longest_directory))) as opened:
             listed = opened.infolist()
     except _ZIP_ERRORS as error:
         raise DamagedTensor(f"is a zip file with a damaged or missing directory ({str(error)[:100]})") from None
-    if len(listed) > MOST_MEMBERS:
-        raise DamagedTensor(f"has {len(listed)} members, too many for one tensor (the limit is {MOST_MEMBERS})")
+    if len(listed) > most:
+        raise DamagedTensor(f"has {len(listed)} members, too many for one tensor (the limit is {most})")
     members: dict[str, Member] = {}
     for info in listed:
         name = info.orig_filename
@@ -68,11 +72,12 @@ def zip_members(data: Contents) -> dict[str, Member]:
 class _Window:
     """The contents as a file object that refuses to hand out more at once than any sound directory is long."""
 
-    __slots__ = ("at", "data")
+    __slots__ = ("at", "data", "longest")
 
-    def __init__(self, data: Contents) -> None:
+    def __init__(self, data: Contents, longest: int) -> None:
         self.data = data
         self.at = 0
+        self.longest = longest
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         at = offset + (0, self.at, len(self.data))[whence]
@@ -89,7 +94,7 @@ class _Window:
 
     def read(self, count: int = -1) -> bytes:
         end = len(self.data) if count < 0 else min(self.at + count, len(self.data))
-        if end - self.at > LONGEST_DIRECTORY:
+        if end - self.at > self.longest:
             raise DamagedTensor(f"has a zip directory of {end - self.at} bytes, too long for one tensor")
         piece = self.data[self.at : end]
         self.at += len(piece)
@@ -170,6 +175,69 @@ def read_pt(data: Contents) -> HostTensor:
     if written not in (b"little", b"big"):
         raise DamagedTensor(f"has the unknown byte order {written!r}")
     return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=written == b"big"))
+
+
+# A whole checkpoint in one file: one pickle, the elements of each storage beside it.
+
+_MOST_STORAGES, _LONGEST_LIST, _LONGEST_STATE = 1 << 17, 1 << 25, 1 << 28
+
+
+def read_state(data: Contents) -> dict[str, tuple[TensorRecord | ArrayRecord, Callable[[], HostTensor] | None]]:
+    """The tensors of a state dictionary by torch.save, with how to read each; arrays hold their own bytes."""
+    members = zip_members(data, _MOST_STORAGES, _LONGEST_LIST)
+    root = _root(members)
+    pickled = _small(data, members[root + "data.pkl"], min(_LONGEST_STATE, budget(len(data))))
+    state, _ = pickled_state(pickled, file_size=len(data))
+    order = members.get(root + "byteorder")
+    swapped = order is not None and _small(data, order, 16) == b"big"
+
+    def reading(record: TensorRecord) -> Callable[[], HostTensor]:
+        def read() -> HostTensor:
+            source = members.get(f"{root}data/{record.storage.key}")
+            if source is None:
+                raise DamagedTensor(f"lacks the elements of one of its tensors, data/{record.storage.key[:80]!r}")
+            return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=swapped))
+
+        return read
+
+    found = tensors_of(state)
+    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in found.items()}
+
+
+def read_old_state(data: bytes) -> dict[str, tuple[TensorRecord | ArrayRecord, Callable[[], HostTensor] | None]]:
+    """The same for the format before torch 1.6: pickles one after the other, then all storages."""
+    at, parts = 0, []
+    for _ in range(5):  # magic number, version, machine, state, keys of the storages
+        part, at = pickled_state(data, at)
+        parts.append(part)
+    state, keys = parts[3:]
+    found = tensors_of(state)
+    widths = {one.storage.key: WIDTHS[one.storage.dtype or "uint8"] for one in found.values()
+              if isinstance(one, TensorRecord)}  # fmt: skip
+    places: dict[str, Member] = {}
+    for key in keys if isinstance(keys, list) else ():
+        count = int.from_bytes(data[at : at + 8], "little")
+        size = count * widths.get(key, 1)
+        if at + 8 + size > len(data) or key not in widths:
+            raise DamagedTensor("ends before its last tensor, or holds one that it does not describe")
+        places[key] = Member(at, at + 8, at + 8 + size, size, deflated=False)
+        at += 8 + size
+
+    def reading(record: TensorRecord) -> Callable[[], HostTensor]:
+        def read() -> HostTensor:
+            source = places.get(record.storage.key)
+            if source is None:
+                raise DamagedTensor("lacks the elements of one of its tensors")
+            return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=False))
+
+        return read
+
+    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in found.items()}
+
+
+def is_old_state(data: Contents) -> bool:
+    """Whether a file was written by torch.save before torch 1.6."""
+    return data[: len(_LEGACY_MAGIC)] == _LEGACY_MAGIC
 
 
 def budget(file_size: int) -> int:

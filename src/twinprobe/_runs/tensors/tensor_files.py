@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from stat import S_ISREG
 
 from twinprobe._runs.places import inside, remote
-from twinprobe._runs.remote.contents import RemoteContents
-from twinprobe._runs.tensors.elements import Contents, HostTensor, LocalContents
+from twinprobe._runs.tensors.containers import MARK, tensors_in
+from twinprobe._runs.tensors.elements import HostTensor, contents, damage_of
 from twinprobe._runs.tensors.npy_file import read_npy
 from twinprobe._runs.tensors.pt_file import read_pt
-from twinprobe._runs.whole_files import READING
 from twinprobe.errors import DamagedTensor
 
 _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
-
-# Up to here all of a file is read at once.
-SMALL_FILE = 64 << 10
 
 
 def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = None) -> HostTensor:
@@ -44,39 +38,29 @@ def open_tensor(path: Path, *, enough: int | None = None, at_once: int | None = 
         raise damage_of(path, error) from None
 
 
-def damage_of(path: Path | str, error: DamagedTensor | OSError | MemoryError) -> DamagedTensor:
-    """What went wrong while a file was opened, with its name."""
-    shown = str(path) if str(path).isprintable() else repr(str(path))
-    if isinstance(error, DamagedTensor):
-        return DamagedTensor(error.what, where=shown, hint=error.hint)
-    if isinstance(error, MemoryError):
-        return DamagedTensor("needs more memory than this machine has free", where=shown)
-    what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be opened: {error.strerror}"
-    return DamagedTensor(what, where=shown)
+def open_named(folder: Path, name: str, at_once: int | None = None) -> HostTensor:
+    """The tensor that a dump names: a file in its folder, or ``FILE::KEY``, one of the tensors in such a file."""
+    file, mark, key = name.partition(MARK)
+    path = inside(folder, file)
+    if not mark:
+        return open_tensor(path, at_once=at_once)
+    found = tensors_in(path).get(key)
+    if found is None:
+        raise DamagedTensor(f"holds no tensor {key[:200]!r}", where=path)
+    try:
+        return found.read()
+    except (DamagedTensor, OSError, MemoryError) as error:
+        raise damage_of(f"{path}{MARK}{key}", error) from None
 
 
-def contents(path: Path | str, *, enough: int | None = None, at_once: int | None = None) -> Contents:
-    """The contents of a file, as far as possible without reading them. A text names a file of this machine."""
-    elsewhere = None if isinstance(path, str) else remote(path)
-    if elsewhere is not None:
-        return RemoteContents(elsewhere, enough)
+def named_size(folder: Path, name: str) -> int:
+    """About how many bytes such a tensor has; what cannot be read counts as nothing."""
+    file, mark, key = name.partition(MARK)
     try:
-        handle = os.open(path, READING)
-    except ValueError:
-        raise DamagedTensor("has characters that no file name can have") from None
-    try:
-        status = os.fstat(handle)
-        if not S_ISREG(status.st_mode):
-            raise DamagedTensor("is not a regular file")
-        if status.st_size == 0:
-            raise DamagedTensor("is empty", hint="the run that wrote it may have been killed")
-        if status.st_size <= SMALL_FILE:
-            return os.read(handle, SMALL_FILE)
-        opened, handle = handle, -1  # closed by the contents, when nobody needs them any more
-        return LocalContents(opened, status, at_once)
-    finally:
-        if handle >= 0:
-            os.close(handle)
+        path = inside(folder, file)
+        return tensors_in(path)[key].size if mark else path.stat().st_size
+    except (OSError, DamagedTensor, KeyError):
+        return 0
 
 
 # Loading many tensors: where files are far away, the next ones are fetched while one is measured.
@@ -110,8 +94,8 @@ def tensor_loaders(files: Iterable[tuple[Path, str]], *, at_once: int | None = N
     try:
         while True:
             while len(waiting) < _MOST_WAITING and (file := next(rest, None)) is not None:
-                load: Loader = partial(_load, *file, at_once)
-                size = 0 if remote(file[0]) is None else _size(*file)
+                load: Loader = partial(open_named, *file, at_once)
+                size = 0 if remote(file[0]) is None else named_size(*file)
                 with lock:
                     ahead = remote(file[0]) is not None and held + size <= MOST_BYTES
                     held += size if ahead else 0
@@ -125,14 +109,3 @@ def tensor_loaders(files: Iterable[tuple[Path, str]], *, at_once: int | None = N
     finally:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _load(folder: Path, name: str, at_once: int | None) -> HostTensor:
-    return open_tensor(inside(folder, name), at_once=at_once)
-
-
-def _size(folder: Path, name: str) -> int:
-    try:
-        return inside(folder, name).stat().st_size
-    except (OSError, DamagedTensor):
-        return 0

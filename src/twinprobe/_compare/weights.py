@@ -1,0 +1,407 @@
+"""Which tensor of one checkpoint is which of another: by name, by content, fused against split, transposed, exchanged.
+
+Names come first, without the wrappers that frameworks put around them. What they leave over is paired by what it
+holds, in a form that no layout changes: how large it is, its extremes, its mean and its norm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from math import isclose, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._align.calls import Shape, dims
+from twinprobe._align.links import NONE, Pairs
+from twinprobe._align.rows import spelled
+from twinprobe._align.turns import IN_OUT
+from twinprobe._compare.pair_table import ALIGNED
+from twinprobe._measure.elements import FLOAT64, numbers
+from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.foreign import SHARD
+from twinprobe._runs.run import Run
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_named
+from twinprobe.errors import DamagedTensor
+
+BY_NAME, BY_PLAIN_NAME, BY_CONTENT, FUSED = "name", "name without wrappers", "content", "fused"
+SHARDED = "copy of a rank"
+_WRAPPERS = frozenset({
+    "module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "state_dict", "model_state_dict",
+    "_layer", "_network", "backbone",
+})  # fmt: skip
+_FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj", "gate_up", "w13", "kv", "gate_and_up", "fc1", "h_to_4h")
+_SPLIT_NAMES = (("q", "k", "v"), ("gate", "up"), ("w1", "w3"), ("k", "v"))
+_MOST_PARTS = 4  # as many as tensors are put together from
+_SHOWN = 4  # names of a sort in a note
+_STRIP, _SAMPLE, _ROWS = 1 << 20, 1 << 14, 8  # elements at once, elements and rows that are enough to tell
+_FEW = 4096  # candidates that are looked at for one tensor
+_NEAR = 24  # tensors of one layer that are tried together
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """What a tensor holds, whatever its layout."""
+
+    total: float
+    squares: float
+    highest: float
+    lowest: float
+
+    def is_like(self, other: Print, tolerance: float) -> bool:
+        """Whether the two may be one tensor in two layouts or dtypes."""
+        size = max(abs(self.highest), abs(self.lowest), 1e-30)
+        same = (isclose(one, two, rel_tol=tolerance, abs_tol=tolerance * size)
+                for one, two in ((self.highest, other.highest), (self.lowest, other.lowest)))  # fmt: skip
+        return all(same) and isclose(self.squares, other.squares, rel_tol=2 * tolerance, abs_tol=1e-30)
+
+
+class Side:
+    """The tensors of one checkpoint."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.names: list[str] = run.table["name"].to_list()
+        self.dtypes: list[str] = run.table["dtype"].to_list()
+        self.shapes: list[Shape] = [dims(text) or () for text in run.table["shape"].to_list()]
+        self._files: list[str] = run.table["file"].to_list()
+        self._prints: dict[int, Print | None] = {}
+
+    @cached_property
+    def plain(self) -> list[str]:
+        """Names in PyTorch's spelling, without wrappers."""
+        return [".".join(part for part in spelled(name).split(".") if part not in _WRAPPERS) for name in self.names]
+
+    def tensor(self, row: int) -> HostTensor | None:
+        """The elements; None where they cannot be read, which the comparison itself says."""
+        try:
+            found = open_named(self.run.tensor_folder, self._files[row])
+        except DamagedTensor:
+            return None
+        return None if found.dtype.startswith("complex") else found
+
+    def print_of(self, row: int) -> Print | None:
+        """What a tensor holds, strip by strip; read once. None where that says nothing: NaN, infinity, no elements."""
+        if row not in self._prints:
+            tensor = self.tensor(row)
+            parts = [] if tensor is None else [_numbers(tensor, at, at + _STRIP) for at in
+                                              range(0, tensor.data.size, _STRIP)]  # fmt: skip
+            found = [(part.sum(), np.square(part).sum(), part.max(), part.min()) for part in parts]
+            total, squares, highest, lowest = zip(*found, strict=True) if found else ((), (np.nan,), (), ())
+            self._prints[row] = (
+                Print(float(sum(total)), float(sum(squares)), float(max(highest)), float(min(lowest)))
+                if np.isfinite(sum(squares))
+                else None
+            )
+        return self._prints[row]
+
+    def tolerance(self, row: int, other: Side, other_row: int) -> float:
+        """How far rounding to the coarser of two dtypes may move a number."""
+        coarse = max(EPSILON.get(_dtype(self.dtypes[row]), 0.0), EPSILON.get(_dtype(other.dtypes[other_row]), 0.0))
+        return max(4 * coarse, 1e-6)
+
+
+def match_weights(target: Run, golden: Run) -> Pairs:
+    """Pair the tensors of two checkpoints and note which are renamed, fused, transposed, exchanged or cast."""
+    sides = Side(target), Side(golden)
+    found = _Found(sides)
+    found.sharded()
+    found.by_names()
+    found.fused()
+    found.by_content()
+    transposed = [row for row in found.partner if found.is_transposed(row)]
+    swapped = list(found.exchanged(set(transposed)))
+    if transposed:
+        import polars as pl
+
+        marked = np.zeros(target.table.height, dtype=bool)
+        marked[transposed] = True
+        layout = pl.when(pl.Series(marked)).then(pl.lit(IN_OUT)).otherwise(pl.col("layout")).alias("layout")
+        target.table = target.table.with_columns(layout)
+    pairs = found.pairs()
+    pairs.notes += _notes(found, transposed, swapped)
+    return pairs
+
+
+class _Found:
+    """What is paired so far."""
+
+    def __init__(self, sides: tuple[Side, Side]) -> None:
+        self.target, self.golden = sides
+        self.partner: dict[int, int] = {}
+        self.back: dict[int, int] = {}
+        self.rule: dict[int, str] = {}
+        self.groups: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._grouped: tuple[set[int], set[int]] = (set(), set())
+        self._copies: list[tuple[int, int]] = []  # further copies of a tensor, one on each rank
+
+    def link(self, row: int, other: int, rule: str) -> None:
+        self.partner[row], self.back[other], self.rule[row] = other, row, rule
+
+    def free(self) -> tuple[list[int], list[int]]:
+        """The rows of either side that have no partner."""
+        return (
+            [row for row in range(len(self.target.names)) if row not in self.partner and row not in self._grouped[0]],
+            [row for row in range(len(self.golden.names)) if row not in self.back and row not in self._grouped[1]],
+        )
+
+    def sharded(self) -> None:
+        """Shards of tensor-parallel ranks against whole tensors: put together, or each compared where it is a copy."""
+        for side, shards, whole in ((0, self.target, self.golden), (1, self.golden, self.target)):
+            ranks: dict[str, list[int]] = defaultdict(list)
+            for row, name in enumerate(shards.plain):
+                rank, _, rest = name.partition(".")
+                if SHARD.fullmatch(rank):
+                    ranks[rest].append(row)
+            known = _unique(range(len(whole.names)), whole.plain)
+            for name, rows in ranks.items():
+                other = known.get(name, known.get(_behind(name, 1)))
+                if other is None or len(rows) < 2:
+                    continue
+                if all(shards.shapes[row] == whole.shapes[other] for row in rows):
+                    self._copies += [(row, other) if side == 0 else (other, row) for row in rows[1:]]
+                    self.link(*((rows[0], other) if side == 0 else (other, rows[0])), SHARDED)
+                    self._grouped[side].update(rows[1:])
+                elif _adds_up([shards.shapes[row] for row in rows], whole.shapes[other]):
+                    mine, theirs = (tuple(rows), (other,)) if side == 0 else ((other,), tuple(rows))
+                    self.groups.append((mine, theirs))
+                    self._grouped[0].update(mine)
+                    self._grouped[1].update(theirs)
+
+    def by_names(self) -> None:
+        """Equal names, then names without wrappers, then without what stands in front on one side."""
+        forms = [(BY_NAME, self.target.names, self.golden.names), (BY_PLAIN_NAME, self.target.plain, self.golden.plain)]
+        for cut in (1, 2):
+            behind = [[_behind(name, cut) for name in side.plain] for side in (self.target, self.golden)]
+            forms += [(BY_PLAIN_NAME, behind[0], self.golden.plain), (BY_PLAIN_NAME, self.target.plain, behind[1]),
+                      (BY_PLAIN_NAME, behind[0], behind[1])]  # fmt: skip
+        for rule, mine, theirs in forms:
+            free, others = self.free()
+            known = _unique(others, theirs)
+            for name, row in _unique(free, mine).items():
+                other = known.get(name)
+                if other is not None and _fits(self.target.shapes[row], self.golden.shapes[other]):
+                    self.link(row, other, rule)
+
+    def by_content(self) -> None:
+        """Tensors of the same size, in some layout, that hold the same; of several equal ones the first."""
+        free, others = self.free()
+        by_size: dict[Shape, list[int]] = defaultdict(list)
+        for other in others:
+            by_size[_sizes(self.golden.shapes[other])].append(other)
+        for row in free:
+            like = self._like(row, [one for one in by_size[_sizes(self.target.shapes[row])] if one not in self.back])
+            if like:
+                self.link(row, like[0], BY_CONTENT)
+
+    def _like(self, row: int, candidates: Sequence[int]) -> list[int]:
+        mine = self.target.print_of(row) if len(candidates) <= _FEW else None
+        if mine is None:
+            return []
+        like = []
+        for other in candidates:
+            theirs = self.golden.print_of(other)
+            if theirs is not None and mine.is_like(theirs, self.target.tolerance(row, self.golden, other)):
+                like.append(other)
+        return like
+
+    def fused(self) -> None:
+        """One tensor against several of the other side, in the same layer, that make it up."""
+        for side, other in ((0, 1), (1, 0)):
+            whole, parts = (self.target, self.golden) if side == 0 else (self.golden, self.target)
+            rows = self.free()
+            families: dict[tuple[str, str], list[int]] = defaultdict(list)
+            for row in rows[other]:
+                families[_family(parts.plain[row])].append(row)
+            for row in rows[side]:
+                numbers_of_name = _family(whole.plain[row])
+                near = [part for part in families.get(numbers_of_name, ()) if part not in self._grouped[other]]
+                group = next(self._made_of(whole, row, parts, near), None) or self._named(whole, row, parts, near)
+                if group is not None:
+                    mine, theirs = ((row,), group) if side == 0 else (group, (row,))
+                    self.groups.append((mine, theirs))
+                    self._grouped[0].update(mine)
+                    self._grouped[1].update(theirs)
+
+    def _made_of(self, whole: Side, row: int, parts: Side, near: list[int]) -> Iterator[tuple[int, ...]]:
+        """Groups of these that make up a tensor: their sizes add up, and so do their squares."""
+        if len(near) > _NEAR:
+            return
+        shape = whole.shapes[row]
+        for count in range(2, _MOST_PARTS + 1):
+            for group in combinations(near, count):
+                if not _adds_up([parts.shapes[one] for one in group], shape):
+                    continue
+                mine = whole.print_of(row)
+                prints = [one for part in group if (one := parts.print_of(part)) is not None]
+                if mine is None or len(prints) < count:
+                    continue
+                tolerance = whole.tolerance(row, parts, group[0])
+                squares = sum(one.squares for one in prints)
+                highest, lowest = max(one.highest for one in prints), min(one.lowest for one in prints)
+                if mine.is_like(Print(mine.total, squares, highest, lowest), tolerance):
+                    yield group
+
+    def _named(self, whole: Side, row: int, parts: Side, near: list[int]) -> tuple[int, ...] | None:
+        """The parts by their usual names, where what they hold differs."""
+        if not any(word in whole.plain[row].lower() for word in _FUSED_NAMES):
+            return None
+        for words in _SPLIT_NAMES:
+            group = [
+                [one for one in near if parts.plain[one].split(".")[-2:][0].lower().startswith(word)] for word in words
+            ]
+            if all(len(found) == 1 for found in group):
+                rows = tuple(found[0] for found in group)
+                if _adds_up([parts.shapes[one] for one in rows], whole.shapes[row]):
+                    return rows
+        return None
+
+    def is_transposed(self, row: int) -> bool:
+        """Whether the target's tensor is the golden one with its two axes exchanged."""
+        other = self.partner[row]
+        shape, theirs = self.target.shapes[row], self.golden.shapes[other]
+        if len(shape) != 2 or shape[::-1] != theirs:
+            return False
+        if shape != theirs:
+            return True
+        one, two = self.target.tensor(row), self.golden.tensor(other)
+        if one is None or two is None or one.shape != shape or two.shape != shape:
+            return False
+        mine, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
+
+        def close(rows: int, *, turned: bool) -> bool:
+            left = mine[:, :rows].T if turned else mine[:rows]
+            first, second = (numbers(tensor.dtype, np.ascontiguousarray(part).reshape(-1), FLOAT64)
+                             for tensor, part in ((one, left), (two, golden[:rows])))  # fmt: skip
+            size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
+            return bool(np.allclose(first, second, rtol=0, atol=size * self.target.tolerance(row, self.golden, other)))
+
+        # A few rows tell in nearly all cases.
+        return not close(_ROWS, turned=False) and close(_ROWS, turned=True) and close(shape[0], turned=True)
+
+    def exchanged(self, transposed: set[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of rows whose tensors stand under each other's names."""
+        apart: dict[Shape, list[int]] = defaultdict(list)
+        for row, other in self.partner.items():
+            if row in transposed or self.target.shapes[row] != self.golden.shapes[other]:
+                continue
+            if not self._begin_alike(row, other) and not self._holds(row, other):
+                apart[self.target.shapes[row]].append(row)
+        for rows in apart.values():
+            for one, two in combinations(rows[:_FEW], 2):
+                if self._holds(one, self.partner[two]) and self._holds(two, self.partner[one]):
+                    yield one, two
+
+    def _begin_alike(self, row: int, other: int) -> bool:
+        """Whether the first elements are equal or cannot be read: enough to see that a tensor is where it belongs."""
+        one, two = self.target.tensor(row), self.golden.tensor(other)
+        if one is None or two is None:
+            return True
+        first, second = _numbers(one, 0, _SAMPLE), _numbers(two, 0, _SAMPLE)
+        size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
+        atol = size * self.target.tolerance(row, self.golden, other)
+        return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=atol, equal_nan=True))
+
+    def _holds(self, row: int, other: int) -> bool:
+        mine, theirs = self.target.print_of(row), self.golden.print_of(other)
+        return bool(mine and theirs and mine.is_like(theirs, self.target.tolerance(row, self.golden, other)))
+
+    def pairs(self) -> Pairs:
+        """The rows side by side, groups in the place of their first row."""
+        grouped = {mine[0]: (mine, theirs) for mine, theirs in self.groups}
+        rows: list[tuple[int, int, str]] = []
+        groups = {}
+        for row in range(len(self.target.names)):
+            if row in grouped:
+                groups[len(rows)] = grouped[row]
+                rows.append((row, grouped[row][1][0], f"{ALIGNED} {FUSED}"))
+            elif row not in self._grouped[0]:
+                rule = self.rule.get(row, "")
+                rows.append((row, self.partner.get(row, NONE), f"{ALIGNED} {rule}" if rule == BY_CONTENT else rule))
+        rows += [(row, other, SHARDED) for row, other in self._copies]
+        rows += [(NONE, other, "") for other in self.free()[1]]
+        target, golden, rules = zip(*rows, strict=True)
+        return Pairs(np.array(target, np.int32), np.array(golden, np.int32), list(rules), [], groups)
+
+
+def _notes(found: _Found, transposed: list[int], swapped: list[tuple[int, int]]) -> list[str]:
+    target, golden = found.target, found.golden
+    notes = []
+    renamed = [f"{target.names[row]} is {golden.names[found.partner[row]]}"
+               for row, rule in found.rule.items() if rule == BY_CONTENT]  # fmt: skip
+    fused = [" + ".join(target.names[row] for row in mine) + " is " + " + ".join(golden.names[row] for row in theirs)
+             for mine, theirs in found.groups]  # fmt: skip
+    casts: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row, other in found.partner.items():
+        kinds = _dtype(golden.dtypes[other]), _dtype(target.dtypes[row])
+        if kinds[0] != kinds[1]:
+            casts[kinds].append(target.names[row])
+    for title, names in (
+        ("renamed, by what they hold", renamed),
+        ("fused or split", fused),
+        ("transposed", [target.names[row] for row in transposed]),
+        ("exchanged", [f"{target.names[one]} holds {golden.names[found.partner[two]]} and the other way round"
+                       for one, two in swapped]),
+        *((f"cast from {before} to {after}", names) for (before, after), names in casts.items()),
+    ):  # fmt: skip
+        if names:
+            more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+            notes.append(f"{title}: {'; '.join(names[:_SHOWN])}{more}")
+    return notes
+
+
+def _numbers(tensor: HostTensor, start: int, stop: int) -> NDArray[np.float64]:
+    return numbers(tensor.dtype, tensor.data[start:stop], FLOAT64)
+
+
+def _unique(rows: Iterable[int], names: Sequence[str]) -> dict[str, int]:
+    """The names that stand once, with their row."""
+    found: dict[str, int] = {}
+    twice = set()
+    for row in rows:
+        if names[row] in found:
+            twice.add(names[row])
+        found[names[row]] = row
+    return {name: row for name, row in found.items() if name not in twice}
+
+
+def _behind(name: str, cut: int) -> str:
+    """A name without its first parts; the whole where fewer than two would be left."""
+    parts = name.split(".")
+    return ".".join(parts[cut:]) if len(parts) - cut >= 2 else name
+
+
+def _family(name: str) -> tuple[str, str]:
+    """What fused and split tensors of one layer have in common: the numbers in their names, and weight or bias."""
+    parts = name.split(".")
+    return ".".join(part for part in parts if part.isdecimal()), parts[-1]
+
+
+def _dtype(name: str) -> str:
+    return name.rpartition(".")[2].lower()
+
+
+def _sizes(shape: Shape) -> Shape:
+    return tuple(sorted(size for size in shape if size != 1))
+
+
+def _fits(one: Shape, two: Shape) -> bool:
+    return _sizes(one) == _sizes(two)
+
+
+def _adds_up(shapes: list[Shape], whole: Shape) -> bool:
+    """Whether tensors of these shapes make up the whole along one axis, as they are or transposed."""
+    if sum(prod(shape) for shape in shapes) != prod(whole) or any(len(shape) != len(whole) for shape in shapes):
+        return False
+    for turned in (False, True) if len(whole) == 2 else (False,):
+        sides = [shape[::-1] if turned else shape for shape in shapes]
+        for axis in range(len(whole)):
+            rest = whole[:axis] + whole[axis + 1 :]
+            if all(shape[:axis] + shape[axis + 1 :] == rest for shape in sides):
+                return True
+    return False
