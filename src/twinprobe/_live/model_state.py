@@ -17,14 +17,14 @@ import numpy as np
 from twinprobe._live.console import say, shortened
 from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
+from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
 from twinprobe._live.weights.copying import match_group
 from twinprobe._live.weights.layers import Slot, layer_at
-from twinprobe._live.weights.matching import COUNTERS, StoredModel
-from twinprobe._live.weights.stores import Array, store_of
+from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._runs.names import FORWARD, parse_op
@@ -38,7 +38,7 @@ class KeptModel:
     def __init__(self, one: Model) -> None:
         self._one = one
         self._layers = one.paths.layer
-        self.store = store_of(one.model)
+        self.store = one.adapter
         self._gradients = one.adapter.take_gradients(self._layers.values())
         self.buffers: dict[tuple[str, str], tuple[Any, Any, Array]] = {}  # path and name -> layer, tensor, values
 
@@ -258,12 +258,9 @@ class Buffers:
             self._alone += [
                 slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
             ]
-        target, source = (
-            StoredModel(one.model, kept.store) for one, kept in zip(self._models, self._kept, strict=True)
-        )
         paths = self._models[0].paths.of
         for group in self._groups:
-            match = match_group(target, source, group)
+            match = match_group(self._models[0].model, self._models[1].model, group)
             last = next((paths[id(layers[-1])] for layers in (group.one, group.other) if id(layers[-1]) in paths), "")
             for pair in match.copies if match is not None and last in calls_of else ():
                 if all(map(_is_state, pair)):
@@ -271,7 +268,7 @@ class Buffers:
         return list(found.values())
 
     def _slots(self, at: int, path: str) -> dict[str, Slot]:
-        layer = layer_at(self._kept[at].store, self._models[at].paths.layer[path], path)
+        layer = layer_at(self._models[at].paths.layer[path], path)
         return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
 
     def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: Values) -> Gap:

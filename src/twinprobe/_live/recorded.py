@@ -20,7 +20,6 @@ from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, structure
 from twinprobe._live.pairing.matching import match_runs
 from twinprobe._live.running import Model, recorded_masks, run_model
-from twinprobe._live.weights.stores import store_of
 from twinprobe._measure.tolerance import transposed
 from twinprobe._runs.dtypes import widened
 from twinprobe._runs.names import FORWARD, parse_op
@@ -175,7 +174,6 @@ def _is_forward_module(name: str) -> bool:
 
 def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list[str]) -> None:
     """The recorded parameters, to the live model, where layers and shapes leave no doubt."""
-    store = store_of(raw.model)
     recorded = _recorded_parameters(reference)
     if not recorded:
         notes.append("the recording holds no parameters: the model keeps its own")
@@ -207,7 +205,7 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
             array = np.array(host.data).reshape(host.shape)
             if host.dtype == "bfloat16":
                 array = widened(array)
-            store.write(parameter, array)
+            raw.adapter.write(parameter, array)
     if missing:
         notes.append(
             f"{len(missing)} parameters are not in the recording and keep their values: {', '.join(missing[:5])}"
