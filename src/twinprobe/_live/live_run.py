@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from twinprobe._measure.elements import address_of
-from twinprobe._measure.tolerance import Spot, spot_of
 from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
 from twinprobe._record.rows import Entry, Note
@@ -300,7 +299,6 @@ class Values(Run):
     to_host: ToHost | None = None
     measured: bool = True
     stack_table: StackTable | None = None
-    _read: list[HostTensor] = field(default_factory=list)
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -342,19 +340,6 @@ class Values(Run):
             return _hosted(note.row, self.to_host)
         file = self.table["file"][row]
         return open_tensor(inside(self.tensor_folder, file)) if file else None
-
-    def spot(self, row: int) -> Spot | None:
-        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go_files``."""
-        host = self.tensor(row)
-        if host is None:
-            return None
-        if self.to_host is None:
-            self._read.append(host)
-        return spot_of(host)
-
-    def let_go_files(self) -> None:
-        """Nobody uses the spots of tensors from files any more."""
-        self._read.clear()
 
     def release(self) -> None:
         """Nobody asks for the tensors of a live run any more."""

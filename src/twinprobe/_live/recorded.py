@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
 from twinprobe._live.comparing import PHASES, Comparison
-from twinprobe._live.findings import find_differences, only_places
 from twinprobe._live.live_run import Values, read_run
+from twinprobe._live.measuring import find_differences
 from twinprobe._live.model_state import KeptState, copying
 from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, structure
@@ -128,8 +128,8 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
     found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
     tested.release()
     reference.release()
-    if options.only:
-        found = only_places(found, options.only)
+    if options.only:  # each of them decides
+        found = [replace(finding, decides=True) for finding in found if finding.place in options.only]
     if not found:
         raise BadInput(
             "nothing of it could be compared", where=reference.path,

@@ -68,16 +68,16 @@ class Match:
 
     def one_sided(self, slot: Slot, *, in_target: bool) -> None:
         """A weight that only one layer has: harmless when it is fixed to the value that changes nothing."""
-        who, pair = ("target", (slot, None)) if in_target else ("source", (None, slot))
+        who, wanted, offered = ("target", slot, None) if in_target else ("source", None, slot)
         if slot.held.trainable:
-            self.refuse(*pair, f"only the {who} has {slot.name!r}")
+            self.refuse(wanted, offered, f"only the {who} has {slot.name!r}")
         elif slot.neutral is None:
             self.notices.append(f"{slot.held.name}: only the {who} keeps a {slot.name}, it was not copied")
         elif in_target:
             self.fills.append((slot, slot.neutral))
         else:
             why = f"only the source has {slot.name!r}, and it is not {slot.neutral:g}"
-            self.must_be.append((slot, slot.neutral, Problem(self.target, self.source, *pair, why)))
+            self.must_be.append((slot, slot.neutral, Problem(self.target, self.source, wanted, offered, why)))
 
     def by_name(self, wanted: dict[str, Slot], offered: dict[str, Slot]) -> None:
         """What has the same name, then the same meaning, then a shape that occurs once on each side."""
