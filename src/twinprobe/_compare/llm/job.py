@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from twinprobe import __version__
 from twinprobe._align.ops.table import OperatorTable, read_table
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store
-from twinprobe._compare.llm.rows import API, Call, Plan, Row, Rows, make_plan
+from twinprobe._compare.llm.rows import API, Call, OpenedToken, Plan, Row, Rows, make_plan
 from twinprobe._compare.llm.table import SHARED_NAMES, numbered
-from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
+from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, compare_token, pair_all, result_of
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
 from twinprobe._judge.verdicts import Thresholds
@@ -35,7 +34,7 @@ from twinprobe._runs.llm.dump import (
     open_llm_dump,
     read_manual,
 )
-from twinprobe._runs.llm.files import OUTPUT, TensorFile, under
+from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
 from twinprobe._runs.places import place
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
@@ -122,7 +121,7 @@ def _jobs(
     for devices, mine, theirs in pairs:
         key = mine.model, theirs.model
         if key not in plans:
-            plans[key] = make_plan(my, golden, (mine, theirs), table)
+            plans[key] = make_plan(OpenedToken(my, mine), OpenedToken(golden, theirs), table)
             notes += [note for note in plans[key].notes if note not in notes]
         cards = [
             tuple(card + token.folder[len(device.folder) :] for card in folders)
@@ -134,8 +133,8 @@ def _jobs(
             TokenJob(
                 token=mine.label,
                 device=devices.my.name,
-                my=Where(my.kind, my.root, mine.folder, cards[0]),
-                golden=Where(golden.kind, golden.root, theirs.folder, cards[1]),
+                my=TokenFolder(my.kind, my.root, mine.folder, cards[0]),
+                golden=TokenFolder(golden.kind, golden.root, theirs.folder, cards[1]),
                 plan=plans[key],
                 level=request.level,
                 limits=request.thresholds,
@@ -174,13 +173,10 @@ def _run(
 
 def _bytes(job: TokenJob) -> int:
     """About how much one token holds on my side."""
-    total = 0
-    for files in job.my.store().files.values():
-        for file in files:
-            try:
-                total += (job.my.root / under(job.my.folder, file)).lstat().st_size
-            except OSError:
-                continue
+    total, token = 0, replace(job.my)  # what is listed here does not travel with the job
+    for file in (file for files in token.files.values() for file in files):
+        with suppress(OSError):
+            total += (token.root / token.name(file)).lstat().st_size
     return total
 
 
@@ -387,8 +383,8 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
     job = TokenJob(
         token=token,
         device=layout.device.name if layout.device else "",
-        my=Where(layout.kind, layout.root, ""),
-        golden=Where(METADATA, folder, ""),
+        my=TokenFolder(METADATA, layout.root, ""),
+        golden=TokenFolder(METADATA, folder, ""),
         plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
         limits=request.thresholds,
         algorithms=request.algorithms,
@@ -399,7 +395,7 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
         # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
         my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
         rows.append(Row((my,), (golden,), "", "", at, API, METADATA))
-    return result_of(job, rows, Store(layout.root, "", (), {}), Store(folder, "", (), {}))
+    return result_of(job, rows)
 
 
 def _file(pair: ManualPair, layout: Layout) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store, load_row
+from twinprobe._compare.llm.load import load_row
 from twinprobe._compare.llm.rows import Row, Rows
 from twinprobe._measure.engine import PLAIN
 from twinprobe._measure.llm_metrics import (
@@ -26,7 +26,7 @@ from twinprobe._measure.llm_metrics import (
 )
 from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, can_read_small_files
+from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
 from twinprobe._runs.llm.tensor import DTYPES, Described
 from twinprobe._runs.places import remote
 from twinprobe.errors import DamagedTensor
@@ -217,7 +217,7 @@ class Measuring(NamedTuple):
     threads: int = 1
 
 
-def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> MeasuredRows:
+def measure_rows(rows: Rows, my: TokenFolder, golden: TokenFolder, how: Measuring) -> MeasuredRows:
     """Measure all rows, in their order."""
     results = MeasuredRows(len(rows))
     threads = how.threads
@@ -235,10 +235,12 @@ def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> Measur
     return results
 
 
-def _measure(rows: Rows, group: range, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows) -> None:
+def _measure(
+    rows: Rows, group: range, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
+) -> None:
     """Measure a group of rows; each has a place of its own among the results."""
     with ExitStack() as stack:
-        small = _small_pairs(stack, rows, stores, how, results)
+        small = _small_pairs(stack, rows, tokens, how, results)
         names = rows.names
         alone = []
         for at in group:
@@ -248,27 +250,27 @@ def _measure(rows: Rows, group: range, stores: tuple[Store, Store], how: Measuri
         if small is not None:
             alone += small.finish()
     for at in alone:
-        results.put(at, measure_row(rows[at], *stores, how))
+        results.put(at, measure_row(rows[at], *tokens, how))
 
 
 def _small_pairs(
-    stack: ExitStack, rows: Rows, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows
+    stack: ExitStack, rows: Rows, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
 ) -> SmallPairs | None:
     """Nothing goes together without kernels, from other machines, or where own metrics want to see every tensor."""
-    elsewhere = any(remote(store.root) is not None for store in stores)
+    elsewhere = any(remote(token.root) is not None for token in tokens)
     if elsewhere or how.engine in (None, PLAIN) or how.algorithms is not None or not can_read_small_files():
         return None
     try:
         my, golden = (
-            stack.enter_context(SmallFiles(store.base, known))
-            for store, known in zip(stores, rows.described, strict=True)
+            stack.enter_context(SmallFiles(token.base, known))
+            for token, known in zip(tokens, rows.described, strict=True)
         )
     except OSError:
         return None  # a token's folder that is gone: every row will say so
     return SmallPairs(my, golden, results)
 
 
-def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:
+def measure_row(row: Row, my: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
     """Load and measure one row; what is wrong with its files is its fault, and nobody else's."""
     try:
         if not row.my or not row.golden:
@@ -287,9 +289,9 @@ def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:
         return Measured(fault=f"a tensor file cannot be read: {error.strerror}")
 
 
-def _alone(row: Row, store: Store) -> Measured:
+def _alone(row: Row, token: TokenFolder) -> Measured:
     """A tensor without counterpart is shown with its own statistics."""
-    tensor = store.open((row.my or row.golden)[0])
+    tensor = token.open((row.my or row.golden)[0])
     found = statistics(tensor)
     basics = Basics() if found.mean is None else Basics(*(float(x or 0) for x in (found.max, found.min, found.mean)))
     nothing = Basics()

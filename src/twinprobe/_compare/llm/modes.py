@@ -13,7 +13,7 @@ from twinprobe._align.calls import epsilon
 from twinprobe._align.ops.table import read_table
 from twinprobe._compare.llm.job import LlmComparison, LlmRequest
 from twinprobe._compare.llm.load import apply_scale, is_quantised
-from twinprobe._compare.llm.rows import Opened, Plan, Row, plan_of, rows_of
+from twinprobe._compare.llm.rows import OpenedToken, Plan, Row, make_plan, rows_of
 from twinprobe._compare.llm.table import METRICS
 from twinprobe._compare.llm.token import pair_all
 from twinprobe._judge.origin import RunInfo, Summary
@@ -22,8 +22,8 @@ from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import SMALLEST
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.dump import TORCH, LlmDump, Token, find_layout, open_llm_dump
-from twinprobe._runs.llm.files import Files, TensorFile, under
+from twinprobe._runs.llm.dump import LlmDump, Token, find_layout, open_llm_dump
+from twinprobe._runs.llm.files import TORCH, TensorFile
 from twinprobe._runs.llm.statistics import STATS, Recorded, recorded_statistics
 from twinprobe._runs.llm.tensor import open_llm_tensor
 from twinprobe._runs.tensors.elements import HostTensor
@@ -152,21 +152,18 @@ def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds)
 # ``llm compare --stats``: recorded statistics instead of tensors.
 
 
-class StatisticsSide:
+class StatisticsToken(OpenedToken):
     """One token of a dump with what was recorded of its tensors; tensors without statistics are measured."""
 
     def __init__(self, dump: LlmDump, token: Token) -> None:
-        self.dump, self.token = dump, token
-        found, self._recorded = recorded_statistics(dump.kind, dump.root, token.folder)
-        tensors = dump.files(token)
-        self.files: Files = {folder: found.get(folder) or files for folder, files in {**tensors, **found}.items()}
+        tensors = dump.folder(token)
+        found, self._recorded = recorded_statistics(tensors)
+        together = {**tensors.files, **found}
+        super().__init__(dump, token, {folder: found.get(folder) or files for folder, files in together.items()})
 
     def shape(self, file: TensorFile) -> tuple[int, ...]:
         known = self._recorded.get(file.file)
-        return known.shape if known is not None else self._open(file, enough=0).shape
-
-    def _open(self, file: TensorFile, enough: int | None = None) -> HostTensor:
-        return open_llm_tensor(self.dump.root, under(self.token.folder, file), linked=file.linked, enough=enough)
+        return known.shape if known is not None else self.folder.open(file, enough=0).shape
 
     def digest(self, file: TensorFile) -> int:
         """Equal statistics are as good as equal tensors for telling what feeds what."""
@@ -183,13 +180,13 @@ class StatisticsSide:
         return Recorded(parts[0].dtype, (int(sizes.sum()),), merged(np.array([part.values for part in parts]), sizes))
 
     def paths(self, files: tuple[TensorFile, ...]) -> str:
-        return ";".join(f"{self.dump.root}/{under(self.token.folder, file)}" for file in files)
+        return ";".join(f"{self.folder.base}{file.file}" for file in files)
 
     def statistics(self, file: TensorFile) -> Recorded:
         known = self._recorded.get(file.file)
         if known is not None:
             return known
-        tensor = self._open(file)
+        tensor = self.folder.open(file)
         found = statistics(tensor)
         numbers = (found.max, found.min, found.mean, found.norm)
         return Recorded(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
@@ -205,11 +202,10 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
     for _, mine, theirs in pairs:
-        sides = StatisticsSide(my, mine), StatisticsSide(golden, theirs)
+        sides = StatisticsToken(my, mine), StatisticsToken(golden, theirs)
         key = mine.model, theirs.model
         if key not in plans:
-            opened = [Opened(side.dump, side.token, side.files, side.shape, side.digest) for side in sides]
-            plans[key] = plan_of(my, golden, (opened[0], opened[1]), table)
+            plans[key] = make_plan(*sides, table)
         for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
             records.append(_record(mine.label, len(records), row, sides, request))
     if not any(record["Matched By"] for record in records):
@@ -220,7 +216,7 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
 
 
 def _record(
-    token: str, number: int, row: Row, sides: tuple[StatisticsSide, StatisticsSide], request: LlmRequest
+    token: str, number: int, row: Row, sides: tuple[StatisticsToken, StatisticsToken], request: LlmRequest
 ) -> dict[str, Any]:
     record: dict[str, Any] = {
         "token_id": token,

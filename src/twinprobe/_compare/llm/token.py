@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store
 from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import judge_rows, token_table
@@ -17,26 +16,12 @@ from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Judged, Thresholds, size_of
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
-from twinprobe._runs.llm.dump import TORCH, WARMUP, Device, Layout, LlmDump, Token
-from twinprobe._runs.llm.files import TensorFile, atb_files, torch_files, under
+from twinprobe._runs.llm.dump import WARMUP, Device, Layout, LlmDump, Token
+from twinprobe._runs.llm.files import TokenFolder
 from twinprobe.errors import NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """One side of a token: the dump's kind and root, the token's folder, and the same token's folder on all cards."""
-
-    kind: str
-    root: Path
-    folder: str
-    cards: tuple[str, ...] = ()
-
-    def store(self) -> Store:
-        files = (torch_files if self.kind == TORCH else atb_files)(self.root, self.folder)
-        return Store(self.root, self.folder, self.cards, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +30,8 @@ class TokenJob:
 
     token: str
     device: str
-    my: Where
-    golden: Where
+    my: TokenFolder
+    golden: TokenFolder
     plan: Plan
     level: str | None = None
     limits: Thresholds = field(default_factory=Thresholds)
@@ -82,27 +67,26 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
-        my, golden = job.my.store(), job.golden.store()
-        return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
+        return result_of(job, rows_of(job.plan, job.my.files, job.golden.files, job.level))
     except TwinProbeError:
         raise
     except Exception as error:  # a defect: it must not cost more than this token
         raise TwinProbeError(f"token {job.token} could not be compared: {type(error).__name__}: {error}") from error
 
 
-def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResult:
+def result_of(job: TokenJob, rows: Rows) -> TokenResult:
     """Measure and judge the rows of a token."""
     algorithms = Algorithms(job.algorithms, timeout=job.timeout) if job.algorithms else None
     try:
         # Equal work gives equal digits, on however many workers: the engine goes by all of it.
         engine = engine_of(job.bytes_ahead) if job.bytes_ahead else None
-        measured = measure_rows(rows, my, golden, Measuring(engine, algorithms, job.threads))
+        measured = measure_rows(rows, job.my, job.golden, Measuring(engine, algorithms, job.threads))
     finally:
         if algorithms is not None:
             algorithms.close()
     judged = judge_rows(job.my.root / job.my.folder, job.plan, rows, measured, job.limits)
     names = algorithms.names if algorithms else ()
-    table = token_table(job.token, job.device, (my.base, golden.base), rows, measured, judged, names)
+    table = token_table(job.token, job.device, (job.my.base, job.golden.base), rows, measured, judged, names)
     counts = TokenCounts(
         matched=sum(bool(row.my and row.golden) for row in rows),
         misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
@@ -124,8 +108,8 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
     call = job.plan.calls[row.call]
     return Divergence(
         op=f"token {job.token}: {call.name} ({call.op_type})",
-        row=_shown(job.my, row.my),
-        golden_row=_shown(job.golden, row.golden),
+        row=job.my.names(row.my),
+        golden_row=job.golden.names(row.golden),
         stack_line="",
         target_values=_values(one, 0),
         golden_values=_values(one, 1),
@@ -134,10 +118,6 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
         origin=judged.origin[at],
         order=at,
     )
-
-
-def _shown(side: Where, files: tuple[TensorFile, ...]) -> str:
-    return ";".join(under(side.folder, file) for file in files)
 
 
 def _values(one: Measured, side: int) -> dict[str, str]:

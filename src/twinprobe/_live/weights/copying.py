@@ -56,16 +56,17 @@ def copy_aligned(
     source: Any,
     pairs: Iterable[Paths],
     *,
-    mapped: Collection[Paths] = (),
+    mapped: Collection[Paths] | None = None,
     left_out: tuple[Collection[str], Collection[str]] | None = None,
     groups: Iterable[Group] = (),
 ) -> WeightReport:
     """Copy parameters and buffers from source to target for each aligned (target path, source path) pair.
 
     The empty path is the model itself. A weight that cannot be copied is an error, and the target stays as it was.
-    `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. With
-    `left_out`, paths of the target's and the source's modules, a parameter that no pair covers is an error too, unless
-    its module is there. Weights of `groups` are copied where they pair up in order; otherwise a notice says so.
+    `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
+    given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
+    target's and the source's modules, a parameter that no pair covers is an error too, unless its module is there.
+    Weights of `groups` are copied where they pair up in order; otherwise a notice says so.
     """
     check_models(target, source)
     works = works_of(target, source, pairs, mapped)

@@ -239,7 +239,7 @@ class Work:
     without_rule: bool = False
 
 
-def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths]) -> list[Work]:
+def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
     around = tuple({outer for pair in wanted for outer in _around(pair[at])} for at in (0, 1))
@@ -266,12 +266,19 @@ def _around(path: str) -> list[str]:
     return found
 
 
-def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths], *, below: bool) -> Work:
+def _work(target: Any, source: Any, paths: Paths, mapped: Collection[Paths] | None, *, below: bool) -> Work:
     here, there = submodule(target, paths[0]), submodule(source, paths[1])
     function = special_init(here, there)
     layers = _layers(here, there, paths, below=below)
     known = layers[0].family is not None and layers[0].family == layers[1].family
-    only_mapped = paths in mapped and not known
+    if mapped is None:
+        # A pair of composed modules, nothing inside of which is paired, was put together by the user's map.
+        composed = any(adapter_of(module).children(module) for module in (here, there))
+        own = all(adapter_of(module).weights(module) for module in (here, there))
+        by_the_user = not below and paths != ("", "") and composed and not own
+    else:
+        by_the_user = paths in mapped
+    only_mapped = by_the_user and not known
     if function is not None or (only_mapped and type(here) is type(there)):
         return Work(raw_layer(here, paths[0], deep=True), raw_layer(there, paths[1], deep=True), function)
     weighs = only_mapped and any(not held.is_buffer for module in (here, there) for held in held_below(module))
