@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from twinprobe._api import align, compare, compare_kernels, draw, merge_results, open, record
-    from twinprobe._live import (
-        LayerMap,
-        add_special_init,
-        assign_weight,
+    from twinprobe._live.differ import (
         auto_diff,
         check_dataloader,
         check_grads,
@@ -18,18 +15,23 @@ if TYPE_CHECKING:
         check_report,
         check_weights,
     )
-    from twinprobe._live.weights import copy_aligned, copy_weights
+    from twinprobe._live.pairing.layer_map import LayerMap
+    from twinprobe._live.weights.assigning import assign_weight, copy_weights
+    from twinprobe._live.weights.copying import copy_aligned
+    from twinprobe._live.weights.special import add_special_init
 
 __version__ = "0.2.0"
 
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
     "_api": ("align", "compare", "compare_kernels", "draw", "merge_results", "open", "record"),
-    "_live": (
-        "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
-        "check_params", "check_report", "check_weights",
+    "_live.differ": (
+        "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report", "check_weights",
     ),
-    "_live.weights": ("copy_aligned", "copy_weights"),
+    "_live.pairing.layer_map": ("LayerMap",),
+    "_live.weights.assigning": ("assign_weight", "copy_weights"),
+    "_live.weights.copying": ("copy_aligned",),
+    "_live.weights.special": ("add_special_init",),
 }  # fmt: skip
 __all__ = [
     "LayerMap",

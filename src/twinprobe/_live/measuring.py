@@ -245,17 +245,17 @@ def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -
     for row, other, rule in rows:
         if roles[0][row] != PARAMETER or roles[1][other] != PARAMETER:
             continue
-        parameter, partner = parameter_of(raw, row), parameter_of(base, other)
-        if parameter in seen:
+        call, name = parameter_of(raw, row)
+        partner, partner_name = parameter_of(base, other)
+        if (_module(call), name) in seen:
             continue
-        seen.add(parameter)
-        if (parameter in sides[0]) != (partner in sides[1]):
-            who = "raw" if parameter in sides[0] else "base"
-            gap = Gap(False, f"only the {who} model has a gradient here", nan, nan, nan, nan, nan)
-            calls = f"{parameter[0]}.{GRADIENTS}.0", f"{partner[0]}.{GRADIENTS}.0"
-            yield Finding(
-                step, GRADIENT_PHASE, *calls, "gradient", parameter[1], gap, True, rule=rule, order=row
-            )  # fmt: skip
+        seen.add((_module(call), name))
+        has = (_module(call), name) in sides[0], (_module(partner), partner_name) in sides[1]
+        if has[0] != has[1]:
+            why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
+            calls = f"{_module(call)}.{GRADIENTS}.0", f"{_module(partner)}.{GRADIENTS}.0"
+            gap = Gap(False, why, nan, nan, nan, nan, nan)
+            yield Finding(step, GRADIENT_PHASE, *calls, "gradient", name, gap, True, rule=rule, order=row)
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:
@@ -267,10 +267,10 @@ def _with_gradient(run: Values) -> set[tuple[str, str]]:
     return found
 
 
-def parameter_of(run: Values, row: int) -> tuple[str, str]:
-    """The module and the name of a recorded parameter."""
-    whole = parse_op(run.ops[run.columns["op"][row]])
-    return _module(whole), run.columns["name"][row].removeprefix(f"{whole.text}.parameters.")
+def parameter_of(run: Values, row: int) -> tuple[OpName, str]:
+    """The call and the name of a recorded parameter."""
+    call = parse_op(run.ops[run.columns["op"][row]])
+    return call, run.columns["name"][row].removeprefix(f"{call.text}.parameters.")
 
 
 def _module(op: OpName) -> str:

@@ -19,6 +19,7 @@ from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Fi
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
+from twinprobe._live.measuring import parameter_of
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
@@ -29,66 +30,46 @@ from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError
 
-
-class KeptModel:
-    """What one model held before it was compared."""
-
-    def __init__(self, one: Model) -> None:
-        self._one = one
-        self._layers = one.paths.layer
-        self.store = one.adapter
-        self._gradients = one.adapter.take_gradients(self._layers.values())
-        self.buffers: dict[tuple[str, str], tuple[Any, Any, Array]] = {}  # path and name -> layer, tensor, values
-
-    def keep_buffers(self) -> None:
-        """The model is about to run."""
-        for path, layer in self._layers.items():
-            for name, tensor in self.store.state(layer).items():
-                self.buffers[path, name] = layer, tensor, np.array(self.store.read(tensor))
-
-    def put_back_buffers(self) -> None:
-        """As if the model had not run."""
-        for (_, name), (layer, tensor, values) in self.buffers.items():
-            if self.store.state(layer).get(name) is not tensor:  # replaced, not written to
-                setattr(layer, name, tensor)
-            if not np.array_equal(self.store.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
-                self.store.write(tensor, values)
-
-    def clear_gradients(self) -> None:
-        """Those of the comparison are no concern of the user."""
-        self._one.adapter.clear_gradients(self._one.model, self._layers.values())
-
-    def put_back_gradients(self) -> None:
-        """Where the models share parameters, nothing may be cleared after this."""
-        self._one.adapter.set_gradients(self._gradients)
+Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
 
 
 class KeptState:
     """What the models held before they were compared, and in which way they are not what they were."""
 
     def __init__(self, models: list[Model]) -> None:
-        self._models = {one.role: KeptModel(one) for one in models}
+        self._models = models
+        self._gradients = [one.adapter.take_gradients(one.paths.layer.values()) for one in models]
+        self.buffers: dict[str, Kept] = {one.role: {} for one in models}
         self.steps = 0  # of their optimizers
         self.copied = ""  # what copying weights has done so far
 
-    def __getitem__(self, one: Model) -> KeptModel:
-        return self._models[one.role]
-
     def keep_buffers(self) -> None:
         """The models are about to run."""
-        for kept in self._models.values():
-            kept.keep_buffers()
+        for one in self._models:
+            for path, layer in one.paths.layer.items():
+                for name, tensor in one.adapter.state(layer).items():
+                    self.buffers[one.role][path, name] = layer, tensor, np.array(one.adapter.read(tensor))
+
+    def put_back_buffers(self, one: Model) -> None:
+        """As if the model had not run."""
+        adapter = one.adapter
+        for (_, name), (layer, tensor, values) in self.buffers[one.role].items():
+            if adapter.state(layer).get(name) is not tensor:  # replaced, not written to
+                setattr(layer, name, tensor)
+            if not np.array_equal(adapter.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
+                adapter.write(tensor, values)
 
     def put_back(self) -> None:
-        """The comparison is over."""
-        for kept in self._models.values():
-            kept.clear_gradients()
-        for kept in self._models.values():
-            kept.put_back_gradients()
+        """The comparison is over: its gradients are no concern of the user."""
+        for one in self._models:  # where the models share parameters, nothing may be cleared after the first is set
+            one.adapter.clear_gradients(one.model, one.paths.layer.values())
+        for one, gradients in zip(self._models, self._gradients, strict=True):
+            one.adapter.set_gradients(gradients)
             if not self.steps:
-                kept.put_back_buffers()
+                self.put_back_buffers(one)
 
     @property
     def changed(self) -> str:
@@ -104,7 +85,8 @@ def state_kept(models: list[Model]) -> Iterator[KeptState]:
     try:
         yield kept
     except BaseException as error:
-        _add_note(error, kept.changed)
+        if kept.changed:
+            _add_note(error, kept.changed)
         raise
     finally:
         kept.put_back()
@@ -123,8 +105,6 @@ def copying(kept: KeptState, target: Model, source: str) -> Iterator[None]:
 
 
 def _add_note(error: BaseException, text: str) -> None:
-    if not text:
-        return
     if isinstance(error, TwinProbeError):
         error.hint = f"{error.hint}; {text}" if error.hint else text
     elif hasattr(error, "add_note"):
@@ -144,31 +124,27 @@ def compare_parameters(
     for row, other, rule in matches.rows:
         if tested.columns["role"][row] != PARAMETER or reference.columns["role"][other] != PARAMETER:
             continue
-        place, partner = _place(tested, row), _place(reference, other)
-        if place in seen:
+        call, name = parameter_of(tested, row)
+        if (call.body, name) in seen:
             continue
-        seen.add(place)
-        held, partner_held = _parameter(raw, *place), _parameter(base, *partner)
+        seen.add((call.body, name))
+        partner, partner_name = parameter_of(reference, other)
+        held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
         if held is None or partner_held is None:
             continue
         (tensor, turned), (golden, golden_turned) = held, partner_held
         gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
         found.append(
             Finding(
-                step, WEIGHT_PHASE, tested.ops[tested.columns["op"][row]],
-                reference.ops[reference.columns["op"][other]], "parameter after the step", place[1], gap, True,
+                step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
                 str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
             )
         )  # fmt: skip
     return found
 
 
-def _place(run: Values, row: int) -> tuple[str, str]:
-    op = parse_op(run.ops[run.columns["op"][row]])
-    return op.body, run.columns["name"][row].removeprefix(f"{op.text}.parameters.")
-
-
-def _parameter(model: Model, path: str, name: str) -> Any:
+def _parameter(model: Model, path: str, name: str) -> tuple[HostTensor, bool] | None:
+    """A parameter as it is now, and whether it is stored [in, out]."""
     layer = model.paths.layer.get(path)
     parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
     if parameter is None:
@@ -181,8 +157,8 @@ class Buffers:
 
     def __init__(self, raw: Model, base: Model, layer_map: LayerMap, tolerance: Tolerance, kept: KeptState) -> None:
         self._models = raw, base
-        self._kept = kept[raw], kept[base]
-        self._holding = tuple({path for path, _ in one.buffers} for one in self._kept)
+        self._kept = kept.buffers[raw.role], kept.buffers[base.role]
+        self._holding = tuple({path for path, _ in buffers} for buffers in self._kept)
         self._groups = layer_map.groups
         self._tolerance = tolerance
         frameworks = [one.adapter.name for one in (raw, base)]
@@ -210,7 +186,7 @@ class Buffers:
         order = {name: at for at, name in enumerate(tested.ops)}
         found = []
         for calls, slots in self._pairs(matches):
-            now = [kept.store.read(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+            now = [one.adapter.read(slot.held.tensor) for one, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
             if step == 0:
                 gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
@@ -221,7 +197,7 @@ class Buffers:
             decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
             mine, theirs = (slot.held for slot in slots)
             shapes = str(list(mine.shape)), str(list(theirs.shape))
-            name, dtype = mine.name.rpartition(".")[2], self._kept[0].store.dtype(mine.tensor)
+            name, dtype = mine.name.rpartition(".")[2], self._models[0].adapter.dtype(mine.tensor)
             found += [
                 Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
                 for phase, gap in gaps.items()
@@ -230,11 +206,11 @@ class Buffers:
 
     def _before(self, at: int, slot: Slot) -> Array:
         path, _, name = slot.held.name.rpartition(".")
-        held = self._kept[at].buffers.get((path, name))
-        return self._kept[at].store.read(slot.held.tensor) if held is None else held[2]
+        held = self._kept[at].get((path, name))
+        return self._models[at].adapter.read(slot.held.tensor) if held is None else held[2]
 
     def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
-        dtypes = [kept.store.dtype(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+        dtypes = [one.adapter.dtype(slot.held.tensor) for one, slot in zip(self._models, slots, strict=True)]
         # Narrow types are read as float32: their own bounds count.
         bounds = Tolerance(*self._tolerance.of(*dtypes), self._tolerance.mode, self._tolerance.equal_nan)
         one, other = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))

@@ -36,7 +36,7 @@ def run_fed(
 ) -> tuple[Pass, list[Finding]]:
     """Run the raw model twice: once to see which calls belong together, once with every layer fed."""
     seen = run_model(raw, options, layer_map, masks)
-    kept[raw].put_back_buffers()
+    kept.put_back_buffers(raw)
     matches = match_runs(seen.run, reference.run, layer_map, raw.paths, base.paths)
     feeder = Feeder(raw, seen.run, reference.run, matches, options)
 

@@ -33,7 +33,6 @@ class LayerTree:
     model: Any
     layers: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, dict[str, Any]] = field(default_factory=dict)
-    partners: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, layer_map: LayerMap) -> LayerTree:
