@@ -23,7 +23,7 @@ from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.places import inside
 from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, TableBuilder, settle
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle, table_of
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 
@@ -109,7 +109,7 @@ class LiveRows:
 
     def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
         numbered = enumerate(rows, len(self.value))
-        self.plain |= {row: _plain(one, "") for row, (_, _, one) in numbered if type(one) is not Note}
+        self.plain |= {row: settle(_plain(one), "") for row, (_, _, one) in numbered if type(one) is not Note}
         layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
         self._add(name, layout, [one for _, _, one in rows])
 
@@ -120,21 +120,6 @@ class LiveRows:
             values = source.value[source.starts[call] : source.starts[call + 1]]
             rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
         self._add_mixed(name, rows)
-
-    @cached_property
-    def role(self) -> list[int]:
-        """What each row is to its call."""
-        return [role for roles, _ in self.layouts for role in roles]
-
-    @cached_property
-    def suffix(self) -> list[str]:
-        """What follows the name of the call in that of each row."""
-        return [suffix for _, suffixes in self.layouts for suffix in suffixes]
-
-    @cached_property
-    def op(self) -> list[int]:
-        """The number of each row's call."""
-        return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
 
     def release(self) -> None:
         """Let go of all tensors; what they look like stays."""
@@ -155,69 +140,46 @@ def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]
         rows.append((role, suffix, value))
 
 
-class Columns:
-    """The columns of a run by name, each made when it is asked for."""
+class Columns(dict[str, list[Any]]):
+    """What comparing needs to know of each row, each column made when it is asked for."""
 
     def __init__(self, rows: LiveRows) -> None:
+        super().__init__()
         self._rows = rows
-        self._made: dict[str, list[Any]] = {}
 
-    def __getitem__(self, name: str) -> list[Any]:
-        found = self._made.get(name)
-        if found is None:
-            found = getattr(self._rows, name) if name in ("op", "role") else getattr(self, f"_{name}")()
-            self._made[name] = found
+    def __missing__(self, name: str) -> list[Any]:
+        rows = self._rows
+        if name == "op":
+            found: list[Any] = [op for op, (first, end) in enumerate(pairwise(rows.starts)) for _ in range(first, end)]
+        elif name == "role":
+            found = [role for roles, _ in rows.layouts for role in roles]
+        elif name == "name":
+            suffixes = zip(rows.names, rows.layouts, strict=True)
+            found = [f"{call}.{suffix}" for call, (_, own) in suffixes for suffix in own]
+        elif name == "kind":
+            found = [TENSOR] * rows.starts[-1]
+        else:
+            found = [type(one) is Note and getattr(one, name) for one in rows.value]
+            found = list(map(_shown, found)) if name == "shape" else found
+        field = "shown_shape" if name == "shape" else name
+        for row, leaf in rows.plain.items() if name in ("kind", "shape", "dtype") else ():
+            found[row] = getattr(leaf, field)
+        self[name] = found
         return found
 
-    def _name(self) -> list[str]:
-        rows = self._rows
-        return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
 
-    def _kind(self) -> list[int]:
-        return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
-
-    def _shape(self) -> list[str | None]:
-        return self._with_plain([type(one) is Note and _shown(one.shape) for one in self._rows.value], "shown_shape")
-
-    def _dtype(self) -> list[str | None]:
-        return self._with_plain([type(one) is Note and one.dtype for one in self._rows.value], "dtype")
-
-    def _with_plain(self, column: list[Any], name: str) -> list[Any]:
-        for row, leaf in self._rows.plain.items():
-            column[row] = getattr(leaf, name)
-        return column
-
-
-def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:
-    """The rows as a table. ``alike``: tensors that look the same have the same leaf, as they are not measured."""
-    builder = TableBuilder()
-    known: dict[tuple[Any, ...], Leaf] = {}
-    for op, role, name, value in zip(rows.op, rows.role, names, rows.value, strict=True):
-        if type(value) is not Note:
-            leaf = _plain(value, name.rpartition(".")[2])
-        elif not alike:
-            leaf = settle(leaf_of(value), "")
-        else:
-            key = value.type, value.dtype, value.shape, value.requires_grad
-            if key not in known:
-                known[key] = settle(leaf_of(value), "")
-            leaf = known[key]
-        builder.add(op, role, name, leaf)
-    return builder.build()
-
-
-def _plain(value: Any, argument: str) -> Leaf:
+def _plain(value: Any) -> Leaf | None:
     """A value that is no tensor."""
     if value is None:
-        return settle(None, argument)
+        return None
     if isinstance(value, PlainLeaf):
-        return settle(Leaf(str(value.json.get("type")), value=value.json["value"]), argument)
-    return settle(Leaf(type(value).__name__, value=value), argument)
+        return Leaf(str(value.json.get("type")), value=value.json["value"])
+    return Leaf(type(value).__name__, value=value)
 
 
 @lru_cache(maxsize=10_000)
-def _shown(shape: tuple[int, ...]) -> str:
-    return str(list(shape))
+def _shown(shape: tuple[int, ...] | bool) -> str:
+    return str(list(shape)) if isinstance(shape, tuple) else ""
 
 
 # An engine for the recorders that keeps what they record in memory: no thread, no folder, no file.
@@ -317,12 +279,26 @@ class Values(Run):
         self.table = self._new_table(None)
         return self.table
 
-    def _new_table(self, statistics: ToHost | None) -> Any:
+    def _new_table(self, to_host: ToHost | None) -> Any:
+        """With statistics where ``to_host`` brings tensors to the host; else those that look the same have one leaf."""
         assert self.live is not None
-        return table_of(self.live, self.columns["name"], lambda note: _leaf(note, statistics), statistics is None)
+        alike: dict[tuple[Any, ...], Leaf] = {}
+
+        def leaf_of(value: Any) -> Leaf | None:
+            if type(value) is not Note:
+                return _plain(value)
+            if to_host is not None:
+                return _leaf(value, to_host)
+            key = value.type, value.dtype, value.shape, value.requires_grad
+            if key not in alike:
+                alike[key] = _leaf(value, None)
+            return alike[key]
+
+        columns = self.columns["op"], self.columns["role"], self.columns["name"], map(leaf_of, self.live.value)
+        return table_of(zip(*columns, strict=True))
 
     @cached_property
-    def columns(self) -> Columns | dict[str, list[Any]]:
+    def columns(self) -> dict[str, list[Any]]:
         """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
         if self.live is None:
             return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}

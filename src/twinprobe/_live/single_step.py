@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
@@ -78,21 +79,25 @@ class Feeder:
         prefix = self._prefix.get(key)
         if prefix is None:
             return None
-        places = _Places(repeats=self._adapter.name == "pytorch")
         made: dict[int, Any] = {}  # a tensor given twice stays one tensor
+        numbers: dict[int, int] = {}  # of the inputs' gradients, as a recorder counts them
+        counter = count()
         in_place = bool(getattr(module, "inplace", False))
 
         def feed(tensor: Any, name: str) -> Any:
-            at = places.differentiable(tensor, self._is_float(tensor))
+            differentiable = self._is_float(tensor)
+            # PyTorch's recorder counts a tensor that is given twice again.
+            if differentiable and (id(tensor) not in numbers or self._adapter.name == "pytorch"):
+                numbers.setdefault(id(tensor), next(counter))
             call, place = f"{prefix}.forward.{number}", f"input.{name}"
             value = self._value(call, place, tensor)
             if value is not None and self._phases[0]:
                 self._note(call, place, self._adapter.to_host(tensor), value, FORWARD_PHASE, INPUT_PLACE)
-            if value is None or at is None or in_place:
+            if value is None or not differentiable or in_place:
                 return tensor
             if id(tensor) not in made:
                 # What the layer hands back is recorded already; from here on the reference's gradient goes.
-                leaving = partial(self._value, f"{prefix}.backward.{number}", f"output.{at}")
+                leaving = partial(self._value, f"{prefix}.backward.{number}", f"output.{numbers[id(tensor)]}")
                 made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
             return made[id(tensor)]
 
@@ -150,26 +155,6 @@ class Feeder:
     def _is_float(self, tensor: Any) -> bool:
         text = str(tensor.dtype).lower()
         return "float" in text or "complex" in text
-
-
-class _Places:
-    """The order in which a recorder numbers the gradients of a call's inputs; PyTorch's counts repeated ones too."""
-
-    def __init__(self, *, repeats: bool) -> None:
-        self._seen: dict[int, int] = {}
-        self._repeats = repeats
-        self._next = 0
-
-    def differentiable(self, tensor: Any, is_float: bool) -> int | None:
-        """The number of this tensor's gradient; None where it can have none."""
-        if not is_float:
-            return None
-        if id(tensor) not in self._seen:
-            self._seen[id(tensor)] = self._next
-            self._next += 1
-        else:
-            self._next += self._repeats
-        return self._seen[id(tensor)]
 
 
 def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: Callable[[Any], bool]) -> Any:

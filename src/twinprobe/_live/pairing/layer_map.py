@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -266,10 +267,10 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
     if layer_map.is_empty:
         return
-    hidden = _HiddenCalls(engine.parents, paths, layer_map)
+    is_hidden = _hidden_calls(engine.parents, paths, layer_map)
     kept = LiveRows()
     for call, name in enumerate(engine.rows.names):
-        if not hidden.holds(name):
+        if not is_hidden(name):
             kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
         for side in (group.one, group.other):
@@ -278,9 +279,9 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     parents = engine.parents
     moved: dict[str, str | None] = {}
     for name in parents:
-        if not hidden.holds(name):
+        if not is_hidden(name):
             parent = parents[name]
-            while parent is not None and hidden.holds(parent):
+            while parent is not None and is_hidden(parent):
                 parent = parents.get(parent)
             moved[name] = parent
     engine.rows = kept
@@ -288,40 +289,26 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     parents.update(moved)
 
 
-class _HiddenCalls:
-    def __init__(self, parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> None:
-        self._parents = parents
-        self._paths = paths
-        self._map = layer_map
-        grouped = {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
-        whole = {id(layer) for pair in layer_map.pairs for layer in pair} | grouped
-        whole |= {id(api.layer) for api in layer_map.apis}
-        self._closed = {path for path, layer in paths.layer.items() if id(layer) in whole}
-        self._gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
-        self._gone_inside = {path for path, layer in paths.layer.items() if layer_map.is_ignored_inside(layer)}
-        self._known: dict[str, bool] = {}
+def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> Callable[[str], bool]:
+    """Tells whether a call takes no part."""
+    whole = {id(layer) for pair in layer_map.pairs for layer in pair} | {id(api.layer) for api in layer_map.apis}
+    whole |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+    gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
+    closed = [
+        path for path, layer in paths.layer.items() if id(layer) in whole or layer_map.is_ignored_inside(layer)
+    ]  # what is inside of these
 
-    def holds(self, name: str) -> bool:
-        """Whether this call takes no part."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._is_hidden(name)
-        return found
-
-    def _is_hidden(self, name: str) -> bool:
+    @cache
+    def is_hidden(name: str) -> bool:
         op = parse_op(name)
-        if op.is_module and op.body in self._gone:
-            return True
-        inner = self._closed | self._gone_inside
-        if not inner:
-            return False
         if op.is_module:
-            return any(op.body.startswith(f"{path}.") or (not path and op.body) for path in inner)
-        around = self._parents.get(name)
-        if around is None:
-            return False
-        path = parse_op(around).body
-        return any(path == one or path.startswith(f"{one}.") or not one for one in inner)
+            inside = any(op.body.startswith(f"{path}.") or (not path and op.body) for path in closed)
+            return op.body in gone or inside
+        around = parents.get(name)
+        path = parse_op(around).body if around is not None else ""
+        return around is not None and any(path == one or path.startswith(f"{one}.") or not one for one in closed)
+
+    return is_hidden
 
 
 def _merged(rows: LiveRows, members: list[str]) -> LiveRows:

@@ -17,7 +17,7 @@ from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of
 from twinprobe._record.rows import Row
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, TableBuilder, settle
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, table_of
 from twinprobe.errors import BadInput
 
 # The layers of a model that take part in copying weights, and their structure in the form of a run.
@@ -75,19 +75,15 @@ def structure(tree: LayerTree) -> Run:
     }
     parents = {name[path]: name.get(_around(path, name)) if path else None for path in name}
     order = _inside_first(list(name))
-    builder = TableBuilder()
+    rows = []
     for op, path in enumerate(order):
-        layer = tree.layers[path]
         for parameter, tensor in tree.weights[path].items():
             shape = [int(size) for size in tensor.shape]
-            if len(shape) == 2 and tree.adapter.is_transposed(layer, parameter):
+            if len(shape) == 2 and tree.adapter.is_transposed(tree.layers[path], parameter):
                 shape.reverse()
-            leaf = Leaf("Tensor", "float32", shape)
-            builder.add(op, PARAMETER, f"{name[path]}.parameters.{parameter}", settle(leaf, parameter))
-    run = Run(
-        Path(type(tree.model).__name__), "statistics", "L0", tree.adapter.name,
-        [name[path] for path in order], builder.build(), [],
-    )  # fmt: skip
+            rows.append((op, PARAMETER, f"{name[path]}.parameters.{parameter}", Leaf("Tensor", "float32", shape)))
+    title, ops = Path(type(tree.model).__name__), [name[path] for path in order]
+    run = Run(title, "statistics", "L0", tree.adapter.name, ops, table_of(rows), [])
     run.__dict__["parents"] = parents
     return run
 
