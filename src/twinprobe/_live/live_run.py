@@ -294,8 +294,8 @@ class Values(Run):
                 alike[key] = _leaf(value, None)
             return alike[key]
 
-        columns = self.columns["op"], self.columns["role"], self.columns["name"], map(leaf_of, self.live.value)
-        return table_of(zip(*columns, strict=True))
+        leaves = [leaf_of(value) for value in self.live.value]
+        return table_of(zip(*(self.columns[name] for name in ("op", "role", "name")), leaves, strict=True))
 
     @cached_property
     def columns(self) -> dict[str, list[Any]]:

@@ -20,7 +20,17 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.live_run import Values, address_in, short_dtype
 from twinprobe._live.pairing.matching import Matches
-from twinprobe._measure.tolerance import Gap, Gaps, HostPair, Places, Tolerance, compare, compare_all, compare_places
+from twinprobe._measure.tolerance import (
+    Gap,
+    Gaps,
+    HostPair,
+    Places,
+    Tolerance,
+    compare,
+    compare_all,
+    compare_places,
+    worth_kernel,
+)
 from twinprobe._record.rows import Note, Row
 from twinprobe._runs.names import BACKWARD, GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
@@ -166,17 +176,19 @@ class PairGaps:
                 if elements > _ELEMENTS_AT_ONCE:
                     self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
                     others, hosts, elements = [], [], 0
-        self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
-        columns = cast(Places, tuple(map(list, zip(*places, strict=True))) or ([], [], [], []))
 
         def hosts_of(place: int) -> tuple[HostTensor, HostTensor]:
-            row, other, _ = self._rows[pairs[place]]
-            target, golden = raw.tensor(row), base.tensor(other)
-            assert target is not None
-            assert golden is not None
-            return target, golden
+            found = self._tensors(pairs[place])
+            assert found is not None
+            return found
 
-        self._measured.append((pairs, compare_places(columns, hosts_of, self._tolerance, in_all=len(self._rows))))
+        if worth_kernel(len(self._rows), sum(size for _, _, size, _ in places)) and places:
+            columns = cast(Places, tuple(map(list, zip(*places, strict=True))))
+            self._measured.append((pairs, compare_places(columns, hosts_of, self._tolerance)))
+        else:
+            others += pairs
+            hosts += [(*hosts_of(place), bool(turning)) for place, (*_, turning) in enumerate(places)]
+        self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
 
     def _tensors(self, pair: int) -> tuple[HostTensor, HostTensor] | None:
         """The tensors of a pair; None where its gap is known without them, or nothing can be."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, sibling, tree_lines
-from twinprobe._live.findings import Finding, Findings, First, differing
+from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
@@ -160,60 +160,46 @@ def _lines(result: Result, *, plain: bool) -> Iterator[Text]:
     counts = result.counts()
     compared = f"{counts['compared']:,} pairs of tensors"
     steps = f", {result.steps} steps" if result.steps > 1 else ""
+    models = f"  {result.raw} against {result.base}: "
     if result.first is None:
-        yield _text("aligned" if plain else "✔ aligned", "bold green").append(
-            f"  {result.raw} against {result.base}: {compared}{steps}, all agree"
-            if not counts["differ"]
-            else f"  {result.raw} against {result.base}: {compared}{steps}; {counts['differ']} inner ones differ"
-        )
+        inner = f"; {counts['differ']} inner ones differ" if counts["differ"] else ", all agree"
+        yield _text("aligned" if plain else "✔ aligned", "bold green", f"{models}{compared}{steps}{inner}")
     else:
-        yield _text("not aligned" if plain else "✖ not aligned", "bold red").append(
-            f"  {result.raw} against {result.base}: {counts['differ']:,} of {compared} differ{steps}"
-        )
+        differ = f"{counts['differ']:,} of {compared} differ{steps}"
+        yield _text("not aligned" if plain else "✖ not aligned", "bold red", models + differ)
         yield from _first(result.first)
-        yield from _following(result)
+        yield from _following(result.first, result.differences)
     if result.written_to:
-        yield _text("weights: ", "cyan").append(visible(result.written_to))
+        yield _text("weights: ", "cyan", result.written_to)
     for note in result.notes:
-        yield _text("note: ", "cyan").append(visible(note))
+        yield _text("note: ", "cyan", note)
     for file in result.files:
-        yield _text("written: ", "cyan").append(visible(str(file)))
+        yield _text("written: ", "cyan", str(file))
 
 
 def _first(first: First) -> Iterator[Text]:
     step = f", step {first.step}" if first.step else ""
     yield _text(f"  first difference ({first.phase}{step})", "bold")
-    yield _text("    raw   ", "dim").append(visible(first.raw), "bold")
-    if first.raw_line:
-        yield _text("          at ", "dim").append(visible(first.raw_line))
-    yield _text("    base  ", "dim").append(visible(first.base), "bold")
-    if first.base_line:
-        yield _text("          at ", "dim").append(visible(first.base_line))
-    yield _text(f"    {first.why}")
+    for label, call, line in (("raw ", first.raw, first.raw_line), ("base", first.base, first.base_line)):
+        yield _text(f"    {label}  ", "dim", call, "bold")
+        if line:
+            yield _text("          at ", "dim", line)
+    yield _text("    ", "", first.why)
     for one in first.findings[:4]:
         gap = one.gap
-        shown = [f"max abs {gap.max_abs:.3g}", f"max rel {gap.max_rel:.3g}", f"cosine {gap.cosine:.6g}"]
-        numbers = [
-            text for text, value in zip(shown, (gap.max_abs, gap.max_rel, gap.cosine), strict=True) if not isnan(value)
-        ]
-        yield _text(f"    {one.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
+        shown = {"max abs": (gap.max_abs, ".3g"), "max rel": (gap.max_rel, ".3g"), "cosine": (gap.cosine, ".6g")}
+        numbers = [f"{title} {value:{form}}" for title, (value, form) in shown.items() if not isnan(value)]
+        yield _text("    ", "", f"{one.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
 
 
-def _following(result: Result) -> Iterator[Text]:
-    assert result.first is not None
-    calls = dict.fromkeys(
-        one.raw for one in result.differences if one.decides and one.raw != result.first.raw
-    )  # fmt: skip
-    if not calls:
-        return
-    names = list(calls)
-    more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
-    yield _text("  then differ  ", "dim").append(visible(", ".join(names[:_FOLLOWING]) + more))
-    others = [
-        one for one in result.differences if one.cause == "injected" and one.decides and one.raw != result.first.raw
-    ]
-    for one in others[:3]:
-        yield _text("  also begins  ", "dim").append(visible(f"{one.raw} ({one.phase}: {one.gap.why})"))
+def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
+    others = [one for one in differences if one.decides and one.raw != first.raw]
+    names = list(dict.fromkeys(one.raw for one in others))
+    if names:
+        more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
+        yield _text("  then differ  ", "dim", ", ".join(names[:_FOLLOWING]) + more)
+    for one in [one for one in others if one.cause == INJECTED][:3]:
+        yield _text("  also begins  ", "dim", f"{one.raw} ({one.phase}: {one.gap.why})")
 
 
 def _trees(result: Result, *, plain: bool, width: int) -> Any:
@@ -240,12 +226,12 @@ def _tree(title: str, lines: list[tuple[str, str]]) -> Text:
     return text
 
 
-def _text(content: str, style: str = "") -> Text:
+def _text(label: str, style: str, content: str = "", content_style: str = "") -> Text:
+    """Words of our own, then what comes from the models, made harmless to a terminal."""
     from rich.text import Text
 
-    text = Text()
-    text.append(visible(content), style)
-    return text
+    text = Text().append(label, style)
+    return text.append(visible(content), content_style) if content else text
 
 
 # The result as files.
@@ -259,21 +245,19 @@ def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Pa
         if name not in FORMATS:
             raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
     prepare_folder(folder)
-    written = []
+    written = [folder / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
     with Staging() as staging:
-        for name in dict.fromkeys(formats):
-            path = folder / f"{STEM}.{name}"
-            _fill(name, result, staging.file(path))
-            written.append(path)
+        for path in written:
+            _fill(path.suffix, result, staging.file(path))
     return written
 
 
-def _fill(name: str, result: Result, path: Path) -> None:
-    if name == "csv":
+def _fill(suffix: str, result: Result, path: Path) -> None:
+    if suffix == ".csv":
         fill_csv(result.table, path)
-    elif name == "parquet":
+    elif suffix == ".parquet":
         fill_parquet(result.table, path)
-    elif name == "xlsx":
+    elif suffix == ".xlsx":
         import polars as pl
 
         from twinprobe._report.xlsx import fill_xlsx
@@ -281,7 +265,7 @@ def _fill(name: str, result: Result, path: Path) -> None:
         # Workbooks colour their rows by this column.
         verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
         fill_xlsx(result.table.with_columns(verdicts.alias("Result")), path)
-    elif name == "json":
+    elif suffix == ".json":
         path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
     else:
         path.write_text(whole_page(result), encoding="utf-8", errors="backslashreplace")
@@ -373,19 +357,18 @@ def _html_tree(title: str, roots: list[Branch]) -> str:
 
 
 def _rows(findings: list[Finding], most: int) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("phase", "raw", "base", "what", "cause", "max abs", "cosine", "why"))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in _cells(one)) + "</tr>" for one in findings[:most]
-    )
+    columns: dict[str, Callable[[Finding], str]] = {
+        **{name: attrgetter(name) for name in ("phase", "raw", "base")}, "what": attrgetter("tensor"),
+        "cause": attrgetter("cause"), "max abs": lambda one: _number(one.gap.max_abs),
+        "cosine": lambda one: _number(one.gap.cosine), "why": attrgetter("gap.why"),
+    }  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in columns)
+    cells = (
+        "".join(f"<td>{_safe(cell_of(one))}</td>" for cell_of in columns.values()) for one in findings[:most]
+    )  # fmt: skip
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""
     return f"<table><tr>{head}</tr>{body}</table>{left}"
-
-
-def _cells(one: Finding) -> tuple[str, ...]:
-    return (
-        one.phase, one.raw, one.base, one.tensor, one.cause, _number(one.gap.max_abs), _number(one.gap.cosine),
-        one.gap.why,
-    )  # fmt: skip
 
 
 def _number(value: float) -> str:

@@ -181,19 +181,23 @@ def compare_all(pairs: list[HostPair], tolerance: Tolerance, *, in_all: int = 0)
         [pairs[at][0].data.size for at in fit],
         [pairs[at][0].shape[0] if pairs[at][2] and len(pairs[at][0].shape) == 2 else 0 for at in fit],
     )
-    many = max(len(pairs), in_all) >= _PAIRS or sum(pair[0].data.size for pair in pairs) >= _ELEMENTS
+    many = worth_kernel(max(len(pairs), in_all), sum(pair[0].data.size for pair in pairs))
     turned = [pair[2] for pair in pairs]
     return _compared(Gaps(len(pairs)), places, fit if many else [], lambda at: pairs[at][:2], turned, tolerance)
 
 
-def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
-    """The same for pairs that fit the kernel (float32, of one size, at least two elements) by where they lie in memory.
+def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance) -> Gaps:
+    """The same for many pairs that fit the kernel (float32, of one size, at least two elements), by their places.
 
     ``hosts`` is asked for those that the kernel says nothing about.
     """
     count = len(places[0])
-    many = max(count, in_all) >= _PAIRS or sum(places[2]) >= _ELEMENTS
-    return _compared(Gaps(count), places, list(range(count)) if many else [], hosts, places[3], tolerance)
+    return _compared(Gaps(count), places, list(range(count)), hosts, places[3], tolerance)
+
+
+def worth_kernel(pairs: int, elements: int) -> bool:
+    """Whether compiled code is worth loading for so much work."""
+    return pairs >= _PAIRS or elements >= _ELEMENTS
 
 
 def _compared(
