@@ -20,6 +20,9 @@ from twinprobe._runs.llm.dump import LlmDump, Token
 from twinprobe._runs.llm.files import ATB, INPUT, OUTPUT, Files, TensorFile
 from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.llm.tree import EXECUTION, ORDER, OpNode
+from twinprobe._runs.table import INPUT as TAKEN
+from twinprobe._runs.table import OUTPUT as GIVEN
+from twinprobe._runs.table import TENSOR
 from twinprobe.errors import DamagedTensor
 
 if TYPE_CHECKING:
@@ -195,6 +198,8 @@ def _calls(tree: OpNode) -> list[Call]:
 
 
 EQUAL_NAMES = "name"
+MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
+BETWEEN = "\0"  # stands between the names of several files
 
 
 @dataclass(slots=True)
@@ -234,9 +239,39 @@ class Rows(list[Row]):
         return Known(), Known()
 
     @cached_property
-    def kept(self) -> dict[str, pl.DataFrame]:
-        """Columns of tables that others have made of these rows."""
-        return {}
+    def texts(self) -> pl.DataFrame:
+        """The columns of the report that follow from the rows alone; files of one row stand behind one another."""
+        import polars as pl
+
+        columns = {
+            "my_files": [BETWEEN.join(file.file for file in row.my) or None for row in self],
+            "golden_files": [BETWEEN.join(file.file for file in row.golden) or None for row in self],
+            "my_type": [row.my_type for row in self],
+            "golden_type": [row.golden_type for row in self],
+            "level": [row.level for row in self],
+            "rule": [row.rule for row in self],
+            "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in self],
+        }
+        return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+    @cached_property
+    def pairs(self) -> pl.DataFrame:
+        """The columns of a pair table that follow from the rows alone."""
+        import polars as pl
+
+        columns: dict[str, tuple[list[Any], Any]] = {
+            "t_row": ([at if row.my else None for at, row in enumerate(self)], pl.Int32),
+            "g_row": ([at if row.golden else None for at, row in enumerate(self)], pl.Int32),
+            "t_kind": ([TENSOR if row.my else None for row in self], pl.UInt8),
+            "g_kind": ([TENSOR if row.golden else None for row in self], pl.UInt8),
+            "t_op": ([row.call if row.my else None for row in self], pl.Int32),
+            "t_role": ([(TAKEN if row.is_input else GIVEN) if row.my else None for row in self], pl.UInt8),
+            "g_name": ([row.golden[0].file if row.golden else None for row in self], pl.String),
+        }
+        nothing = [None] * len(self)
+        columns |= dict.fromkeys(("t_max_text", "g_max_text"), (nothing, pl.String))
+        columns |= dict.fromkeys(("t_requires_grad", "g_requires_grad"), (nothing, pl.Boolean))
+        return pl.DataFrame([pl.Series(name, values, dtype=dtype) for name, (values, dtype) in columns.items()])
 
 
 def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:

@@ -10,22 +10,18 @@ import numpy as np
 
 from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.measured import MeasuredRows
-from twinprobe._compare.llm.rows import Plan, Rows
+from twinprobe._compare.llm.rows import BETWEEN, Plan, Rows
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds, judge
 from twinprobe._measure.llm_metrics import EMPTY, SHAPE
-from twinprobe._runs.llm.files import TensorFile
 from twinprobe._runs.run import TENSORS, Run
-from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import polars as pl
 
-MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
 BASICS = ("max", "min", "mean")
-_KEPT, _BETWEEN = "report", "\0"
 METRICS: dict[str, str] = {
     "cosine_similarity": "cosine",
     "max_relative_error": "max_rel",
@@ -64,9 +60,7 @@ def token_table(
     """The rows of one token as they stand in the report, but for the running ``data_id``."""
     import polars as pl
 
-    if _KEPT not in rows.kept:
-        rows.kept[_KEPT] = _known(rows)
-    known = rows.kept[_KEPT]
+    known = rows.texts
     columns: dict[str, pl.Series] = {"token_id": pl.repeat(token, len(rows), dtype=pl.String, eager=True)}
     for who, side in (("golden", 1), ("my", 0)):
         columns |= _side(who, side, bases[side], known, measured)
@@ -94,7 +88,7 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
 
     found = {
         # Several files of a row are told one after the other, each with its whole path.
-        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(_BETWEEN, f";{front}", literal=True),
+        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(BETWEEN, f";{front}", literal=True),
         f"{who}_op_type": known[f"{who}_type"],
         f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
         f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
@@ -102,26 +96,6 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
     for basic in BASICS:
         found[f"{who}_{basic}_value"] = measured.column(f"{who}_{basic}")
     return found
-
-
-def _known(rows: Rows) -> pl.DataFrame:
-    """The columns that follow from the rows alone."""
-    import polars as pl
-
-    columns = {
-        "my_files": [_names(row.my) for row in rows],
-        "golden_files": [_names(row.golden) for row in rows],
-        "my_type": [row.my_type for row in rows],
-        "golden_type": [row.golden_type for row in rows],
-        "level": [row.level for row in rows],
-        "rule": [row.rule for row in rows],
-        "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in rows],
-    }
-    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-
-
-def _names(files: tuple[TensorFile, ...]) -> str | None:
-    return _BETWEEN.join(file.file for file in files) if files else None
 
 
 def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
@@ -157,8 +131,6 @@ def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 #
 # Engines differ in dtype and in axes of length one by design, so neither counts against a row here: sizes do.
 
-_JUDGED = "judged pairs"
-
 
 def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
     """The verdict of every row, and where the difference begins."""
@@ -182,9 +154,7 @@ def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limit
 def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
     import polars as pl
 
-    if _JUDGED not in rows.kept:
-        rows.kept[_JUDGED] = _known_pairs(rows)
-    known = rows.kept[_JUDGED]
+    known = rows.pairs
     both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
     dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
     dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
@@ -198,33 +168,6 @@ def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
         dtypes.alias("g_dtype"),
         pl.Series("t_shape", shapes[0], dtype=pl.String),
         pl.Series("g_shape", shapes[1], dtype=pl.String),
-    )
-
-
-def _known_pairs(rows: Rows) -> pl.DataFrame:
-    """The columns that follow from the rows alone."""
-    import polars as pl
-
-    count = len(rows)
-    mine = [at if row.my else None for at, row in enumerate(rows)]
-    theirs = [at if row.golden else None for at, row in enumerate(rows)]
-    roles = [(INPUT if row.is_input else OUTPUT) if row.my else None for row in rows]
-    texts = pl.Series([None] * count, dtype=pl.String)
-    flags = pl.Series([None] * count, dtype=pl.Boolean)
-    return pl.DataFrame(
-        {
-            "t_row": pl.Series(mine, dtype=pl.Int32),
-            "g_row": pl.Series(theirs, dtype=pl.Int32),
-            "t_kind": pl.Series([TENSOR if row.my else None for row in rows], dtype=pl.UInt8),
-            "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
-            "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
-            "t_role": pl.Series(roles, dtype=pl.UInt8),
-            "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
-            "t_max_text": texts,
-            "g_max_text": texts,
-            "t_requires_grad": flags,
-            "g_requires_grad": flags,
-        }
     )
 
 
