@@ -117,11 +117,11 @@ class _Reader:
         for at, value in enumerate(values):
             place = f"{where}[{at}]"
             self._check(value, "opType", 'is no operator: it needs an "opType"', place, depth)
-            kind, name, param, children = (value.get(key) for key in ("opType", "opName", "param", "nodes"))
-            if not isinstance(children, list | None):
+            kind, name, param, children = (*map(value.get, ("opType", "opName", "param")), value.get("nodes", []))
+            if not isinstance(children, list):
                 raise BadInput('"nodes" must be a list', where=f"{self._path}: {place}")
             folder = f"{front}{first + at}_{kind}"
-            below = self.operators(children or [], f"{folder}/", 0, f"{place}.nodes", depth + 1)
+            below = self.operators(children, f"{folder}/", 0, f"{place}.nodes", depth + 1)
             tensors = _texts(value, "inTensors"), _texts(value, "outTensors")
             name, param = name if isinstance(name, str) else kind, param if isinstance(param, dict) else {}
             found.append(OpNode(name, kind, folder, below, param, *tensors))
