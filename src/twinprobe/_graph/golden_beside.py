@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -166,7 +165,7 @@ class GoldenBeside:
     def __enter__(self) -> GoldenBeside:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._process.stop()
         self._ours.close()
         self._theirs.close()

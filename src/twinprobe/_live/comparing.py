@@ -73,7 +73,7 @@ class Comparison:
     def result(self) -> Result:
         """The result of all steps."""
         assert self.runs is not None
-        base, raw = (one.title if isinstance(one, Model) else str(one) for one in (self.base, self.raw))
+        base, raw = (side.title if isinstance(side, Model) else str(side) for side in (self.base, self.raw))
         raw_calls, base_calls = (Calls(run.ops, run.parents) for run in self.runs)
         notes = list(dict.fromkeys(self.notes))
         return Result(base, raw, self.findings, self.first, base_calls, raw_calls, self.steps, notes)
@@ -161,10 +161,10 @@ def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Opti
         return copy_weights(raw.model, base.model, layer_map).notices
 
 
-def _dry_run(one: Model, layer_map: LayerMap, options: Options) -> Values:
+def _dry_run(side: Model, layer_map: LayerMap, options: Options) -> Values:
     """A forward pass that changes nothing: no statistics of norms, no gradients. Its values mean nothing yet."""
     # Groups and functions play no part in copying.
     simple = LayerMap()
     simple.__dict__.update({**layer_map.__dict__, "groups": [], "apis": []})
     plain = replace(options, phase=FORWARD, random="eval", single_step=False)
-    return run_model(one, plain, simple, None).run
+    return run_model(side, plain, simple, None).run

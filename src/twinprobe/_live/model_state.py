@@ -41,22 +41,22 @@ class KeptState:
 
     def __init__(self, models: list[Model]) -> None:
         self._models = models
-        self._gradients = [one.adapter.take_gradients(one.paths.layer.values()) for one in models]
-        self.buffers: dict[str, Kept] = {one.role: {} for one in models}
+        self._gradients = [side.adapter.take_gradients(side.paths.layer.values()) for side in models]
+        self.buffers: dict[str, Kept] = {side.role: {} for side in models}
         self.steps = 0  # of their optimizers
         self.copied = ""  # what copying weights has done so far
 
     def keep_buffers(self) -> None:
         """The models are about to run."""
-        for one in self._models:
-            for path, layer in one.paths.layer.items():
-                for name, tensor in one.adapter.state(layer).items():
-                    self.buffers[one.role][path, name] = layer, tensor, np.array(one.adapter.read(tensor))
+        for side in self._models:
+            for path, layer in side.paths.layer.items():
+                for name, tensor in side.adapter.state(layer).items():
+                    self.buffers[side.role][path, name] = layer, tensor, np.array(side.adapter.read(tensor))
 
-    def put_back_buffers(self, one: Model) -> None:
+    def put_back_buffers(self, side: Model) -> None:
         """As if the model had not run."""
-        adapter = one.adapter
-        for (_, name), (layer, tensor, values) in self.buffers[one.role].items():
+        adapter = side.adapter
+        for (_, name), (layer, tensor, values) in self.buffers[side.role].items():
             if adapter.state(layer).get(name) is not tensor:  # replaced, not written to
                 setattr(layer, name, tensor)
             if not np.array_equal(adapter.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
@@ -64,12 +64,12 @@ class KeptState:
 
     def put_back(self) -> None:
         """The comparison is over: its gradients are no concern of the user."""
-        for one in self._models:  # where the models share parameters, nothing may be cleared after the first is set
-            one.adapter.clear_gradients(one.model, one.paths.layer.values())
-        for one, gradients in zip(self._models, self._gradients, strict=True):
-            one.adapter.set_gradients(gradients)
+        for side in self._models:  # where the models share parameters, nothing may be cleared after the first is set
+            side.adapter.clear_gradients(side.model, side.paths.layer.values())
+        for side, gradients in zip(self._models, self._gradients, strict=True):
+            side.adapter.set_gradients(gradients)
             if not self.steps:
-                self.put_back_buffers(one)
+                self.put_back_buffers(side)
 
     @property
     def changed(self) -> str:
@@ -161,7 +161,7 @@ class Buffers:
         self._holding = tuple({path for path, _ in buffers} for buffers in self._kept)
         self._groups = layer_map.groups
         self._tolerance = tolerance
-        frameworks = [one.adapter.name for one in (raw, base)]
+        frameworks = [side.adapter.name for side in (raw, base)]
         self._paddle = frameworks.index("paddle") if frameworks.count("paddle") == 1 else None
         # Of Paddle, by name: as they are, and as the other framework means them.
         self._variances: dict[str, tuple[Array, Array]] = {}
@@ -186,7 +186,7 @@ class Buffers:
         order = {name: at for at, name in enumerate(tested.ops)}
         found = []
         for calls, slots in self._pairs(matches):
-            now = [one.adapter.read(slot.held.tensor) for one, slot in zip(self._models, slots, strict=True)]
+            now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
             if step == 0:
                 gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
@@ -210,11 +210,11 @@ class Buffers:
         return self._models[at].adapter.read(slot.held.tensor) if held is None else held[2]
 
     def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
-        dtypes = [one.adapter.dtype(slot.held.tensor) for one, slot in zip(self._models, slots, strict=True)]
+        dtypes = [side.adapter.dtype(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
         # Narrow types are read as float32: their own bounds count.
         bounds = Tolerance(*self._tolerance.of(*dtypes), self._tolerance.mode, self._tolerance.equal_nan)
-        one, other = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
-        return compare(one, other, bounds)
+        target, golden = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
+        return compare(target, golden, bounds)
 
     def _pairs(self, matches: Matches) -> list[tuple[tuple[str, str], tuple[Slot, Slot]]]:
         """The two calls and the two buffers of each pair."""
@@ -263,7 +263,7 @@ class Buffers:
         self._variances[name] = values, meant
         if gap.same:
             return gap
-        corrected = self._gap(slots, [meant if at == self._paddle else one for at, one in enumerate(now)])
+        corrected = self._gap(slots, [meant if at == self._paddle else array for at, array in enumerate(now)])
         if not corrected.same:
             return gap
         self._converted[name] = None

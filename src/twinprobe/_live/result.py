@@ -52,7 +52,7 @@ class Result:
     @cached_property
     def findings(self) -> list[Finding]:
         """Every pair of tensors, step by step."""
-        return [one for part in self.found for one in part]
+        return [finding for part in self.found for finding in part]
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -73,10 +73,10 @@ class Result:
         """Marked by the step and phase of the first difference."""
         first = self.first
         marks: dict[str, str] = {}
-        for one in self.findings:
-            if first is None or (one.step, one.phase) == (first.step, first.phase):
-                name = sibling(getattr(one, side), FORWARD)
-                marks[name] = DIFFERS if one.differs else marks.get(name, AGREES)
+        for finding in self.findings:
+            if first is None or (finding.step, finding.phase) == (first.step, first.phase):
+                name = sibling(getattr(finding, side), FORWARD)
+                marks[name] = DIFFERS if finding.differs else marks.get(name, AGREES)
         if first is not None:
             marks[sibling(getattr(first, side), FORWARD)] = FIRST
         return call_tree(calls, marks)
@@ -84,7 +84,7 @@ class Result:
     @property
     def differences(self) -> list[Finding]:
         """The pairs that differ, in execution order."""
-        return [one for part in self.found for one in differing(part)]
+        return [finding for part in self.found for finding in differing(part)]
 
     def counts(self) -> dict[str, int]:
         """How many pairs were compared, how many differ, and how many of these decide the verdict."""
@@ -92,7 +92,7 @@ class Result:
         return {
             "compared": sum(map(len, self.found)),
             "differ": len(differing),
-            "decide": sum(one.decides for one in differing),
+            "decide": sum(finding.decides for finding in differing),
         }
 
     @property
@@ -185,21 +185,21 @@ def _first(first: First) -> Iterator[Text]:
         if line:
             yield _text("          at ", "dim", line)
     yield _text("    ", "", first.why)
-    for one in first.findings[:4]:
-        gap = one.gap
+    for finding in first.findings[:4]:
+        gap = finding.gap
         shown = {"max abs": (gap.max_abs, ".3g"), "max rel": (gap.max_rel, ".3g"), "cosine": (gap.cosine, ".6g")}
         numbers = [f"{title} {value:{form}}" for title, (value, form) in shown.items() if not isnan(value)]
-        yield _text("    ", "", f"{one.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
+        yield _text("    ", "", f"{finding.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
 
 
 def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
-    others = [one for one in differences if one.decides and one.raw != first.raw]
-    names = list(dict.fromkeys(one.raw for one in others))
+    others = [finding for finding in differences if finding.decides and finding.raw != first.raw]
+    names = list(dict.fromkeys(finding.raw for finding in others))
     if names:
         more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
         yield _text("  then differ  ", "dim", ", ".join(names[:_FOLLOWING]) + more)
-    for one in [one for one in others if one.cause == INJECTED][:3]:
-        yield _text("  also begins  ", "dim", f"{one.raw} ({one.phase}: {one.gap.why})")
+    for finding in [finding for finding in others if finding.cause == INJECTED][:3]:
+        yield _text("  also begins  ", "dim", f"{finding.raw} ({finding.phase}: {finding.gap.why})")
 
 
 def _trees(result: Result, *, plain: bool, width: int) -> Any:
@@ -295,10 +295,10 @@ def table_of(findings: list[Finding]) -> pl.DataFrame:
     )
 
 
-def _verdict(one: Finding) -> str:
-    if not one.differs:
+def _verdict(finding: Finding) -> str:
+    if not finding.differs:
         return "same"
-    return "differs" if one.decides else "differs (does not decide)"
+    return "differs" if finding.decides else "differs (does not decide)"
 
 
 # The result as HTML: a fragment for notebooks, and a page that loads nothing and runs nothing.
@@ -359,12 +359,12 @@ def _html_tree(title: str, roots: list[Branch]) -> str:
 def _rows(findings: list[Finding], most: int) -> str:
     columns: dict[str, Callable[[Finding], str]] = {
         **{name: attrgetter(name) for name in ("phase", "raw", "base")}, "what": attrgetter("tensor"),
-        "cause": attrgetter("cause"), "max abs": lambda one: _number(one.gap.max_abs),
-        "cosine": lambda one: _number(one.gap.cosine), "why": attrgetter("gap.why"),
+        "cause": attrgetter("cause"), "max abs": lambda finding: _number(finding.gap.max_abs),
+        "cosine": lambda finding: _number(finding.gap.cosine), "why": attrgetter("gap.why"),
     }  # fmt: skip
     head = "".join(f"<th>{name}</th>" for name in columns)
     cells = (
-        "".join(f"<td>{_safe(cell_of(one))}</td>" for cell_of in columns.values()) for one in findings[:most]
+        "".join(f"<td>{_safe(cell_of(finding))}</td>" for cell_of in columns.values()) for finding in findings[:most]
     )  # fmt: skip
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""

@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from twinprobe.errors import BadInput, TwinProbeError
@@ -100,7 +99,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._engine.close()
 
     def add(self, function: Callable[[Any], Any], item: Any, name: str = "") -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from twinprobe import __version__
@@ -165,10 +164,10 @@ def _run(
     work: tuple[Callable[[Any], TokenResult], Sequence[Any]] = compare_token, jobs
     if session is not None:  # notes of each token, so that the command can be resumed
         work = compare_kept, kept_tokens(jobs, session)
-    for at, result in spread(*work, options=options, name=lambda job: f"token {getattr(job, 'job', job).token}"):
-        results[at] = result
+    for index, result in spread(*work, options=options, name=lambda job: f"token {getattr(job, 'job', job).token}"):
+        results[index] = result
         advance("tokens", len(results), len(jobs))
-    return [results[at] for at in range(len(jobs))], told
+    return [results[index] for index in range(len(jobs))], told
 
 
 def _bytes(job: TokenJob) -> int:
@@ -251,7 +250,7 @@ class Notes:
     def __enter__(self) -> Notes:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._open.close()
 
 
@@ -391,10 +390,10 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
         timeout=request.timeout,
     )
     rows = Rows()
-    for at, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
         my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
-        rows.append(Row((my,), (golden,), "", "", at, API, METADATA))
+        rows.append(Row((my,), (golden,), "", "", index, API, METADATA))
     return result_of(job, rows)
 
 
@@ -402,7 +401,7 @@ def _file(pair: ManualPair, layout: Layout) -> str:
     """My file under the dump's root: named from the root, the device or the token on, or where it once lay."""
     name = pair.my.replace("\\", "/").removeprefix("./")
     parts = name.split("/")
-    moved = "/".join(parts[next((at for at, part in enumerate(parts) if part in STORES), 0) :])
+    moved = "/".join(parts[next((index for index, part in enumerate(parts) if part in STORES), 0) :])
     path = PurePath(name)
     places = [path.relative_to(layout.root).as_posix() if path.is_relative_to(layout.root) else moved]
     for device in layout.chosen:

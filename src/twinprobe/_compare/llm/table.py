@@ -67,12 +67,12 @@ def token_table(
     for title, name in METRICS.items():
         columns[title] = measured.column(name)
     columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
-    for at, name in enumerate(algorithms):
-        own = [measured.custom[row][at][0] if row in measured.custom else "" for row in range(len(rows))]
+    for index, name in enumerate(algorithms):
+        own = [measured.custom[row][index][0] if row in measured.custom else "" for row in range(len(rows))]
         columns[name] = pl.Series(own, dtype=pl.String)
     columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
     columns["Level"] = known["level"]
-    remarks = {at: f"{rows[at].rule} ({remark})" for at, remark in measured.remarks.items()}
+    remarks = {index: f"{rows[index].rule} ({remark})" for index, remark in measured.remarks.items()}
     columns["Matched By"] = _with(known["rule"], remarks)
     columns["Max Absolute Error Everywhere"] = measured.column("max_abs_all")
     columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
@@ -100,10 +100,10 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
 
 def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
     """Why rows have no numbers, and what own metrics said; a tensor without counterpart has its reason already."""
-    told: dict[int, list[str]] = {at: [reason] for at, reason in (measured.reasons | measured.faults).items()}
-    for at, custom in measured.custom.items():
-        told.setdefault(at, []).extend(message for _, message in custom if message)
-    return {at: " ".join(words).strip() for at, words in told.items() if not alone[at]}
+    words_of: dict[int, list[str]] = {index: [reason] for index, reason in (measured.reasons | measured.faults).items()}
+    for index, custom in measured.custom.items():
+        words_of.setdefault(index, []).extend(message for _, message in custom if message)
+    return {index: " ".join(words).strip() for index, words in words_of.items() if not alone[index]}
 
 
 def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
@@ -113,8 +113,8 @@ def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
     if not others:
         return column
     texts = column.to_list()
-    for at, text in others.items():
-        texts[at] = text
+    for index, text in others.items():
+        texts[index] = text
     return pl.Series(texts, dtype=pl.String)
 
 
@@ -159,10 +159,10 @@ def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
     dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
     dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
     shapes: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in measured.shapes)
-    for at, reason in measured.reasons.items():
+    for index, reason in measured.reasons.items():
         if reason == SHAPE:
-            for told, shown in zip(shapes, measured.shapes, strict=True):
-                told[at] = shown[at]
+            for column, shown in zip(shapes, measured.shapes, strict=True):
+                column[index] = shown[index]
     return known.with_columns(
         dtypes.alias("t_dtype"),
         dtypes.alias("g_dtype"),
@@ -183,14 +183,14 @@ def _metrics(measured: MeasuredRows) -> pl.DataFrame:
     count = len(measured)
     status = ["ok"] * count
     faults: list[str | None] = [None] * count
-    for at in measured.unmeasured.tolist():
-        status[at] = "unsupported"
+    for index in measured.unmeasured.tolist():
+        status[index] = "unsupported"
     identical = measured.values("identical") == 1
-    for at, reason in measured.reasons.items():
-        if reason == SHAPE or (reason == EMPTY and not identical[at]):
-            status[at] = "shape unmatched" if reason == SHAPE else "unsupported"
-    for at, fault in measured.faults.items():
-        faults[at] = fault
+    for index, reason in measured.reasons.items():
+        if reason == SHAPE or (reason == EMPTY and not identical[index]):
+            status[index] = "shape unmatched" if reason == SHAPE else "unsupported"
+    for index, fault in measured.faults.items():
+        faults[index] = fault
     return pl.DataFrame(
         {
             "status": pl.Series(status, dtype=pl.String),

@@ -100,11 +100,11 @@ def result_of(job: TokenJob, rows: Rows) -> TokenResult:
 
 def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: Judged) -> Divergence | None:
     """The row where the difference begins, told in a sentence."""
-    at = judged.first_row
-    if at is None:
+    index = judged.first_row
+    if index is None:
         return None
-    row, one = rows[at], measured[at]
-    error = float(judged.error[at])
+    row, one = rows[index], measured[index]
+    error = float(judged.error[index])
     call = job.plan.calls[row.call]
     return Divergence(
         op=f"token {job.token}: {call.name} ({call.op_type})",
@@ -114,9 +114,9 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
         target_values=_values(one, 0),
         golden_values=_values(one, 1),
         relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
-        origin=judged.origin[at],
-        order=at,
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
+        origin=judged.origin[index],
+        order=index,
     )
 
 
@@ -186,8 +186,8 @@ def _counterpart(my: Layout, golden: Layout, cards: list[list[Device]]) -> Devic
     side = 0 if my.device is not None else 1
     device = my.device or golden.device
     assert device is not None
-    at = next((at for at, one in enumerate(cards[side]) if one.number == device.number), 0)
-    other = cards[1 - side][at]
+    index = next((index for index, one in enumerate(cards[side]) if one.number == device.number), 0)
+    other = cards[1 - side][index]
     return DevicePair(device, other) if side == 0 else DevicePair(other, device)
 
 
