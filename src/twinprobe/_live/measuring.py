@@ -148,6 +148,7 @@ class PairGaps:
     def _measure_all(self) -> None:
         """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
         raw, base = self._runs
+        turned_rows, other_turned = raw.turned, base.turned
         notes, other_notes = (run.live.value if run.live is not None else [] for run in self._runs)
         first: dict[tuple[Row | None, Row | None, bool], int] = {}
         pairs: list[int] = []
@@ -156,7 +157,7 @@ class PairGaps:
         hosts: list[HostPair] = []
         elements = 0
         for pair, (row, other, _) in enumerate(self._rows):
-            turned = (row in raw.turned) is not (other in base.turned)
+            turned = (row in turned_rows) is not (other in other_turned)
             if notes and other_notes:
                 note, other_note = notes[row], other_notes[other]
                 known = first.setdefault((note.row, other_note.row, turned), pair)

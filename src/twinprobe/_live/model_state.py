@@ -195,9 +195,8 @@ class Buffers:
                 gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
             # A cache of another size is no fault: what is computed with it is compared.
             decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
-            mine, theirs = (slot.held for slot in slots)
-            shapes = str(list(mine.shape)), str(list(theirs.shape))
-            name, dtype = mine.name.rpartition(".")[2], self._models[0].adapter.dtype(mine.tensor)
+            held, shapes = slots[0].held, (str(list(slots[0].held.shape)), str(list(slots[1].held.shape)))
+            name, dtype = held.name.rpartition(".")[2], self._models[0].adapter.dtype(held.tensor)
             found += [
                 Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
                 for phase, gap in gaps.items()
@@ -221,23 +220,22 @@ class Buffers:
         found: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
         calls_of: dict[str, tuple[str, str]] = {}
         for calls in matches.calls.items():
-            mine, theirs = map(parse_op, calls)
-            if not (mine.is_module and theirs.is_module) or mine.body in calls_of:
+            target, golden = map(parse_op, calls)
+            if not (target.is_module and golden.is_module) or target.body in calls_of:
                 continue
-            calls_of[mine.body] = calls
-            if mine.body not in self._holding[0] and theirs.body not in self._holding[1]:
+            calls_of[target.body] = calls
+            if target.body not in self._holding[0] and golden.body not in self._holding[1]:
                 continue
-            ones, others = self._slots(0, mine.body), self._slots(1, theirs.body)
-            for name in filter(others.__contains__, ones):
-                found[ones[name].held.key, others[name].held.key] = calls, (ones[name], others[name])
-            alone = [slot for name, slot in (ones | others).items() if (name in ones) != (name in others)]
+            targets, goldens = self._slots(0, target.body), self._slots(1, golden.body)
+            for name in filter(goldens.__contains__, targets):
+                found[targets[name].held.key, goldens[name].held.key] = calls, (targets[name], goldens[name])
+            alone = [slot for name, slot in (targets | goldens).items() if not (name in targets and name in goldens)]
             self._alone += [
                 slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
             ]
-        paths = self._models[0].paths.of
         for group in self._groups:
             match = match_group(self._models[0].model, self._models[1].model, group)
-            last = next((paths[id(layers[-1])] for layers in (group.one, group.other) if id(layers[-1]) in paths), "")
+            last = group.last_in(self._models[0].paths)
             for pair in match.copies if match is not None and last in calls_of else ():
                 if all(map(_is_state, pair)):
                     found.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))

@@ -21,8 +21,12 @@ from twinprobe.errors import BadInput
 class Group:
     """Layers of one model that together do what those of the other do."""
 
-    one: tuple[Any, ...]
-    other: tuple[Any, ...]
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+
+    def last_in(self, paths: Paths) -> str:
+        """The path of the last layer of that side which is in a model."""
+        return next((paths.of[id(side[-1])] for side in (self.first, self.second) if id(side[-1]) in paths.of), "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,13 +61,12 @@ class LayerMap:
     def map(self, pairs: Mapping[Any, Any]) -> None:
         if not isinstance(pairs, Mapping):
             raise BadInput(f"LayerMap.map is a {type(pairs).__name__}", hint="give a dict {layer: layer}")
-        for one, other in pairs.items():
-            _check(one, "LayerMap.map")
-            _check(other, "LayerMap.map")
-            for known, partner in self._pairs:
-                if (known is one or partner is one) and (known is not other and partner is not other):
-                    raise BadInput(f"{type(one).__name__} is mapped twice, to two different layers")
-            self._pairs.append((one, other))
+        for layer, partner in pairs.items():
+            _check(layer, "LayerMap.map")
+            _check(partner, "LayerMap.map")
+            if self.partner(layer) not in (None, partner):
+                raise BadInput(f"{type(layer).__name__} is mapped twice, to two different layers")
+            self._pairs.append((layer, partner))
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -78,7 +81,7 @@ class LayerMap:
     def group(self, ones: Any, others: Any) -> None:
         """Map several layers, in execution order, to several others: the outputs of the last ones are compared."""
         group = Group(_several(ones, "LayerMap.group"), _several(others, "LayerMap.group"))
-        if not group.one or not group.other:
+        if not group.first or not group.second:
             raise BadInput("LayerMap.group got an empty list", hint="give at least one layer of each model")
         self.groups.append(group)
 
@@ -136,17 +139,16 @@ class LayerMap:
 
     def partner(self, layer: Any) -> Any:
         """The layer that this one is mapped to; None where it is not mapped."""
-        for one, other in self._pairs:
-            if one is layer:
-                return other
-            if other is layer:
-                return one
+        for pair in self._pairs:
+            for known, partner in (pair, pair[::-1]):
+                if known is layer:
+                    return partner
         return None
 
     def refuse_strangers(self, known: set[int]) -> None:
         """Raise where it names a layer that is not among these identities."""
         found = [layer for pair in self._pairs for layer in pair]
-        found += [layer for group in self.groups for layer in (*group.one, *group.other)]
+        found += [layer for group in self.groups for layer in (*group.first, *group.second)]
         found += [api.layer for api in self.apis]
         for layer in (*found, *self._ignored.values()):
             if id(layer) not in known:
@@ -273,7 +275,7 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
         if not is_hidden(name):
             kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
-        for side in (group.one, group.other):
+        for side in (group.first, group.second):
             if all(id(layer) in paths.of for layer in side):
                 kept = _merged(kept, [paths.of[id(layer)] for layer in side])
     parents = engine.parents
@@ -292,7 +294,7 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
 def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> Callable[[str], bool]:
     """Tells whether a call takes no part."""
     whole = {id(layer) for pair in layer_map.pairs for layer in pair} | {id(api.layer) for api in layer_map.apis}
-    whole |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+    whole |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
     gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
     closed = [
         path for path, layer in paths.layer.items() if id(layer) in whole or layer_map.is_ignored_inside(layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,12 @@ class LayerTree:
 
     @property
     def holding(self) -> list[str]:
+        """The paths of the layers that hold weights."""
         return [path for path, weights in self.weights.items() if weights]
 
-
-def sizes_of(tensors: Iterable[Any]) -> list[list[int]]:
-    """What tensors look like, whichever way round they are stored."""
-    return sorted(sorted(int(size) for size in tensor.shape) for tensor in tensors)
+    def sizes(self, path: str) -> list[list[int]]:
+        """What the weights of a layer look like, whichever way round they are stored."""
+        return sorted(sorted(int(size) for size in tensor.shape) for tensor in self.weights[path].values())
 
 
 def structure(tree: LayerTree) -> Run:
@@ -121,9 +121,11 @@ def _inside_first(paths: list[str]) -> list[str]:
 Pair = tuple[str, str]
 
 
-def pair_by_flow(target: LayerTree, source: LayerTree, one: Values, other: Values, pairs: list[Pair]) -> None:
+def pair_by_flow(
+    target: LayerTree, source: LayerTree, target_run: Values, source_run: Values, pairs: list[Pair]
+) -> None:
     """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
-    feeds = _feeding(target, one), _feeding(source, other)
+    feeds = _feeding(target, target_run), _feeding(source, source_run)
     while True:
         known = {pair[0]: pair[1] for pair in reversed(pairs)}
         taken = set(known), {pair[1] for pair in pairs}
@@ -135,9 +137,7 @@ def pair_by_flow(target: LayerTree, source: LayerTree, one: Values, other: Value
             fitting = [
                 to
                 for to in source.holding
-                if to not in taken[1]
-                and sources & feeds[1].get(to, set())
-                and sizes_of(source.weights[to].values()) == sizes_of(target.weights[path].values())
+                if to not in taken[1] and sources & feeds[1].get(to, set()) and source.sizes(to) == target.sizes(path)
             ]
             if len(fitting) == 1:
                 found.append((path, fitting[0]))
@@ -206,35 +206,33 @@ def _by_name(target: LayerTree, source: LayerTree) -> list[Pair]:
     return [(path, path) for path in target.layers if path in source.layers]
 
 
-def pair_trees(target: LayerTree, source: LayerTree, one_run: Run, other_run: Run) -> list[Pair]:
+def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run: Run) -> list[Pair]:
     """Pair layers by how the two models ran, or by their structure in the form of a run."""
-    ones, others = set(target.holding), set(source.holding)
+    holding = set(target.holding), set(source.holding)
     known = _specials(target, source)
-    strangers = len(ones ^ others)
-    if strangers <= _MOST_STRANGERS * len(ones | others):
-        taken = {one for one, _ in known}, {other for _, other in known}
+    if len(holding[0] ^ holding[1]) <= _MOST_STRANGERS * len(holding[0] | holding[1]):
+        taken = {path for pair in known for path in pair}
         known += [
             (path, path)
             for path in target.holding
-            if path in others
-            and path not in taken[0] | taken[1]
-            and sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())
+            if path in holding[1] and path not in taken and target.sizes(path) == source.sizes(path)
         ]
-    names = [_first_calls(run) for run in (one_run, other_run)]
+    names = [_first_calls(run) for run in (target_run, source_run)]
     given = [
-        (names[0][one], names[1][other]) for one, other in [("", ""), *known] if one in names[0] and other in names[1]
+        (names[0][path], names[1][partner])
+        for path, partner in [("", ""), *known]
+        if path in names[0] and partner in names[1]
     ]
-    alignment = align_sides(Side(one_run), Side(other_run), given)
     found = []
-    for relation in alignment.relations:
+    for relation in align_sides(Side(target_run), Side(source_run), given).relations:
         ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
         if relation.one_to_one and all(end.is_module for end in ends):
             found.append((ends[0].body, ends[1].body))
     found = [pair for pair in dict.fromkeys(found) if pair[0] in target.weights and pair[1] in source.weights]
     pairs = list(known) + [pair for pair in found if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
     _unfold(target, source, [pair for pair in found if pair not in pairs], pairs)
-    if isinstance(one_run, Values) and isinstance(other_run, Values):
-        pair_by_flow(target, source, one_run, other_run, pairs)
+    if isinstance(target_run, Values) and isinstance(source_run, Values):
+        pair_by_flow(target, source, target_run, source_run, pairs)
     _by_looks(target, source, pairs)
     if target.weights.get("") and source.weights.get(""):
         pairs.append(("", ""))
@@ -257,11 +255,7 @@ def _unfold(target: LayerTree, source: LayerTree, wrapped: list[Pair], pairs: li
         for at, (tree, path) in enumerate(((target, one), (source, other))):
             taken = {pair[at] for pair in pairs}
             inner.append([below for below in tree.holding if _within(below, path) and below not in taken])
-        sizes = [
-            [sizes_of(tree.weights[path].values()) for path in paths]
-            for tree, paths in zip((target, source), inner, strict=True)
-        ]
-        if sizes[0] == sizes[1]:
+        if [target.sizes(path) for path in inner[0]] == [source.sizes(path) for path in inner[1]]:
             pairs += zip(*inner, strict=True)
 
 
@@ -277,7 +271,7 @@ def _by_looks(target: LayerTree, source: LayerTree, pairs: list[Pair]) -> None:
                 if path not in taken:
                     outer = path.rpartition(".")[0]
                     place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
-                    found.setdefault((place, str(sizes_of(tree.weights[path].values()))), []).append(path)
+                    found.setdefault((place, str(tree.sizes(path))), []).append(path)
             looks.append(found)
         for look, ones in looks[0].items():
             others = looks[1].get(look, [])

@@ -65,7 +65,7 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
     alone: set[int] = set()
     if not ignored_only:
         alone |= {id(api.layer) for api in layer_map.apis}
-        alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+        alone |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
     found: set[str] = set()
     below: list[str] = []
     for path, layer in adapter_of(model).modules(model):

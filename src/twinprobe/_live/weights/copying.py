@@ -232,7 +232,7 @@ def _untied(filled: _Filled) -> list[str]:
 def match_group(target: Any, source: Any, group: Group) -> Match | None:
     """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
     places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]
-    members = [group.one, group.other]
+    members = [group.first, group.second]
     if not all(id(layer) in places[0] for layer in members[0]):
         members.reverse()
     if not all(id(layer) in known for side, known in zip(members, places, strict=True) for layer in side):
