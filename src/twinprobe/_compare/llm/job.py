@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twinprobe import __version__
 from twinprobe._align.ops.table import OperatorTable, read_table
@@ -20,7 +20,7 @@ from twinprobe._compare.llm.table import SHARED_NAMES, numbered
 from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, compare_token, pair_all, result_of
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.verdicts import ERROR, PASS, WARNING, Thresholds
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
@@ -161,10 +161,11 @@ def _run(
     options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
     is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
     session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
-    work: tuple[Callable[[Any], TokenResult], Sequence[Any]] = compare_token, jobs
     if session is not None:  # notes of each token, so that the command can be resumed
-        work = compare_kept, kept_tokens(jobs, session)
-    for index, result in spread(*work, options=options, name=lambda job: f"token {getattr(job, 'job', job).token}"):
+        plans = {id(job.plan): job.plan for job in jobs}
+        marks = {key: hashlib.sha256(repr(plan).encode("utf-8", "surrogateescape")) for key, plan in plans.items()}
+        jobs = [replace(job, session=session, plan_mark=marks[id(job.plan)].hexdigest()) for job in jobs]
+    for index, result in spread(compare_or_recall, jobs, options=options, name=lambda job: f"token {job.token}"):
         results[index] = result
         advance("tokens", len(results), len(jobs))
     return [results[index] for index in range(len(jobs))], told
@@ -182,23 +183,22 @@ def _bytes(job: TokenJob) -> int:
 def joined(results: list[TokenResult], sides: tuple[RunInfo, RunInfo], notes: list[str]) -> LlmComparison:
     """One table and one summary of all tokens; the sides are told how many rows they have."""
     table = numbered([result.table for result in results])
-    matched, my_only, golden_only = (
-        sum(getattr(result.counts, name) for result in results) for name in ("matched", "my_only", "golden_only")
+    matched, my_only, golden_only, unread = (
+        sum(getattr(result.counts, name) for result in results)
+        for name in ("matched", "my_only", "golden_only", "unread")
     )
-    summary = Summary(
-        mode="llm",
-        target=replace(sides[0], rows=matched + my_only),
-        golden=replace(sides[1], rows=matched + golden_only),
-        rows=table.height,
-        matched=matched,
-        target_only=my_only,
-        golden_only=golden_only,
-        verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
-        first=_first(results),
-        notes=notes,
-        unread=sum(result.counts.unread for result in results),
-    )
-    return LlmComparison(table, summary)
+    sides = replace(sides[0], rows=matched + my_only), replace(sides[1], rows=matched + golden_only)
+    summary = summary_of("llm", sides, table, matched, notes, unread)
+    return LlmComparison(table, replace(summary, first=_first(results)))
+
+
+def summary_of(
+    mode: str, sides: tuple[RunInfo, RunInfo], table: pl.DataFrame, matched: int, notes: list[str], unread: int
+) -> Summary:
+    """The counts of a comparison, without its first divergence."""
+    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
+    only = sides[0].rows - matched, sides[1].rows - matched
+    return Summary(mode, *sides, table.height, matched, *only, verdicts, None, notes, unread=unread)
 
 
 def _first(results: list[TokenResult]) -> Divergence | None:
@@ -254,64 +254,46 @@ class Notes:
         self._open.close()
 
 
-@dataclass(frozen=True, slots=True)
-class KeptToken:
-    """A token to compare, unless an interrupted command has; ``plan_mark`` stands for the plan it shares."""
-
-    job: TokenJob
-    session: Session
-    plan_mark: str
-
-
 @dataclass(frozen=True)
-class _Found:
+class _Kept:
     """A token's result without its rows, which lie in a file."""
 
     file: Path
     counts: TokenCounts
 
 
-def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
-    """The same jobs, with notes."""
-    marks: dict[int, str] = {}
-    for job in jobs:
-        if id(job.plan) not in marks:
-            marks[id(job.plan)] = hashlib.sha256(repr(job.plan).encode("utf-8", "surrogateescape")).hexdigest()
-    return [KeptToken(job, session, marks[id(job.plan)]) for job in jobs]
+def compare_or_recall(job: TokenJob) -> TokenResult:
+    """Compare one token, or take what an interrupted command has kept of it (perhaps in a worker process)."""
+    if job.session is None:
+        return compare_token(job)
+    made: list[TokenResult] = []
 
-
-def compare_kept(token: KeptToken) -> TokenResult:
-    """Compare one token, or take what was kept of it (perhaps in a worker process)."""
-    job, made = token.job, list[TokenResult]()
-
-    def work(folder: Path) -> tuple[_Found, list[Path]]:
+    def work(folder: Path) -> tuple[_Kept, list[Path]]:
         result = compare_token(job)
         made.append(result)
         file = folder / "rows.arrow"
         with replacing(file) as temporary, temporary.open("wb") as rows:
             result.table.write_ipc(rows)
-        return _Found(file, result.counts), [file]
+        return _Kept(file, result.counts), [file]
 
-    found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
+    kept = once_in_folder(job.session, f"{job.device} token {job.token}", _mark(job, job.session.stamp), _Kept, work)
     if made:
         return made[0]
     import polars as pl
 
-    with local_copy(found.file) as copy:
-        return TokenResult(pl.read_ipc(copy), found.counts)
+    with local_copy(kept.file) as copy:
+        return TokenResult(pl.read_ipc(copy), kept.counts)
 
 
-def _mark(token: KeptToken) -> str:
+def _mark(job: TokenJob, stamp: str) -> str:
     """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    job = token.job
-    told = (__version__, token.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
+    asked = (__version__, job.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
     own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
     sides = [
-        " ".join(_folder_mark(token.session.stamp, side.root / folder) for folder in dict.fromkeys(folders))
+        " ".join(_folder_mark(stamp, side.root / folder) for folder in dict.fromkeys((side.folder, *side.cards)))
         for side in (job.my, job.golden)
-        for folders in [(side.folder, *side.cards)]
     ]
-    return hashlib.sha256(repr((told, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
+    return hashlib.sha256(repr((asked, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4096)

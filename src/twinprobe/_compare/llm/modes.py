@@ -11,13 +11,13 @@ import numpy as np
 from twinprobe._align.auto.row_links import merged
 from twinprobe._align.calls import epsilon
 from twinprobe._align.ops.table import read_table
-from twinprobe._compare.llm.job import LlmComparison, LlmRequest
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
 from twinprobe._compare.llm.rows import OpenedToken, Plan, Row, make_plan, rows_of
 from twinprobe._compare.llm.table import METRICS
 from twinprobe._compare.llm.token import pair_all
-from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._judge.verdicts import ERROR, PASS, RULES, WARNING, Thresholds
+from twinprobe._judge.origin import RunInfo
+from twinprobe._judge.verdicts import RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import SMALLEST
@@ -73,15 +73,15 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
         raise NothingToCompare(f"no weight has a counterpart in {folders[1]}", where=folders[0])
     rows = [_weight_row(name, folders, request.thresholds) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
-    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
     my_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], mine - theirs), (folders[1], theirs - mine))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
-    unread = int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
-    count = len(names)
-    return LlmComparison(
-        table, Summary("llm weight", my_side, golden_side, count, count, 0, 0, verdicts, None, notes, unread=unread)
-    )
+    summary = summary_of("llm weight", (my_side, golden_side), table, len(names), notes, _unread(table))
+    return LlmComparison(table, summary)
+
+
+def _unread(table: pl.DataFrame) -> int:
+    return int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
 
 
 def _weights(path: Path) -> Path:
@@ -202,17 +202,28 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
     for _, mine, theirs in pairs:
-        sides = StatisticsToken(my, mine), StatisticsToken(golden, theirs)
+        tokens = StatisticsToken(my, mine), StatisticsToken(golden, theirs)
         key = mine.model, theirs.model
         if key not in plans:
-            plans[key] = make_plan(*sides, table)
-        for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
-            records.append(_record(mine.label, len(records), row, sides, request))
+            plans[key] = make_plan(*tokens, table)
+        for row in rows_of(plans[key], tokens[0].files, tokens[1].files, request.level):
+            records.append(_record(mine.label, len(records), row, tokens, request))
     if not any(record["Matched By"] for record in records):
         raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.my)
     frame = pl.DataFrame(records, infer_schema_length=None)
-    told = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
-    return LlmComparison(frame, _summary(request, my, golden, frame, told), lost)
+    sides = [
+        RunInfo(
+            str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()),
+            int((frame[column] != "").sum()),
+        )
+        for path, dump, column in (
+            (request.my, my, "my_data_path"), (request.golden, golden, "golden_data_path"),
+        )
+    ]  # fmt: skip
+    notes = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
+    matched = int((frame["Matched By"] != "").sum())
+    summary = summary_of("llm statistics", (sides[0], sides[1]), frame, matched, notes, _unread(frame))
+    return LlmComparison(frame, summary, lost)
 
 
 def _record(
@@ -261,18 +272,3 @@ def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | 
         return 0.0, "identical"
     error = max(abs(m - g) for m, g in known) / amplitude if amplitude else float("inf")
     return error, "rounding" if error <= rounding * max(epsilon(mine.dtype), epsilon(theirs.dtype)) else "point"
-
-
-def _summary(request: LlmRequest, my: LlmDump, golden: LlmDump, table: pl.DataFrame, notes: list[str]) -> Summary:
-    matched = int((table["Matched By"] != "").sum())
-    counts = [int((table[name] != "").sum()) for name in ("my_data_path", "golden_data_path")]
-    my_side, golden_side = (
-        RunInfo(str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()), count)
-        for path, dump, count in zip((request.my, request.golden), (my, golden), counts, strict=True)
-    )
-    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
-    only = [count - matched for count in counts]
-    return Summary(
-        "llm statistics", my_side, golden_side, table.height, matched, only[0], only[1], verdicts, None, notes,
-        unread=int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum()),
-    )  # fmt: skip

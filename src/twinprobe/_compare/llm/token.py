@@ -18,6 +18,7 @@ from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
 from twinprobe._runs.llm.dump import WARMUP, Device, Layout, LlmDump, Token
 from twinprobe._runs.llm.files import TokenFolder
+from twinprobe._scale.ledger import Session
 from twinprobe.errors import NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ class TokenJob:
     threads: int = 1
     bytes_ahead: int = 0
     """About how much all jobs together have to read, on both sides; 0 if nobody knows."""
+    session: Session | None = None
+    """Where finished tokens are kept, if the command can be resumed."""
+    plan_mark: str = ""
+    """Stands for the plan, which many tokens share, in what is kept."""
 
 
 @dataclass(frozen=True, slots=True)
