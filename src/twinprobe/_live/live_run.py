@@ -50,7 +50,7 @@ def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
     """The layout of a call whose inputs and outputs are all tensors. Thousands of calls share a few layouts."""
     rows = []
     for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
-        rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]
+        rows += [(role, f"{front}.{key}") for key in (range(held) if isinstance(held, int) else held)]
     return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
 
 
@@ -109,9 +109,9 @@ class LiveRows:
 
     def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
         numbered = enumerate(rows, len(self.value))
-        self.plain |= {row: settle(_plain(one), "") for row, (_, _, one) in numbered if type(one) is not Note}
+        self.plain |= {row: settle(_plain(value), "") for row, (_, _, value) in numbered if type(value) is not Note}
         layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
-        self._add(name, layout, [one for _, _, one in rows])
+        self._add(name, layout, [value for _, _, value in rows])
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
         """Append a call made of another's rows: of each of these calls those in these roles."""
@@ -159,7 +159,7 @@ class Columns(dict[str, list[Any]]):
         elif name == "kind":
             found = [TENSOR] * rows.starts[-1]
         else:
-            found = [type(one) is Note and getattr(one, name) for one in rows.value]
+            found = [type(value) is Note and getattr(value, name) for value in rows.value]
             found = list(map(_shown, found)) if name == "shape" else found
         field = "shown_shape" if name == "shape" else name
         for row, leaf in rows.plain.items() if name in ("kind", "shape", "dtype") else ():
@@ -337,7 +337,7 @@ class Values(Run):
         else:
             notes = self.live.value
             if self.live.plain:
-                notes = [one if type(one) is Note else _NO_TENSOR for one in notes]
+                notes = [value if type(value) is Note else _NO_TENSOR for value in notes]
             extras = enumerate(map(_extra_of, notes))
             found = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
         roles = self.columns["role"]

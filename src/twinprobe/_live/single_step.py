@@ -101,8 +101,8 @@ class Feeder:
                 made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
             return made[id(tensor)]
 
-        fed = tuple(_mapped(one, str(at), feed, self._adapter.is_tensor) for at, one in enumerate(args))
-        named = {name: _mapped(one, name, feed, self._adapter.is_tensor) for name, one in kwargs.items()}
+        fed = tuple(_mapped(item, str(at), feed, self._adapter.is_tensor) for at, item in enumerate(args))
+        named = {name: _mapped(item, name, feed, self._adapter.is_tensor) for name, item in kwargs.items()}
         return fed, named
 
     def after(self, module: Any, output: Any) -> Any:
@@ -126,7 +126,7 @@ class Feeder:
             return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", at))
 
         if type(output) is tuple:
-            return tuple(_mapped(one, str(place), feed, self._adapter.is_tensor) for place, one in enumerate(output))
+            return tuple(_mapped(item, str(place), feed, self._adapter.is_tensor) for place, item in enumerate(output))
         return _mapped(output, "0", feed, self._adapter.is_tensor)
 
     def _arriving(self, name: str, at: int) -> OnGradient:
@@ -162,7 +162,7 @@ def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: C
         return feed(value, name)
     kind = type(value)
     if kind in (list, tuple):
-        return kind(_mapped(one, f"{name}.{at}", feed, is_tensor) for at, one in enumerate(value))
+        return kind(_mapped(item, f"{name}.{at}", feed, is_tensor) for at, item in enumerate(value))
     if kind is dict:
-        return {key: _mapped(one, f"{name}.{key}", feed, is_tensor) for key, one in value.items()}
+        return {key: _mapped(item, f"{name}.{key}", feed, is_tensor) for key, item in value.items()}
     return value

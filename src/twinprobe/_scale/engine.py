@@ -213,9 +213,9 @@ class EngineOptions:
 
 def cores() -> int:
     """How many processors this process may use; workers that share a machine are told in TWINPROBE_THREADS."""
-    told = os.environ.get("TWINPROBE_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    threads = os.environ.get("TWINPROBE_THREADS", "")
+    if threads.isdecimal() and int(threads) > 0:
+        return int(threads)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

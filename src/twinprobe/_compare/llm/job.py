@@ -87,18 +87,20 @@ def compare_dumps(
             algorithms.start()
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
     jobs, notes, lost = _jobs(request, my, golden, table)
-    results, told = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
-    notes += told
+    results, resumed = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
+    notes += resumed
     failures = [
-        f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
+        f"token {job.token}: {result}"
+        for job, result in zip(jobs, results, strict=True)
+        if isinstance(result, TwinProbeError)
     ]
     lost += failures
-    done = [one for one in results if isinstance(one, TokenResult)]
+    done = [result for result in results if isinstance(result, TokenResult)]
     if kept is not None:
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
-    matched, misshapen = (sum(getattr(one.counts, name) for one in done) for name in ("matched", "misshapen"))
+    matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(
             f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
@@ -117,23 +119,23 @@ def _jobs(
     plans: dict[tuple[int, int], Plan] = {}
     jobs = []
     pairs, notes, lost = pair_all(my, golden)
-    for devices, mine, theirs in pairs:
-        key = mine.model, theirs.model
+    for devices, token, golden_token in pairs:
+        key = token.model, golden_token.model
         if key not in plans:
-            plans[key] = make_plan(OpenedToken(my, mine), OpenedToken(golden, theirs), table)
+            plans[key] = make_plan(OpenedToken(my, token), OpenedToken(golden, golden_token), table)
             notes += [note for note in plans[key].notes if note not in notes]
         cards = [
-            tuple(card + token.folder[len(device.folder) :] for card in folders)
-            for token, device, folders in (
-                (mine, devices.my, devices.my_cards), (theirs, devices.golden, devices.golden_cards),
+            tuple(card + side_token.folder[len(device.folder) :] for card in folders)
+            for side_token, device, folders in (
+                (token, devices.my, devices.my_cards), (golden_token, devices.golden, devices.golden_cards),
             )
         ]  # fmt: skip
         jobs.append(
             TokenJob(
-                token=mine.label,
+                token=token.label,
                 device=devices.my.name,
-                my=TokenFolder(my.kind, my.root, mine.folder, cards[0]),
-                golden=TokenFolder(golden.kind, golden.root, theirs.folder, cards[1]),
+                my=TokenFolder(my.kind, my.root, token.folder, cards[0]),
+                golden=TokenFolder(golden.kind, golden.root, golden_token.folder, cards[1]),
                 plan=plans[key],
                 level=request.level,
                 limits=request.thresholds,
@@ -160,7 +162,7 @@ def _run(
     results: dict[int, TokenResult | TwinProbeError] = {}
     options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
     is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
-    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
+    session, resumed = kept.begin(is_long=is_long) if kept is not None else (None, [])
     if session is not None:  # notes of each token, so that the command can be resumed
         plans = {id(job.plan): job.plan for job in jobs}
         marks = {key: hashlib.sha256(repr(plan).encode("utf-8", "surrogateescape")) for key, plan in plans.items()}
@@ -168,7 +170,7 @@ def _run(
     for index, result in spread(compare_or_recall, jobs, options=options, name=lambda job: f"token {job.token}"):
         results[index] = result
         advance("tokens", len(results), len(jobs))
-    return [results[index] for index in range(len(jobs))], told
+    return [results[index] for index in range(len(jobs))], resumed
 
 
 def _bytes(job: TokenJob) -> int:
@@ -207,8 +209,8 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     for result in results:
         first = result.counts.first
         if first is not None:
-            told = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
-            return replace(first, order=before + first.order, sentence=first.sentence + told)
+            doubt = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
+            return replace(first, order=before + first.order, sentence=first.sentence + doubt)
         before += result.table.height
         unread += result.counts.unread
     return None
@@ -226,8 +228,8 @@ class Notes:
     """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
-        told = (request.my, request.golden, request.mapping)
-        identity = repr(([str(path) for path in told], request.level, request.algorithms, request.thresholds))
+        paths = (request.my, request.golden, request.mapping)
+        identity = repr(([str(path) for path in paths], request.level, request.algorithms, request.thresholds))
         self._command = Command("llm compare", identity, output, timestamp, resume)
         self._open = ExitStack()
         self._session: Session | None = None
@@ -239,8 +241,8 @@ class Notes:
         if not (is_long or self._command.resume):
             return None, []
         prepare_folder(self._command.output)
-        self.timestamp, self._session, told = self._open.enter_context(session_of(self._command, keeps=True))
-        return self._session, told
+        self.timestamp, self._session, resumed = self._open.enter_context(session_of(self._command, keeps=True))
+        return self._session, resumed
 
     def end(self) -> None:
         """The report is written; notes are needed only where a token is missing in it."""
@@ -317,7 +319,7 @@ def write_llm_reports(
 ) -> Summary:
     """Write the report in every format asked for; the summary then names the files."""
     wanted = check_formats(formats)
-    plain = [one for one in wanted if one != "html"]
+    plain = [name for name in wanted if name != "html"]
     prepare_folder(out)
     with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
         name = f"{stem}_{stamp}"

@@ -66,15 +66,15 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     import polars as pl
 
     folders = [_weights(path) for path in (request.my, request.golden)]
-    mine, theirs = ({file.name for file in folder.glob("*.pth")} for folder in folders)
+    target_names, golden_names = ({file.name for file in folder.glob("*.pth")} for folder in folders)
     # Scales and offsets belong to the weight that they scale.
-    names = sorted(name for name in mine & theirs if not name.endswith(("_scale.pth", "_offset.pth")))
+    names = sorted(name for name in target_names & golden_names if not name.endswith(("_scale.pth", "_offset.pth")))
     if not names:
         raise NothingToCompare(f"no weight has a counterpart in {folders[1]}", where=folders[0])
     rows = [_weight_row(name, folders, request.thresholds) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
     my_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
-    both = ((folders[0], mine - theirs), (folders[1], theirs - mine))
+    both = ((folders[0], target_names - golden_names), (folders[1], golden_names - target_names))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
     summary = summary_of("llm weight", (my_side, golden_side), table, len(names), notes, _unread(table))
     return LlmComparison(table, summary)
@@ -201,13 +201,13 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     pairs, notes, lost = pair_all(my, golden)
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
-    for _, mine, theirs in pairs:
-        tokens = StatisticsToken(my, mine), StatisticsToken(golden, theirs)
-        key = mine.model, theirs.model
+    for _, token, golden_token in pairs:
+        tokens = StatisticsToken(my, token), StatisticsToken(golden, golden_token)
+        key = token.model, golden_token.model
         if key not in plans:
             plans[key] = make_plan(*tokens, table)
         for row in rows_of(plans[key], tokens[0].files, tokens[1].files, request.level):
-            records.append(_record(mine.label, len(records), row, tokens, request))
+            records.append(_record(token.label, len(records), row, tokens, request))
     if not any(record["Matched By"] for record in records):
         raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.my)
     frame = pl.DataFrame(records, infer_schema_length=None)
@@ -243,25 +243,25 @@ def _record(
     error, rule = None, "target_only" if row.my else "golden_only"
     try:
         if row.my and row.golden:
-            mine, theirs = sides[0].merged(row.my), sides[1].merged(row.golden)
-            for stat, m, g in zip(STATS, mine.values, theirs.values, strict=True):
+            target, golden = sides[0].merged(row.my), sides[1].merged(row.golden)
+            for stat, m, g in zip(STATS, target.values, golden.values, strict=True):
                 if m is not None and g is not None:
                     errors[f"{stat}_stat_absolute_error"] = abs(m - g)
                     errors[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
-            error, rule = _judged(mine, theirs, request.thresholds.rounding)
+            error, rule = _judged(target, golden, request.thresholds.rounding)
         reason = RULES[rule].words
     except DamagedTensor as damage:
         rule = "unreadable"
         reason = f"{RULES[rule].words}: {damage}"
-    told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
-    return record | errors | told
+    verdict = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
+    return record | errors | verdict
 
 
-def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | None, str]:
+def _judged(target: Recorded, golden: Recorded, rounding: float) -> tuple[float | None, str]:
     """The largest difference, of the norms by themselves and of the others against the golden amplitude."""
-    if prod(mine.shape) != prod(theirs.shape):
+    if prod(target.shape) != prod(golden.shape):
         return None, "shape"
-    pairs = [(m, g) for m, g in zip(mine.values, theirs.values, strict=True) if m is not None and g is not None]
+    pairs = [(m, g) for m, g in zip(target.values, golden.values, strict=True) if m is not None and g is not None]
     if not pairs:
         return None, "unknown"
     if any(isfinite(m) != isfinite(g) or isnan(m) != isnan(g) for m, g in pairs):
@@ -271,4 +271,4 @@ def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | 
     if all(m == g for m, g in known):
         return 0.0, "identical"
     error = max(abs(m - g) for m, g in known) / amplitude if amplitude else float("inf")
-    return error, "rounding" if error <= rounding * max(epsilon(mine.dtype), epsilon(theirs.dtype)) else "point"
+    return error, "rounding" if error <= rounding * max(epsilon(target.dtype), epsilon(golden.dtype)) else "point"

@@ -108,7 +108,7 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
     index = judged.first_row
     if index is None:
         return None
-    row, one = rows[index], measured[index]
+    row, found = rows[index], measured[index]
     error = float(judged.error[index])
     call = job.plan.calls[row.call]
     return Divergence(
@@ -116,8 +116,8 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
         row=job.my.names(row.my),
         golden_row=job.golden.names(row.golden),
         stack_line="",
-        target_values=_values(one, 0),
-        golden_values=_values(one, 1),
+        target_values=_values(found, 0),
+        golden_values=_values(found, 1),
         relative_error=None if isnan(error) else error,
         sentence=f"{Path(row.my[0].file).stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
         origin=judged.origin[index],
@@ -125,10 +125,10 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
     )
 
 
-def _values(one: Measured, side: int) -> dict[str, str]:
-    values = {"dtype": one.dtypes[side], "shape": one.shapes[side]}
-    if one.metrics is not None:
-        basics = one.metrics.golden if side else one.metrics.my
+def _values(found: Measured, side: int) -> dict[str, str]:
+    values = {"dtype": found.dtypes[side], "shape": found.shapes[side]}
+    if found.metrics is not None:
+        basics = found.metrics.golden if side else found.metrics.my
         values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
     return values
 
@@ -154,14 +154,14 @@ def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token
     nothing: NothingToCompare | None = None
     for devices_pair in devices:
         try:
-            tokens, told, left = pair_tokens(my, golden, devices_pair)
+            tokens, remarks, left = pair_tokens(my, golden, devices_pair)
         except NothingToCompare as error:
             nothing = error
             lost.append(f"{devices_pair.my.name}: {error}")
             continue
         pairs += [(devices_pair, *both) for both in tokens]
-        notes += [note for note in told if note not in notes]
-        lost += [one for one in left if one not in lost]
+        notes += [note for note in remarks if note not in notes]
+        lost += [loss for loss in left if loss not in lost]
     if not pairs and nothing is not None:
         raise nothing
     return pairs, notes, lost
@@ -173,13 +173,14 @@ def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str
     cards = [_one_per_number(layout, notes) for layout in (my, golden)]
     chosen = [[layout.device] if layout.device else found for layout, found in zip((my, golden), cards, strict=True)]
     same = len(cards[0]) == len(cards[1])
-    folders = [() if same or len(found) == 1 else tuple(one.folder for one in found) for found in cards]
+    folders = [() if same or len(found) == 1 else tuple(card.folder for card in found) for found in cards]
     if len(chosen[0]) != len(chosen[1]):
         if same:  # one side names a device, the other does not: its counterpart has the same place
             return [_counterpart(my, golden, cards)], notes
         chosen = [devices[:1] for devices in chosen]
     pairs = [
-        DevicePair(mine, theirs, folders[0], folders[1]) for mine, theirs in zip(chosen[0], chosen[1], strict=True)
+        DevicePair(device, partner, folders[0], folders[1])
+        for device, partner in zip(chosen[0], chosen[1], strict=True)
     ]
     for side, devices in zip(("my", "the golden"), folders, strict=True):
         if devices:
@@ -189,11 +190,11 @@ def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str
 
 def _counterpart(my: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
     side = 0 if my.device is not None else 1
-    device = my.device or golden.device
-    assert device is not None
-    index = next((index for index, one in enumerate(cards[side]) if one.number == device.number), 0)
+    named = my.device or golden.device
+    assert named is not None
+    index = next((index for index, card in enumerate(cards[side]) if card.number == named.number), 0)
     other = cards[1 - side][index]
-    return DevicePair(device, other) if side == 0 else DevicePair(other, device)
+    return DevicePair(named, other) if side == 0 else DevicePair(other, named)
 
 
 def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
@@ -214,23 +215,24 @@ def pair_tokens(
     my: LlmDump, golden: LlmDump, pair: DevicePair
 ) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
     """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
-    mine, theirs = my.tokens(pair.my), golden.tokens(pair.golden)
-    by_label = {token.label: token for token in theirs}
-    common = [(token, by_label[token.label]) for token in mine if token.label in by_label]
+    target_tokens, golden_tokens = my.tokens(pair.my), golden.tokens(pair.golden)
+    by_label = {token.label: token for token in golden_tokens}
+    common = [(token, by_label[token.label]) for token in target_tokens if token.label in by_label]
     if common:
         labels = {token.label for token, _ in common}
         lost = []
-        for who, tokens in (("my", mine), ("the golden", theirs)):
+        for who, tokens in (("my", target_tokens), ("the golden", golden_tokens)):
             rest = [token for token in tokens if token.label not in labels and token.label != WARMUP]
             if rest:
                 lost.append(f"only {who} dump has the tokens {_listed(rest)}")
         return common, [], lost
     named = my.layout.token is not None and golden.layout.token is not None
-    if named and mine and theirs:
-        note = f"token {mine[0].label} of my dump is compared with token {theirs[0].label} of the golden one"
-        return [(mine[0], theirs[0])], [note], []
+    if named and target_tokens and golden_tokens:
+        token, partner = target_tokens[0], golden_tokens[0]
+        note = f"token {token.label} of my dump is compared with token {partner.label} of the golden one"
+        return [(token, partner)], [note], []
     raise NothingToCompare(
-        f"no token in common: my dump has {_listed(mine)}, the golden one {_listed(theirs)}",
+        f"no token in common: my dump has {_listed(target_tokens)}, the golden one {_listed(golden_tokens)}",
         where=my.layout.path,
         hint="name one token's folder on each side to compare them whatever their numbers are",
     )

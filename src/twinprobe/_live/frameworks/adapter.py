@@ -84,15 +84,15 @@ class Adapter(Protocol):
 
     def mean_of_means(self, output: Any) -> Any:
         """The loss where none is given: the mean of the means of all outputs that depend on something."""
-        means = [one for one in map(self.float_mean, self.tensors_in(output)) if one is not None]
+        means = [mean for mean in map(self.float_mean, self.tensors_in(output)) if mean is not None]
         if not means:
             raise BadInput(
                 "no output of the model depends on its parameters, so there is nothing to run backward from",
                 hint='give loss_fn, or diff_phase="forward"',
             )
         total = means[0]
-        for one in means[1:]:
-            total = total + one
+        for mean in means[1:]:
+            total = total + mean
         return total / len(means)
 
     def float_mean(self, tensor: Any) -> Any:

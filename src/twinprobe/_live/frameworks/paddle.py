@@ -63,8 +63,8 @@ class PaddleAdapter(Adapter):
         return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        held = [(one, one.grad) for module in modules for one in module._parameters.values() if one is not None]
-        found = [(one, gradient) for one, gradient in held if gradient is not None and gradient.is_dense()]
+        held = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
+        found = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
         if found:
             other = paddle.zeros([1])
             for parameter, _ in found:

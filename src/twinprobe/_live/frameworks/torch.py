@@ -75,8 +75,8 @@ class TorchAdapter(Adapter):
         return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        held = [one for module in modules for one in module._parameters.values() if one is not None]
-        found = [(one, one.grad) for one in held if one.grad is not None]
+        held = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
+        found = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
         for parameter, _ in found:
             parameter.grad = None
         return found

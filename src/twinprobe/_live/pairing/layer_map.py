@@ -111,7 +111,7 @@ class LayerMap:
         wanted = classes if classes is not None else _sequential(root)
         if not isinstance(wanted, tuple):
             wanted = (wanted,)
-        if not all(isinstance(one, type) for one in wanted):
+        if not all(isinstance(kind, type) for kind in wanted):
             raise BadInput(f"LayerMap.ignore_class got {classes!r}", hint="give a class or a tuple of classes")
         for _, layer in adapter_of(root).modules(root):
             if isinstance(layer, wanted):
@@ -202,21 +202,21 @@ _SPECIAL = {
 
 def kind_of(layer: Any) -> str:
     """What kind of special layer this is; empty for an ordinary one."""
-    for one in type(layer).__mro__:
-        kind = _SPECIAL.get(one.__name__)
+    for parent in type(layer).__mro__:
+        kind = _SPECIAL.get(parent.__name__)
         if kind:
             return kind
     return ""
 
 
-def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
+def special_pairs(first: Any, second: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
     """The special layers of two models, in the order of definition, paired by their place."""
-    found = [special_layers(model, layer_map) for model in (one, other)]
+    found = [special_layers(model, layer_map) for model in (first, second)]
     kinds = [[kind_of(layer) for layer in layers] for layers in found]
     if kinds[0] != kinds[1]:
         raise BadInput(
-            f"LayerMap.auto found {_listed(kinds[0])} in {type(one).__name__} and {_listed(kinds[1])} in "
-            f"{type(other).__name__}",
+            f"LayerMap.auto found {_listed(kinds[0])} in {type(first).__name__} and {_listed(kinds[1])} in "
+            f"{type(second).__name__}",
             hint="map them by hand with LayerMap.map",
         )
     return list(zip(*found, strict=True))
@@ -307,8 +307,10 @@ def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: Layer
             inside = any(op.body.startswith(f"{path}.") or (not path and op.body) for path in closed)
             return op.body in gone or inside
         around = parents.get(name)
-        path = parse_op(around).body if around is not None else ""
-        return around is not None and any(path == one or path.startswith(f"{one}.") or not one for one in closed)
+        if around is None:
+            return False
+        path = parse_op(around).body
+        return any(path == outer or path.startswith(f"{outer}.") or not outer for outer in closed)
 
     return is_hidden
 

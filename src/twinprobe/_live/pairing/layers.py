@@ -51,9 +51,9 @@ class LayerTree:
             if kind_of(layer) in WHOLE:
                 closed.append(path)
                 tree.weights[path] = {
-                    f"{inner}.{name}": one
+                    f"{inner}.{name}": tensor
                     for inner, below in tree.adapter.modules(layer)
-                    for name, one in tree.adapter.parameters(below).items()
+                    for name, tensor in tree.adapter.parameters(below).items()
                 }
         return tree
 
@@ -162,7 +162,7 @@ def _feeding(tree: LayerTree, run: Values) -> dict[str, set[str]]:
             made.setdefault(held, name.body)
         elif role == INPUT:
             taken[name.body].add(held)
-    return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}
+    return {path: {made[row] for row in rows if row in made} for path, rows in taken.items()}
 
 
 _MOST_STRANGERS = 0.2  # of the layers that hold weights may have another path where the rest have the same
@@ -185,16 +185,16 @@ def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pa
     """The pairs that the user has mapped, as paths."""
     if not layer_map.pairs:
         return []
-    places = [{id(layer): path for path, layer in adapter_of(model).modules(model)} for model in (target, source)]
+    places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]
     found = []
-    for one, other in layer_map.pairs:
-        if id(one) in places[0] and id(other) in places[1]:
-            found.append((places[0][id(one)], places[1][id(other)]))
-        elif id(other) in places[0] and id(one) in places[1]:
-            found.append((places[0][id(other)], places[1][id(one)]))
+    for layer, partner in layer_map.pairs:
+        if id(layer) in places[0] and id(partner) in places[1]:
+            found.append((places[0][id(layer)], places[1][id(partner)]))
+        elif id(partner) in places[0] and id(layer) in places[1]:
+            found.append((places[0][id(partner)], places[1][id(layer)]))
         else:
             raise BadInput(
-                f"LayerMap.map pairs a {type(one).__name__} and a {type(other).__name__}: not one of each model",
+                f"LayerMap.map pairs a {type(layer).__name__} and a {type(partner).__name__}: not one of each model",
                 hint="map layers of the very models that are compared",
             )
     return found
@@ -250,10 +250,10 @@ def _first_calls(run: Run) -> dict[str, str]:
 
 def _unfold(target: LayerTree, source: LayerTree, wrapped: list[Pair], pairs: list[Pair]) -> None:
     """A layer against a module that wraps it: the layers inside, where they look alike and nothing else claims them."""
-    for one, other in wrapped:
+    for ends in wrapped:
         inner = []
-        for at, (tree, path) in enumerate(((target, one), (source, other))):
-            taken = {pair[at] for pair in pairs}
+        for side, (tree, path) in enumerate(zip((target, source), ends, strict=True)):
+            taken = {pair[side] for pair in pairs}
             inner.append([below for below in tree.holding if _within(below, path) and below not in taken])
         if [target.sizes(path) for path in inner[0]] == [source.sizes(path) for path in inner[1]]:
             pairs += zip(*inner, strict=True)

@@ -123,10 +123,10 @@ def layer_at(module: Any, path: str, layout: Layout | None = None) -> Layer:
     layout = layout or adapter_of(module).layout(module)
     if layout is None:
         return raw_layer(module, path)
-    held = {one.name: one for one in held_below(module, path, deep=layout.whole)}
+    held = {weight.name: weight for weight in held_below(module, path, deep=layout.whole)}
     slots = _slots(module, path, layout, held)
     covered = {slot.held.key for slot in slots.values()}
-    others = _raw_slots([one for one in held.values() if one.key not in covered], path)
+    others = _raw_slots([weight for weight in held.values() if weight.key not in covered], path)
     return Layer(path, module, layout.family, slots, others, layout.whole)
 
 
@@ -145,8 +145,8 @@ def raw_layer(module: Any, path: str, *, deep: bool = False) -> Layer:
 
 
 def _raw_slots(held: list[Held], path: str) -> dict[str, Slot]:
-    names = [(one.name[len(path) + 1 :] if path else one.name, one) for one in held]
-    return {name: Slot(name, one) for name, one in names}
+    names = [(weight.name[len(path) + 1 :] if path else weight.name, weight) for weight in held]
+    return {name: Slot(name, weight) for name, weight in names}
 
 
 def _slots(module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
@@ -185,7 +185,7 @@ def own_attention(module: Any) -> Layout | None:
     with_weights = {name for name, child in children.items() if adapter.weights(child) or adapter.children(child)}
     found = {}
     for role, names in _NAMES.items():
-        name = next((one for one in names if one in with_weights), None)
+        name = next((candidate for candidate in names if candidate in with_weights), None)
         layout = None if name is None else adapter.layout(children[name])
         if name is None or layout is None or layout.family != "linear":
             return None

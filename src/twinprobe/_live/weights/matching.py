@@ -93,10 +93,10 @@ class Match:
         here, there = (Counter(slot.shape for slot in slots.values()) for slots in (wanted, offered))
         for key, slot in list(wanted.items()):
             if here[slot.shape] == there[slot.shape] == 1:
-                partner = next(name for name, one in offered.items() if one.shape == slot.shape)
+                partner = next(name for name, candidate in offered.items() if candidate.shape == slot.shape)
                 self.copies.append((wanted.pop(key), offered.pop(partner)))
         for slot in wanted.values():
-            alike = next((one for one in offered.values() if one.shape == slot.shape), None)
+            alike = next((candidate for candidate in offered.values() if candidate.shape == slot.shape), None)
             why = "the source's layer has no partner for it by name or shape"
             if alike is not None:
                 why = "several weights have this shape and the names do not tell which is which"
@@ -141,7 +141,7 @@ def _match_across_frameworks(match: Match, target: Layer, source: Layer) -> None
             pair = (matrix, partner) if known is wanted else (partner, matrix)
             match.refuse(*pair, "a square matrix of a class of your own may be stored either way")
             for slots, slot in zip((wanted, offered), pair, strict=True):
-                del slots[next(key for key, one in slots.items() if one is slot)]
+                del slots[next(key for key, candidate in slots.items() if candidate is slot)]
         elif matrix.shape == partner.shape[::-1]:
             free[partner.name] = Slot(partner.name, partner.held, TRANSPOSED)
     match.by_name(wanted, offered)
@@ -149,7 +149,7 @@ def _match_across_frameworks(match: Match, target: Layer, source: Layer) -> None
 
 def _stored(layer: Layer) -> dict[str, Slot]:
     """The weights as they lie there, under their names within the layer."""
-    names = [(one.held.name.removeprefix(f"{layer.path}."), one.held) for one in layer.weights]
+    names = [(slot.held.name.removeprefix(f"{layer.path}."), slot.held) for slot in layer.weights]
     return {name: Slot(name, held) for name, held in names}
 
 
@@ -186,7 +186,7 @@ def _side(which: str, layer: Layer | None, slot: Slot | None) -> str:
     if slot is not None:
         turned = ", transposed" if slot.view.transposed else ""
         return f"{which} {slot.held} ({layer.kind}{turned})"
-    held = [str(one.held) for one in layer.weights]
+    held = [str(weight.held) for weight in layer.weights]
     return f"{which} {layer.path or 'model'} ({layer.kind}) with {', '.join(held) or 'no weights'}"
 
 
@@ -220,7 +220,7 @@ def _is_third(part: Slot, whole: Slot) -> bool:
     """Whether one may be the projection of q, k or v in a layer that has all three."""
     if part.name != whole.name or not part.shape or (3 * part.shape[0], *part.shape[1:]) != whole.shape:
         return False
-    part_of, whole_of = (one.held.name.split(".")[-2:-1] for one in (part, whole))
+    part_of, whole_of = (slot.held.name.split(".")[-2:-1] for slot in (part, whole))
     return bool(part_of and whole_of) and part_of[0] in PROJECTIONS and bool(_JOINED.search(whole_of[0].lower()))
 
 
@@ -299,7 +299,7 @@ def _layers(here: Any, there: Any, paths: Paths, *, below: bool) -> tuple[Layer,
         offered = _unwrapped(offered) if wanted.weights else offered
     if wanted.family != offered.family and None in (wanted.family, offered.family):
         # A rule for a whole module needs both sides; without it only what the module itself holds is its business.
-        wanted, offered = (raw_layer(one.module, one.path) if one.whole else one for one in (wanted, offered))
+        wanted, offered = (raw_layer(layer.module, layer.path) if layer.whole else layer for layer in (wanted, offered))
     return wanted, offered
 
 
