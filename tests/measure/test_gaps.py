@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from twinprobe._measure.tolerance import Gap, HostPair, Tolerance, compare, compare_all, transposed
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 
 LARGE = 100_000  # so many pairs that compiled code is used
 
@@ -75,6 +77,15 @@ def test_other_types_shapes_and_modes_go_by_the_long_way() -> None:
     assert "shape [2, 3] against [3, 2]" in found[1].why
     means = in_one_call([(host(one), host(one[:, ::-1].copy()), False)], Tolerance(mode="mean"))
     assert means[0].same
+
+
+def test_elements_that_stay_in_their_file_are_compared_too(tmp_path: Path) -> None:
+    values = np.arange(1 << 19, dtype=np.float32)
+    np.save(tmp_path / "tensor.npy", values)
+    in_file = open_tensor(tmp_path / "tensor.npy", at_once=1024)
+    assert not isinstance(in_file.data, np.ndarray)
+    equal, differing = in_one_call([(in_file, host(values), False), (in_file, host(values + 1), False)], Tolerance())
+    assert (equal.same, differing.mismatched) == (True, 1 << 19)
 
 
 def test_a_difference_at_any_place_is_seen() -> None:
