@@ -139,8 +139,6 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
     raise BadInput(f"{name} is a {type(value).__name__}", hint=f"{name}=[of the first model, of the second]")
 
 
-# Two recordings against each other: everything, or only the parameters, or only their gradients.
-
 _KEYS = ("atol", "rtol", "compare_mode", "equal_nan")
 
 
@@ -195,8 +193,6 @@ def _shown(result: Result, quiet: bool) -> Result:
         result.show()
     return result
 
-
-# Two data loaders, batch by batch: whatever a batch is made of.
 
 PHASE = "data"
 _END: Any = object()

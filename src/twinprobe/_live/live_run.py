@@ -27,8 +27,6 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Le
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 
-# What a recorder left in memory, as rows: which call, what to it, under which name, and the value itself.
-
 # Inputs and outputs of a call, in the order of roles, in which its rows stand.
 _PARTS = {
     FORWARD: (
@@ -181,8 +179,6 @@ def _plain(value: Any) -> Leaf | None:
 def _shown(shape: tuple[int, ...] | bool) -> str:
     return str(list(shape)) if isinstance(shape, tuple) else ""
 
-
-# An engine for the recorders that keeps what they record in memory: no thread, no folder, no file.
 
 _MODULES = ("Module.", "Cell.")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"

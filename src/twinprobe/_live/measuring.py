@@ -245,9 +245,6 @@ def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> tu
     return size, shape[0] if turned and len(shape) == 2 else 0
 
 
-# Parameters that belong together, of which only one got a gradient.
-
-
 def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -> Iterator[Finding]:
     """Each such parameter once, by the pairs of parameters among these rows."""
     sides = _with_gradient(raw), _with_gradient(base)

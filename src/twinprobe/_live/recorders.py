@@ -202,8 +202,6 @@ class LeftGradients:
                 emit_gradients(recorder, info.prefix, notes)
 
 
-# The garbage collector and the system's memory, out of the way for a while.
-
 # The largest block from which glibc learns how much free memory to keep, less its own header and a page.
 _LARGEST_LEARNED = (32 << 20) - 8192
 

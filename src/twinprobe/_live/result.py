@@ -138,8 +138,6 @@ class Result:
         return fragment(self)
 
 
-# The result on a terminal: the verdict, the guilty pair, its numbers, its line, and the two trees.
-
 _STYLES = {FIRST: "bold red", DIFFERS: "red"}
 _FOLLOWING = 8
 
@@ -234,8 +232,6 @@ def _text(label: str, style: str, content: str = "", content_style: str = "") ->
     return text.append(visible(content), content_style) if content else text
 
 
-# The result as files.
-
 STEM = "auto_diff"
 
 
@@ -269,9 +265,6 @@ def _fill(suffix: str, result: Result, path: Path) -> None:
         path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
     else:
         path.write_text(whole_page(result), encoding="utf-8", errors="backslashreplace")
-
-
-# Findings as a table.
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:

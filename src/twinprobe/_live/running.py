@@ -23,8 +23,6 @@ from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, TwinProbeError
 
-# What each model is called with.
-
 
 def two_calls(inputs: Any) -> tuple[Any, Any]:
     """What the first and the second model get: a tuple or list of two is one for each, anything else is for both."""
@@ -78,9 +76,6 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*(rebuilt(item, change) for item in value))
     return change(value)
-
-
-# The same dropout masks for both models, whatever generator each framework has.
 
 
 class Masks:

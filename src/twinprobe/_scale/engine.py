@@ -257,9 +257,6 @@ def spread(
             yield places[ticket], result
 
 
-# The engine of small work: this process, one piece after the other.
-
-
 class InlineEngine:
     """Does a piece of work when its result is asked for."""
 

@@ -21,8 +21,6 @@ from typing import IO, Any, NoReturn
 from twinprobe._scale.engine import THREAD_VARIABLES, Failed, Outcome, carry_out, cores
 from twinprobe.errors import TwinProbeError
 
-# One piece of work in a forked process beside this one, while this one does its own.
-
 # A fork after one of these has started its threads could hang.
 _THREADED = ("polars", "pyarrow", "torch", "paddle", "mindspore", "ray", "jax", "tensorflow", "cupy", "grpc")
 

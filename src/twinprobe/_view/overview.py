@@ -150,8 +150,6 @@ def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any
     }
 
 
-# Where the two runs part: the node, and the facts for the sentence that says what happened there.
-
 _EQUAL = 1e-9
 _AMPLIFIED = 10
 _TOLD = ("NormRelativeErr", "Cosine", "MaxRelativeErr")

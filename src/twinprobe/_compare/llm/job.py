@@ -304,8 +304,6 @@ def _folder_mark(_command: str, folder: Path) -> str:
     return files_fingerprint(folder, files_below(folder))
 
 
-# The files of an inference comparison.
-
 REPORT, STATISTICS = "ait_cmp_report", "statstics_cmp_report"  # the second is spelled as people know it
 
 
@@ -338,9 +336,6 @@ def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
     table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})
     texts = [as_texts(table[name]).fill_null("") for name in table.columns if name != "Relative Error"]
     return pl.DataFrame([*texts, table["Relative Error"]])
-
-
-# Tensors saved by hand against the files of an engine's dump that the user named for them.
 
 
 def compare_manual(

@@ -34,7 +34,6 @@ from twinprobe.errors import DamagedTensor
 if TYPE_CHECKING:
     import polars as pl
 
-# What was measured of the rows of a token, kept by column.
 
 _COLUMN = {name: column for column, name in enumerate(NUMBERS)}
 
@@ -114,9 +113,6 @@ class MeasuredRows:
         both = zip(self._numbers[index].tolist(), self._known[index].tolist(), strict=True)
         numbers = [value if is_known else None for value, is_known in both]
         return Measured(metrics_of(self.reasons.get(index, ""), numbers), self.faults.get(index, ""), *texts)
-
-
-# Pairs of files that are no larger than a few megabytes: read one after the other, measured many at a time.
 
 
 class SmallPairs:

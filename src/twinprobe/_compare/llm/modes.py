@@ -149,9 +149,6 @@ def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds)
     return RULES[rule].severity, RULES[rule].words.replace("saved value", "tensor")
 
 
-# ``llm compare --stats``: recorded statistics instead of tensors.
-
-
 class StatisticsToken(OpenedToken):
     """One token of a dump with what was recorded of its tensors; tensors without statistics are measured."""
 

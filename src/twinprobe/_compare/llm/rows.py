@@ -28,7 +28,6 @@ from twinprobe.errors import DamagedTensor
 if TYPE_CHECKING:
     import polars as pl
 
-# What of one run is compared with what of the other: worked out once per pair of models, used for every token.
 
 _TELLING, _WIDEST = 4096, 16  # elements, and bytes of one at most
 LAYER, MODULE, API, LOGITS = "layer", "module", "api", "logits"

@@ -133,9 +133,6 @@ def _values(found: Measured, side: int) -> dict[str, str]:
     return values
 
 
-# Which device of one dump is compared with which of the other, and which of their tokens.
-
-
 @dataclass(frozen=True, slots=True)
 class DevicePair:
     """Two devices, and the folders of all cards where those of one side have to be joined."""

@@ -242,8 +242,6 @@ def _listed(kinds: list[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no such layer"
 
 
-# A recorded model with the user's LayerMap laid over it: which calls take part, and what encloses them.
-
 _TAKEN, _GIVEN = frozenset({INPUT}), frozenset({OUTPUT})
 _ALL = _TAKEN | _GIVEN | {PARAMETER, GRADIENT}
 

@@ -20,8 +20,6 @@ from twinprobe._runs.run import Run
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, table_of
 from twinprobe.errors import BadInput
 
-# The layers of a model that take part in copying weights, and their structure in the form of a run.
-
 WHOLE = ("attention", "LSTM", "GRU", "RNN")  # kinds of layers that are one thing, whatever is inside
 
 
@@ -115,8 +113,6 @@ def _inside_first(paths: list[str]) -> list[str]:
     visit("")
     return order
 
-
-# Layers by what flows into them: what reads the result of paired layers is a pair itself.
 
 Pair = tuple[str, str]
 

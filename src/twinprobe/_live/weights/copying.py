@@ -226,9 +226,6 @@ def _untied(filled: _Filled) -> list[str]:
     ]
 
 
-# Weights of layers that a LayerMap groups: copied where they pair up in their order, shape by shape.
-
-
 def match_group(target: Any, source: Any, group: Group) -> Match | None:
     """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
     places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]

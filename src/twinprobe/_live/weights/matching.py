@@ -153,8 +153,6 @@ def _stored(layer: Layer) -> dict[str, Slot]:
     return {name: Slot(name, held) for name, held in names}
 
 
-# What to say when a weight cannot be copied.
-
 _SHOWN = 5
 _JOINED = re.compile("qkv|query_key_value|c_attn|in_proj|w_?pack")  # what layers are called that hold q, k and v
 
@@ -223,8 +221,6 @@ def _is_third(part: Slot, whole: Slot) -> bool:
     part_of, whole_of = (slot.held.name.split(".")[-2:-1] for slot in (part, whole))
     return bool(part_of and whole_of) and part_of[0] in PROJECTIONS and bool(_JOINED.search(whole_of[0].lower()))
 
-
-# What is to be done for each aligned pair of modules: which of them a rule speaks for, and with which layout.
 
 Paths = tuple[str, str]
 

@@ -17,8 +17,6 @@ from twinprobe._runs.places import remote, scan
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput
 
-# Where the parts of an inference dump lie: torch and ATB folders of every generation, named at any level.
-
 TREE = "model_tree.json"
 _TORCH_DEVICE = re.compile(
     r"(?P<pid>\d+)_(?P<kind>[a-z]+)(?P<number>\d*)|(?P<kind2>[a-z]+)(?P<number2>\d*)_(?P<pid2>\d+)"
@@ -373,8 +371,6 @@ def _tree_of_folders(files: Files) -> OpNode:
         nodes[parent if parent in nodes else ""].children.append(node)
     return top
 
-
-# Pairs that the user named while recording: ``golden_tensor/metadata.json``.
 
 METADATA, FOLDER = "metadata.json", "golden_tensor"
 _FORM = '{"data_id": {"token_id": ["golden tensor", "my tensor"]}}'

@@ -210,8 +210,6 @@ def _kind(entry: Entry | os.DirEntry[str]) -> str:
     return _LINK if entry.is_symlink() else _FILE
 
 
-# A tensor file that is read piece by piece, each piece measured while the processor's cache still holds it.
-
 # Elements of still larger files are shared out among threads.
 _LARGEST = 64 << 20
 FLAGS = READING | getattr(os, "O_NOFOLLOW", 0)
@@ -269,8 +267,6 @@ class LargeFile:
         if (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
             raise NotLarge
 
-
-# Tensor files of one folder, read one after the other into memory that is used again and again.
 
 # A larger file gains nothing from being read whole.
 LARGEST = 4 << 20

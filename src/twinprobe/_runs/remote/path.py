@@ -23,8 +23,6 @@ from twinprobe.errors import BadInput
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The names of remote paths, taken apart and put together as pathlib does it; nothing is asked of anybody here.
-
 
 @total_ordering
 class UrlName:
@@ -153,9 +151,6 @@ def _arrived(kind: type[UrlName], own: tuple[Any, ...], sender: int) -> UrlName:
     return path
 
 
-# A remote file as a file object: what is read is fetched, nothing else.
-
-
 class Ranges(Protocol):
     """Whatever hands out ranges of bytes."""
 
@@ -202,8 +197,6 @@ class RemotePath(UrlName):
     """What lies behind a URL."""
 
     __slots__ = ()
-
-    # -- looking ------------------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
@@ -291,8 +284,6 @@ class RemotePath(UrlName):
         """Look anew: what lies there may have changed since it was last listed."""
         self.store.forget(self._inner)
 
-    # -- bytes --------------------------------------------------------------------------------------------------------
-
     def read_range(self, start: int, stop: int) -> bytes:
         """The bytes from ``start`` up to ``stop``, exactly."""
         return self.store.read(self._inner, start, stop, str(self))
@@ -332,8 +323,6 @@ class RemotePath(UrlName):
             raise io.UnsupportedOperation("a remote file is written whole, not in pieces")
         reader = io.BufferedReader(RangeReader(self, self.file_size()), buffering if buffering > 1 else _BUFFER)
         return reader if mode == "rb" else io.TextIOWrapper(reader, encoding or "utf-8", errors, newline)
-
-    # -- writing ------------------------------------------------------------------------------------------------------
 
     def _put(self, call: Callable[[Any], Found]) -> Found:
         """Send something there; what was known of the place is forgotten."""

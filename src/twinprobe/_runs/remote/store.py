@@ -68,8 +68,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(text).split())[:_LONGEST]
 
 
-# Asking a file system of fsspec: with bounded patience, and whatever goes wrong put into words.
-
 Found = TypeVar("Found")
 Options = tuple[tuple[str, Any], ...]
 
@@ -176,8 +174,6 @@ class Store(Asking):
         """Whether folders are made, and files renamed, as on a disk."""
         return self.protocol not in _OBJECT_STORES
 
-    # -- looking ------------------------------------------------------------------------------------------------------
-
     def size(self, path: str, where: str) -> int:
         """The size of a file, or FOLDER; FileNotFoundError where there is nothing."""
         if path in self._listings:
@@ -258,8 +254,6 @@ class Store(Asking):
             self._small.clear()
             for known in [one for one in self._listings if one.startswith(path) or path.startswith(one)]:
                 self._entries -= len(self._listings.pop(known))
-
-    # -- bytes --------------------------------------------------------------------------------------------------------
 
     def read(self, path: str, start: int, stop: int, where: str) -> bytes:
         """The bytes of a range, exactly; OSError where the file has become shorter."""
