@@ -139,16 +139,13 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
     raise BadInput(f"{name} is a {type(value).__name__}", hint=f"{name}=[of the first model, of the second]")
 
 
+Folder = str | Path  # of a recording
+Config = Mapping[str, Any] | None  # the keys below
 _KEYS = ("atol", "rtol", "compare_mode", "equal_nan")
 
 
 def check_report(
-    base: str | Path,
-    raw: str | Path,
-    cfg: Mapping[str, Any] | None = None,
-    diff_phase: str = BOTH,
-    *,
-    quiet: bool = False,
+    base: Folder, raw: Folder, cfg: Config = None, diff_phase: str = BOTH, *, quiet: bool = False
 ) -> Result:
     """Compare two recordings: all steps and all ranks, forward and backward. True when they agree."""
     if diff_phase not in PHASES:
@@ -156,30 +153,22 @@ def check_report(
     return _shown(_compare_recordings(base, raw, cfg, diff_phase), quiet)
 
 
-def check_weights(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_weights(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded parameters."""
     return _shown(_compare_recordings(base, raw, cfg, FORWARD, ("parameter",)), quiet)
 
 
-def check_grads(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_grads(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded gradients of the parameters."""
     return _shown(_compare_recordings(base, raw, cfg, BOTH, ("gradient",)), quiet)
 
 
-def check_params(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_params(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded parameters and their gradients."""
     return _shown(_compare_recordings(base, raw, cfg, BOTH, ("parameter", "gradient")), quiet)
 
 
-def _compare_recordings(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None, phase: str, places: tuple[str, ...] = ()
-) -> Result:
+def _compare_recordings(base: Folder, raw: Folder, cfg: Config, phase: str, places: tuple[str, ...] = ()) -> Result:
     for key in cfg or {}:
         if key not in _KEYS:
             hint = f"{did_you_mean(key, _KEYS)}known: {', '.join(_KEYS)}"

@@ -25,6 +25,7 @@ from twinprobe._live.frameworks.adapter import (
     calls_around,
     memory_config,
     recorded_in_memory,
+    replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._live.live_run import MemoryEngine
@@ -132,16 +133,12 @@ class MindSporeAdapter(Adapter):
         mint = getattr(ms, "mint", None)
         if mint is not None:
             places += [(mint.nn.Dropout, "construct", _construct_dropout), (mint.nn.functional, "dropout", _dropout)]
-        before = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
         _masks.append(new_mask)
-        for place, name, made in places:
-            setattr(place, name, made)
         try:
-            yield
+            with replaced(places):
+                yield
         finally:
             _masks.pop()
-            for place, name, original in before:
-                setattr(place, name, original)
 
     def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
         return calls_around(nn.Cell, self.modules(model), before, after)

@@ -22,6 +22,7 @@ from twinprobe._live.frameworks.adapter import (
     calls_around,
     memory_config,
     recorded_in_memory,
+    replaced,
 )
 from twinprobe._live.frameworks.kept_paddle import ONLY_HOST, KeepingRecorder
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
@@ -129,14 +130,11 @@ class PaddleAdapter(Adapter):
         places = [_functional, paddle.nn.functional.common, paddle.nn.layer.common.F]
         places = [place for place in dict.fromkeys(places) if getattr(place, "dropout", None) is original]
         _dropouts.append((new_mask, original))
-        for place in places:
-            place.dropout = _masked_dropout
         try:
-            yield
+            with replaced([(place, "dropout", _masked_dropout) for place in places]):
+                yield
         finally:
             _dropouts.pop()
-            for place in places:
-                place.dropout = original
 
     def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
         return calls_around(paddle.nn.Layer, self.modules(model), before, after)

@@ -18,6 +18,7 @@ from twinprobe._live.frameworks.adapter import (
     OnGradient,
     array_on_host,
     memory_config,
+    replaced,
 )
 from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
@@ -159,13 +160,8 @@ class TorchAdapter(Adapter):
 
             return dropout
 
-        for name in originals:
-            setattr(_functional, name, masked(name))
-        try:
+        with replaced([(_functional, name, masked(name)) for name in originals]):
             yield
-        finally:
-            for name, original in originals.items():
-                setattr(_functional, name, original)
 
     @contextmanager
     def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
