@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from twinprobe._live.frameworks import adapter_of
 from twinprobe._live.weights.copying import WeightReport, copy_aligned
 from twinprobe._live.weights.layers import Held, held_below
-from twinprobe._live.weights.stores import store_of
 
 _STAND_INS = ("bias_ih", "bias_hh", "gamma", "beta")
 
@@ -28,14 +28,14 @@ class Case:
 
 def scramble(model: Any, seed: int = 0) -> None:
     """Random weights, statistics too; variances stay positive."""
-    store, random = store_of(model), np.random.default_rng(seed)
+    adapter, random = adapter_of(model), np.random.default_rng(seed)
     done = set()
-    for held in held_below(store, model):
-        if held.key in done or store.dtype(held.tensor).startswith("int") or _fixed(held):
+    for held in held_below(model):
+        if held.key in done or adapter.dtype(held.tensor).startswith("int") or _fixed(held):
             continue
         done.add(held.key)
         low = 0.5 if "var" in held.name else -0.5
-        store.write(held.tensor, random.uniform(low, low + 1, held.shape).astype(np.float32))
+        adapter.write(held.tensor, random.uniform(low, low + 1, held.shape).astype(np.float32))
 
 
 def _fixed(held: Held) -> bool:
@@ -45,8 +45,8 @@ def _fixed(held: Held) -> bool:
 
 def weights(model: Any) -> dict[str, Any]:
     """Every weight of a model as an array of its own."""
-    store = store_of(model)
-    return {held.name: np.array(store.read(held.tensor)) for held in held_below(store, model)}
+    adapter = adapter_of(model)
+    return {held.name: np.array(adapter.read(held.tensor)) for held in held_below(model)}
 
 
 def arrays(case: Case) -> list[Any]:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
         record,
         sketch,
     )
-    from twinprobe._live import (
-        LayerMap,
-        add_special_init,
-        assign_weight,
+    from twinprobe._live.differ import (
         auto_diff,
         check_dataloader,
         check_grads,
         check_params,
         check_report,
     )
-    from twinprobe._live.weights import copy_aligned, copy_weights
+    from twinprobe._live.pairing.layer_map import LayerMap
+    from twinprobe._live.weights.assigning import assign_weight, copy_weights
+    from twinprobe._live.weights.copying import copy_aligned
+    from twinprobe._live.weights.special import add_special_init
 
 __version__ = "0.2.0"
 
@@ -37,11 +37,13 @@ _HOMES = {
     "_api": (
         "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record", "sketch",
     ),
-    "_live": (
-        "LayerMap", "add_special_init", "assign_weight", "auto_diff", "check_dataloader", "check_grads",
-        "check_params", "check_report",
+    "_live.differ": (
+        "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",
     ),
-    "_live.weights": ("copy_aligned", "copy_weights"),
+    "_live.pairing.layer_map": ("LayerMap",),
+    "_live.weights.assigning": ("assign_weight", "copy_weights"),
+    "_live.weights.copying": ("copy_aligned",),
+    "_live.weights.special": ("add_special_init",),
 }  # fmt: skip
 __all__ = [
     "LayerMap",

@@ -124,14 +124,14 @@ def _model_tree(path: Path) -> None:
 
 
 def _llm_statistics(path: Path) -> None:
-    from twinprobe._runs.llm.dump import TORCH
+    from twinprobe._runs.llm.files import TORCH, TokenFolder
     from twinprobe._runs.llm.statistics import recorded_statistics
 
     folder = path.parent / "run" / "0" / "root.head"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / path.name).unlink(missing_ok=True)
     os.link(path, folder / path.name)
-    files, found = recorded_statistics(TORCH, path.parent / "run", "0")
+    files, found = recorded_statistics(TokenFolder(TORCH, path.parent / "run", "0"))
     assert sum(map(len, files.values())) == len(found)
 
 

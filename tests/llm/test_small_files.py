@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,11 @@ from llm_dumps import CODES, Sizes, atb_bytes, atb_layer, atb_model, decoder_val
 
 from twinprobe._align.ops.table import read_table
 from twinprobe._compare.llm.measured import MeasuredRows, Measuring, measure_rows
-from twinprobe._compare.llm.rows import Plan, make_plan, rows_of
-from twinprobe._compare.llm.token import Where
+from twinprobe._compare.llm.rows import OpenedToken, Plan, make_plan, rows_of
 from twinprobe._measure.engine import PLAIN, engine_of
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair, metrics_of, numbers_of_rows, rows_of_pairs
 from twinprobe._runs.llm.dump import open_llm_dump
-from twinprobe._runs.llm.files import LARGEST, SmallFiles
+from twinprobe._runs.llm.files import LARGEST, SmallFiles, TokenFolder
 from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.tensors.elements import HostTensor
 
@@ -113,17 +113,16 @@ def engines(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "mine" / "ait_dump", tmp_path / "golden" / "ait_dump"
 
 
-def planned(engines: tuple[Path, Path]) -> tuple[Plan, list[Where]]:
+def planned(engines: tuple[Path, Path]) -> tuple[Plan, list[TokenFolder]]:
     my, golden = (open_llm_dump(path) for path in engines)
     tokens = [dump.tokens(dump.layout.devices[0])[0] for dump in (my, golden)]
-    plan = make_plan(my, golden, (tokens[0], tokens[1]), read_table(None))
-    return plan, [Where(dump.kind, dump.root, tokens[0].folder) for dump in (my, golden)]
+    plan = make_plan(OpenedToken(my, tokens[0]), OpenedToken(golden, tokens[1]), read_table(None))
+    return plan, [TokenFolder(dump.kind, dump.root, tokens[0].folder) for dump in (my, golden)]
 
 
 def measured(engines: tuple[Path, Path], how: Measuring) -> MeasuredRows:
     plan, (my, golden) = planned(engines)
-    stores = my.store(), golden.store()
-    return measure_rows(rows_of(plan, stores[0].files, stores[1].files, None), *stores, how)
+    return measure_rows(rows_of(plan, my.files, golden.files, None), my, golden, how)
 
 
 def test_a_token_measured_many_at_a_time_reads_like_one_measured_row_by_row(engines: tuple[Path, Path]) -> None:
@@ -158,13 +157,13 @@ def test_rows_of_the_next_token_are_those_of_the_one_before_unless_its_files_dif
     engines: tuple[Path, Path],
 ) -> None:
     plan, (my, golden) = planned(engines)
-    theirs = golden.store().files
-    next_token = Where(my.kind, my.root, my.folder[:-1] + "1")
-    first = rows_of(plan, my.store().files, theirs, None)
-    assert rows_of(plan, next_token.store().files, theirs, None) is first
+    theirs = golden.files
+    next_token = TokenFolder(my.kind, my.root, my.folder[:-1] + "1")
+    first = rows_of(plan, my.files, theirs, None)
+    assert rows_of(plan, next_token.files, theirs, None) is first
     lost = my.root / next_token.folder / "1_CommonLayer/0_RmsNormOperation/after/outtensor0.bin"
     lost.unlink()
-    fewer = rows_of(plan, next_token.store().files, theirs, None)
+    fewer = rows_of(plan, replace(next_token).files, theirs, None)
     assert [row.my for row in fewer] != [row.my for row in first]
 
 

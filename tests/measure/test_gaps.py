@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._measure.tolerance import Gap, Job, Tolerance, compare, compare_all, spot_of, transposed
+from twinprobe._measure.tolerance import Gap, HostPair, Tolerance, compare, compare_all, transposed
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 
-Pair = tuple[HostTensor, HostTensor, bool]
 LARGE = 100_000  # so many pairs that compiled code is used
 
 
@@ -21,9 +22,8 @@ def host(values: np.ndarray) -> HostTensor:
     return HostTensor(values.dtype.name, values.shape, np.ascontiguousarray(values).reshape(-1))
 
 
-def in_one_call(pairs: list[Pair], tolerance: Tolerance) -> list[Gap]:
-    jobs: list[Job] = [(spot_of(raw), spot_of(base), turned) for raw, base, turned in pairs]
-    return compare_all(jobs, lambda at: pairs[at][:2], tolerance, in_all=LARGE)
+def in_one_call(pairs: list[HostPair], tolerance: Tolerance) -> list[Gap]:
+    return compare_all(pairs, tolerance, in_all=LARGE).all()
 
 
 def close(one: float, other: float) -> bool:
@@ -52,7 +52,7 @@ def test_each_pair_gets_the_gap_that_it_gets_alone(
     shapes: list[tuple[int, int, bool, float, bool]], tolerance: Tolerance
 ) -> None:
     generator = np.random.default_rng(len(shapes))
-    pairs: list[Pair] = []
+    pairs: list[HostPair] = []
     for rows, columns, turned, odd, noisy in shapes:
         base = generator.standard_normal((rows, columns)).astype(np.float32)
         raw = base + noisy * generator.standard_normal((rows, columns)).astype(np.float32) * np.float32(1e-4)
@@ -64,7 +64,7 @@ def test_each_pair_gets_the_gap_that_it_gets_alone(
 
 def test_other_types_shapes_and_modes_go_by_the_long_way() -> None:
     one, wide = np.arange(6, dtype=np.float32).reshape(2, 3), np.arange(6, dtype=np.float64).reshape(2, 3)
-    pairs: list[Pair] = [
+    pairs: list[HostPair] = [
         (host(one), host(wide), False),
         (host(one), host(one.T.copy()), False),
         (host(one), host(one[None]), False),
@@ -79,9 +79,18 @@ def test_other_types_shapes_and_modes_go_by_the_long_way() -> None:
     assert means[0].same
 
 
+def test_elements_that_stay_in_their_file_are_compared_too(tmp_path: Path) -> None:
+    values = np.arange(1 << 19, dtype=np.float32)
+    np.save(tmp_path / "tensor.npy", values)
+    in_file = open_tensor(tmp_path / "tensor.npy", at_once=1024)
+    assert not isinstance(in_file.data, np.ndarray)
+    equal, differing = in_one_call([(in_file, host(values), False), (in_file, host(values + 1), False)], Tolerance())
+    assert (equal.same, differing.mismatched) == (True, 1 << 19)
+
+
 def test_a_difference_at_any_place_is_seen() -> None:
     base = np.ones(3000, np.float32)
-    pairs: list[Pair] = []
+    pairs: list[HostPair] = []
     for place in (0, 1, 1023, 1024, 2047, 2999):
         raw = base.copy()
         raw[place] += 1
@@ -92,12 +101,12 @@ def test_a_difference_at_any_place_is_seen() -> None:
 def test_few_pairs_never_load_compiled_code() -> None:
     code = (
         "import sys, numpy as np\n"
-        "from twinprobe._measure.tolerance import compare_all, spot_of\n"
+        "from twinprobe._measure.tolerance import compare_all\n"
         "from twinprobe._measure.tolerance import Tolerance\n"
         "from twinprobe._runs.tensors.elements import HostTensor\n"
         "one = HostTensor('float32', (4,), np.ones(4, np.float32))\n"
         "two = HostTensor('float32', (4,), np.ones(4, np.float32) * 2)\n"
-        "found = compare_all([(spot_of(one), spot_of(two), False)] * 50, lambda at: (one, two), Tolerance())\n"
+        "found = compare_all([(one, two, False)] * 50, Tolerance()).all()\n"
         "assert [gap.mismatched for gap in found] == [4] * 50\n"
         "assert 'numba' not in sys.modules\n"
     )

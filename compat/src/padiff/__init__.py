@@ -22,8 +22,8 @@ __all__ = [
     "set_dump_root_path",
 ]
 _ELSEWHERE = {
-    "LayerMap": "twinprobe._live",
-    "add_special_init": "twinprobe._live",
+    "LayerMap": "twinprobe",
+    "add_special_init": "twinprobe",
     "create_model": "padiff.proxy",
     "get_dump_root_path": "padiff.proxy",
     "set_dump_root_path": "padiff.proxy",

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import twinprobe._live
 from padiff.layer_lists import LayerLists
 from padiff.proxy import ProxyModel
+from twinprobe._live import differ
 from twinprobe._live.comparing import copy_all_weights
 from twinprobe._live.console import say
 from twinprobe._live.frameworks import adapter_of, framework_of
 from twinprobe._live.options import Options, read_options
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.running import Model
+from twinprobe._live.weights import assigning
 from twinprobe._runs.run import DUMP, open_run
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -71,7 +72,7 @@ def auto_diff(*given: Any, **named: Any) -> bool:
     for model, given_inputs, loss in zip(asked.models, inputs, _two(asked.loss_fns), strict=True):
         if isinstance(model, ProxyModel):
             model.dump_pass(given_inputs, loss, backward=chosen.backward)
-    result = twinprobe._live.auto_diff(
+    result = differ.auto_diff(
         *map(_bare, asked.models), asked.inputs, auto_weights=False, layer_map=_extended(layer_map, unlisted),
         loss_fns=asked.loss_fns, optimizers=asked.optimizers, **options,
     )  # fmt: skip
@@ -96,7 +97,7 @@ def assign_weight(*given: Any, **named: Any) -> bool:
     asked = _released(*given, **named) if _is_released(given, named) else _development(*given, **named)
     layer_map = _with_mapped_layers(asked)
     base, raw = asked.models
-    written = twinprobe._live.assign_weight(_bare(raw), _bare(base), _extended(layer_map, _unassigned(asked.models)))
+    written = assigning.assign_weight(_bare(raw), _bare(base), _extended(layer_map, _unassigned(asked.models)))
     if written:
         say(_words_of_copy(_bare(base), _bare(raw)))
     return written
@@ -106,33 +107,33 @@ def check_report(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None, diff_phase: str = "both"
 ) -> bool:
     """Whether two reports agree, every step and rank of them."""
-    return bool(twinprobe._live.check_report(report_path_0, report_path_1, {**_DEFAULTS, **(cfg or {})}, diff_phase))
+    return bool(differ.check_report(report_path_0, report_path_1, {**_DEFAULTS, **(cfg or {})}, diff_phase))
 
 
 def check_params(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the weights and gradients that dump_params or try_dump wrote agree."""
-    return _check("params", twinprobe._live.check_params, report_path_0, report_path_1, cfg)
+    return _check("params", differ.check_params, report_path_0, report_path_1, cfg)
 
 
 def check_weights(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the weights that dump_weights wrote agree."""
-    return _check("weights", twinprobe._live.check_weights, report_path_0, report_path_1, cfg)
+    return _check("weights", differ.check_weights, report_path_0, report_path_1, cfg)
 
 
 def check_grads(
     report_path_0: str | Path, report_path_1: str | Path, cfg: Mapping[str, Any] | None = None
 ) -> bool:  # fmt: skip
     """Whether the gradients that dump_grads wrote agree."""
-    return _check("grads", twinprobe._live.check_grads, report_path_0, report_path_1, cfg)
+    return _check("grads", differ.check_grads, report_path_0, report_path_1, cfg)
 
 
 def check_dataloader(first_loader: Iterable[Any], second_loader: Iterable[Any], **options: Any) -> bool:
     """Whether two loaders give the same batches, and as many."""
-    return bool(twinprobe._live.check_dataloader(first_loader, second_loader, **{**_DEFAULTS, **options}))
+    return bool(differ.check_dataloader(first_loader, second_loader, **{**_DEFAULTS, **options}))
 
 
 # -- the two forms ---------------------------------------------------------------------------------------------

@@ -8,46 +8,23 @@ here.
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from twinprobe._graph.communication import Communication, read_communication
 from twinprobe._graph.compare_json import nested
-from twinprobe._graph.node_values import CallValues
 from twinprobe._graph.picture import GOLDEN, DrawnRun, Picture, drawn_run, node_extras, summary_rows
-from twinprobe._graph.tree import CallSites, Tree
 from twinprobe._graph.values import DB, CallTexts
 from twinprobe._graph.vis_files import GraphDb, node_indices, tensor_folder
 from twinprobe._runs.run import Run, hand_over, open_run, take_over
 from twinprobe._scale.process import Forked
-
-
-class _Packed(msgspec.Struct):
-    """A drawn run for another process: without its values, what it communicates, and what merging has told."""
-
-    source: str
-    tree: Tree
-    sites: CallSites
-    overflow: list[str | None]
-    link: list[int]
-
-
-def _pack(side: DrawnRun) -> bytes:
-    return msgspec.msgpack.encode(_Packed(side.source, side.tree, side.sites, side.overflow, side.link))
-
-
-def _unpack(packed: bytes, run: Run) -> DrawnRun:
-    side = msgspec.msgpack.decode(packed, type=_Packed)
-    return DrawnRun(side.source, run, side.tree, side.sites, Communication(), side.link, side.overflow)
-
 
 _LENGTH = 8
 
@@ -103,18 +80,6 @@ class Spool:
 _PIECES_AHEAD = 12  # rendered while the runs are matched; about 1 MB each
 
 
-class _Compared(msgspec.Struct):
-    """What is known of the run under test once it is compared: per call, and in all."""
-
-    severity: list[int]
-    drift: list[float]
-    error: list[float]
-    origin: list[str]
-    rule: list[str]
-    summary: list[tuple[Any, ...]]
-    tensor_folder: str | None
-
-
 class GoldenBeside:
     """A process that writes the rows of both runs into ``part``, which it creates."""
 
@@ -140,22 +105,17 @@ class GoldenBeside:
         self._run_file.flush()
         self._theirs.send(b"")
         side = drawn_run(GOLDEN, run, overflow_check=overflow_check)
-        self._theirs.send(_pack(side))
+        self._theirs.send(pickle.dumps(_bare(side)))
         texts = side.texts(DB)
         rendered = list(islice(texts, _PIECES_AHEAD))
-        packed, link = self._next(), self._next()
-        target = _unpack(packed, Run(run.path, "", "", "", [], run.table.clear(), []))
-        side.link = msgspec.msgpack.decode(link, type=list[int])
+        target, side.link = pickle.loads(self._next())
         db = GraphDb(self._part, nodes=len(side.tree) + len(target.tree))
         folder = tensor_folder(run)
         db.add_side(side, target, *self._place, chain(_used_up(rendered), texts), folder=folder)
-        known = msgspec.msgpack.decode(self._next(), type=_Compared)
-        severity = np.array(known.severity, dtype=np.int8)
-        values = CallValues(severity, np.array(known.drift), np.array(known.error), known.origin, known.rule)
+        values, summary, folder = pickle.loads(self._next())
         picture = Picture(*self._place, target, side, None, values)
-        db.add_extras(node_extras(picture), known.summary)
-        indices, folder = node_indices(picture, DB), known.tensor_folder
-        db.add_side(target, side, *self._place, self._pieces(), indices, folder)
+        db.add_extras(node_extras(picture), summary)
+        db.add_side(target, side, *self._place, self._pieces(), node_indices(picture, DB), folder)
         db.close()
 
     def _pieces(self) -> Iterator[CallTexts]:
@@ -181,24 +141,19 @@ class GoldenBeside:
         packed = self._theirs.receive()
         if packed is None:
             return None
-        side = _unpack(packed, run)
-        side.communication = read_communication(run)
+        side: DrawnRun = pickle.loads(packed)
+        side.run, side.communication = run, read_communication(run)
         return side
 
     def linked(self, target: DrawnRun, golden: DrawnRun) -> None:
         """Let the other process write the trusted run's rows: both sides are matched."""
-        self._ours.send(_pack(target), msgspec.msgpack.encode(golden.link))
+        self._ours.send(pickle.dumps((_bare(target), golden.link)))
 
     def write(self, picture: Picture) -> bool:
         """Have the rows of the run under test written; False where all has to be drawn anew, here."""
-        values, side = picture.values, picture.target
-        assert values is not None
-        known = _Compared(
-            values.severity.tolist(), values.drift.tolist(), values.error.tolist(), values.origin, values.rule,
-            list(summary_rows(picture)), tensor_folder(side.run),
-        )  # fmt: skip
+        side = picture.target
+        self._ours.send(pickle.dumps((picture.values, list(summary_rows(picture)), tensor_folder(side.run))))
         encode = msgspec.msgpack.Encoder().encode
-        self._ours.send(encode(known))
         for piece in picture.texts(side, DB):
             self._ours.send(encode(piece))
         self._ours.send(b"")
@@ -210,11 +165,17 @@ class GoldenBeside:
     def __enter__(self) -> GoldenBeside:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._process.stop()
         self._ours.close()
         self._theirs.close()
         self._run_file.close()
+
+
+def _bare(side: DrawnRun) -> DrawnRun:
+    """A drawn run for the other process: without its values and what it communicates."""
+    run = side.run
+    return replace(side, run=Run(run.path, "", "", "", [], run.table.clear(), []), communication=Communication())
 
 
 def _used_up(items: list[CallTexts]) -> Iterator[CallTexts]:

@@ -57,9 +57,9 @@ def run_request(request: GraphRequest, advance: Advance) -> Outcome:
             files, drawn, failures, empty = write(request, places, staging, session, advance)
         if session is not None and not failures:
             session.end(keep=False)
-    for one in drawn:
-        notes += one.notes
-    summaries = [one.summary for one in drawn if one.summary is not None]
+    for piece in drawn:
+        notes += piece.notes
+    summaries = [piece.summary for piece in drawn if piece.summary is not None]
     return Outcome(files, summaries, list(dict.fromkeys(notes + empty)), lost + failures)
 
 
@@ -98,24 +98,24 @@ def _write_db(
             calls_file(final).unlink(missing_ok=True)
         return [path], drawn, [], []
     drawn, failures, empty = _spread([Job(place, session, request) for place in places], advance)
-    db = GraphDb(final, nodes=sum(one.nodes for one in drawn))
-    for one in drawn:
-        with local_copy(one.part) as part:
+    db = GraphDb(final, nodes=sum(piece.nodes for piece in drawn))
+    for piece in drawn:
+        with local_copy(piece.part) as part:
             db.absorb(part)
     _finish(db, drawn, request)
     return [path], drawn, failures, empty
 
 
 def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
-    for step in sorted({one.place.step for one in drawn}):
-        links = _links([one for one in drawn if one.place.step == step])
+    for step in sorted({piece.place.step for piece in drawn}):
+        links = _links([piece for piece in drawn if piece.place.step == step])
         db.link_ranks((call.source, call.step, call.rank, call.node, text) for call, text in links)
     db.finish(
         mode=drawn[0].mode,
-        micro_steps=max(one.micro_steps for one in drawn),
+        micro_steps=max(piece.micro_steps for piece in drawn),
         overflow_check=request.overflow_check,
-        ranks=sorted({one.place.rank for one in drawn}),
-        steps=sorted({one.place.step for one in drawn}),
+        ranks=sorted({piece.place.rank for piece in drawn}),
+        steps=sorted({piece.place.step for piece in drawn}),
     )
 
 
@@ -129,27 +129,27 @@ def _write_vis(
         texts: dict[tuple[str, int, int, str], str] = {}
         step_of_texts: int | None = None
         files = []
-        for one in drawn:
-            if one.place.step != step_of_texts:
-                step_of_texts = one.place.step
+        for piece in drawn:
+            if piece.place.step != step_of_texts:
+                step_of_texts = piece.place.step
                 same = [other for other in drawn if other.place.step == step_of_texts]
                 texts = {(call.source, call.step, call.rank, call.node): text for call, text in _links(same)}
-            parts = (request.kind, one.place.label, request.timestamp)
+            parts = (request.kind, piece.place.label, request.timestamp)
             files.append(request.output / f"{'_'.join(part for part in parts if part)}.vis")
             ends = {
-                end: texts[source, one.place.step, one.place.rank, node]
-                for source, node, end in one.ends
-                if (source, one.place.step, one.place.rank, node) in texts
+                end: texts[source, piece.place.step, piece.place.rank, node]
+                for source, node, end in piece.ends
+                if (source, piece.place.step, piece.place.rank, node) in texts
             }
-            with local_copy(one.part) as part:
+            with local_copy(piece.part) as part:
                 add_rank_links(part, staging.file(files[-1]), ends)
     return files, drawn, failures, empty
 
 
 def _links(drawn: list[Drawn]) -> Iterator[tuple[Call, str]]:
     """The calls of one step with their partners on other ranks, one side of the comparison in memory at a time."""
-    for source in dict.fromkeys(source for one in drawn for source in one.sources):
-        calls = [call for one in drawn for call in read_calls(calls_file(one.part)) if call.source == source]
+    for source in dict.fromkeys(source for piece in drawn for source in piece.sources):
+        calls = [call for piece in drawn for call in read_calls(calls_file(piece.part)) if call.source == source]
         yield from link_ranks(calls)
 
 

@@ -24,25 +24,6 @@ if TYPE_CHECKING:
 _COLUMNS = ["kind", "type", "dtype", "shape", "requires_grad"]
 
 
-class Looks:
-    """What many values of a run have in common (type, shape and the like), spelled once for all of them.
-
-    It is the text before and after the numbers of each row; one that is no tensor has its value in between.
-    """
-
-    def __init__(self, table: pl.DataFrame, *, requires_grad: bool) -> None:
-        import polars as pl
-
-        first, self._of_row = _distinct(table.select(_COLUMNS))
-        looks = [_look(requires_grad, *row) for row in table.select(_COLUMNS)[first].iter_rows()]
-        self._before, self._after = (pl.Series([look[part] for look in looks], dtype=pl.String) for part in (0, 1))
-
-    def rows(self, start: int, end: int) -> tuple[pl.Series, pl.Series]:
-        """The two texts of these rows."""
-        places = self._of_row[start:end]
-        return self._before.gather(places), self._after.gather(places)
-
-
 def _distinct(table: pl.DataFrame) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
     """The first row of each look, and the look of each row."""
     import polars as pl
@@ -186,12 +167,19 @@ class ValueTexts:
     def __init__(
         self, run: Run, style: Style, more: Callable[[int, int], pl.Series] | None, instead: dict[int, str]
     ) -> None:
+        import polars as pl
+
         self._run = run
         self._style = style
         self._more = more
         self._instead = instead
         self._table = escaped_columns(run.table, _TEXTS)
-        self._looks = Looks(run.table, requires_grad=style.requires_grad)
+        # What many values have in common (type, shape and the like) is spelled once for all of them: the text before
+        # and after the numbers of each row. One that is no tensor has its value in between.
+        looks = run.table.select(_COLUMNS)
+        first, self._look_of_row = _distinct(looks)
+        spelled = [_look(style.requires_grad, *row) for row in looks[first].iter_rows()]
+        self._before, self._after = (pl.Series([look[part] for look in spelled], dtype=pl.String) for part in (0, 1))
         self._digests = run.table["digest"].null_count() < run.table.height
         self._files = run.table["file"].null_count() < run.table.height
 
@@ -215,7 +203,7 @@ class ValueTexts:
         import polars as pl
 
         table = self._table.slice(row, end - row)
-        before, after = self._looks.rows(row, end)
+        before, after = (texts.gather(self._look_of_row[row:end]) for texts in (self._before, self._after))
         statistics = _statistics(table, self._style)
         parts: list[Any] = [pl.lit('"'), "name", before]
         if (table["kind"] == VALUE).any():

@@ -19,11 +19,11 @@ from twinprobe._live.findings import (
     Findings,
     First,
     differing,
-    find_differences,
-    find_first,
-    settle_causes,
+    first_difference,
+    in_order,
 )
 from twinprobe._live.live_run import Values
+from twinprobe._live.measuring import find_differences
 from twinprobe._live.model_state import Buffers, KeptState, compare_parameters, copying
 from twinprobe._live.options import BACKWARD, FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
@@ -64,24 +64,19 @@ class Comparison:
         self.runs = raw, base
         self.steps += 1
         if isinstance(found, AgreeingPairs) and not differing(more):
-            self.findings.append(AgreeingPairs(len(found) + len(more), lambda: _in_order([*more, *found])))
+            self.findings.append(AgreeingPairs(len(found) + len(more), lambda: in_order([*more, *found])))
             return
-        together = _in_order([*more, *found])
-        settle_causes(together, raw)
+        together = in_order([*more, *found])
         self.findings.append(together)
-        self.first = find_first(together, raw, base, (matches.raw_alone, matches.base_alone))
+        self.first = first_difference(together, raw, base, (matches.raw_alone, matches.base_alone))
 
     def result(self) -> Result:
         """The result of all steps."""
         assert self.runs is not None
-        base, raw = (one.title if isinstance(one, Model) else str(one) for one in (self.base, self.raw))
+        base, raw = (side.title if isinstance(side, Model) else str(side) for side in (self.base, self.raw))
         raw_calls, base_calls = (Calls(run.ops, run.parents) for run in self.runs)
         notes = list(dict.fromkeys(self.notes))
         return Result(base, raw, self.findings, self.first, base_calls, raw_calls, self.steps, notes)
-
-
-def _in_order(found: list[Finding]) -> list[Finding]:
-    return sorted(found, key=lambda one: (PHASE_ORDER.index(one.phase), one.order))
 
 
 def compare_live(comparison: Comparison, kept: KeptState) -> None:
@@ -166,10 +161,10 @@ def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Opti
         return copy_weights(raw.model, base.model, layer_map).notices
 
 
-def _dry_run(one: Model, layer_map: LayerMap, options: Options) -> Values:
+def _dry_run(side: Model, layer_map: LayerMap, options: Options) -> Values:
     """A forward pass that changes nothing: no statistics of norms, no gradients. Its values mean nothing yet."""
     # Groups and functions play no part in copying.
     simple = LayerMap()
     simple.__dict__.update({**layer_map.__dict__, "groups": [], "apis": []})
     plain = replace(options, phase=FORWARD, random="eval", single_step=False)
-    return run_model(one, plain, simple, None).run
+    return run_model(side, plain, simple, None).run

@@ -67,10 +67,11 @@ def call_tree(run: Calls, marks: Mapping[str, str]) -> list[Branch]:
             branches[name] = Branch(name, _label(name), mark)
     roots: list[Branch] = []
     for name, branch in branches.items():
-        parent = run.parents.get(name)
-        while parent is not None and parent not in branches:
+        parent, seen = run.parents.get(name), {name}  # a recording may hold circles
+        while parent is not None and parent not in branches and parent not in seen:
+            seen.add(parent)
             parent = run.parents.get(parent)
-        (branches[parent].children if parent is not None else roots).append(branch)
+        (branches[parent].children if parent in branches else roots).append(branch)
     return roots
 
 

@@ -101,8 +101,8 @@ def auto_diff(
 def _compare(comparison: Comparison) -> Result:
     sides = comparison.base, comparison.raw
     models = [side for side in sides if isinstance(side, Model)]
-    for one in models:
-        check_optimizers(one, next((other for other in models if other is not one), None))
+    for model in models:
+        check_optimizers(model, next((partner for partner in models if partner is not model), None))
     if len(models) == 2:
         keep_freed_memory()
         with collector_paused(), state_kept(models) as kept:
@@ -116,11 +116,11 @@ def _compare(comparison: Comparison) -> Result:
 
 
 def _is_only_second_recorded(first: Any, second: Any) -> bool:
-    recorded = [isinstance(one, str | Path) for one in (first, second)]
-    for one, is_recorded in zip((first, second), recorded, strict=True):
-        if not is_recorded and framework_of(one) is None:
+    recorded = [isinstance(model, str | Path) for model in (first, second)]
+    for model, is_recorded in zip((first, second), recorded, strict=True):
+        if not is_recorded and framework_of(model) is None:
             raise BadInput(
-                f"auto_diff got a {type(one).__name__}",
+                f"auto_diff got a {type(model).__name__}",
                 hint="give two models (torch Module, paddle Layer, mindspore Cell) or the folder of a recording",
             )
     return recorded == [False, True]
@@ -131,7 +131,7 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
     if value is None:
         return None, None
     if isinstance(value, list | tuple):
-        if len(value) != 2 or any(one is None for one in value):
+        if len(value) != 2 or any(part is None for part in value):
             raise BadInput(f"{name} holds {len(value)}", hint=f"{name}=[of the first model, of the second]")
         return value[0], value[1]
     if name == "loss_fns" and callable(value):
@@ -139,18 +139,13 @@ def _two(value: Any, name: str) -> tuple[Any, Any]:
     raise BadInput(f"{name} is a {type(value).__name__}", hint=f"{name}=[of the first model, of the second]")
 
 
-# Two recordings against each other: everything, or only the parameters, or only their gradients.
-
+Folder = str | Path  # of a recording
+Config = Mapping[str, Any] | None  # the keys below
 _KEYS = ("atol", "rtol", "compare_mode", "equal_nan")
 
 
 def check_report(
-    base: str | Path,
-    raw: str | Path,
-    cfg: Mapping[str, Any] | None = None,
-    diff_phase: str = BOTH,
-    *,
-    quiet: bool = False,
+    base: Folder, raw: Folder, cfg: Config = None, diff_phase: str = BOTH, *, quiet: bool = False
 ) -> Result:
     """Compare two recordings: all steps and all ranks, forward and backward. True when they agree."""
     if diff_phase not in PHASES:
@@ -158,30 +153,22 @@ def check_report(
     return _shown(_compare_recordings(base, raw, cfg, diff_phase), quiet)
 
 
-def check_weights(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_weights(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded parameters."""
     return _shown(_compare_recordings(base, raw, cfg, FORWARD, ("parameter",)), quiet)
 
 
-def check_grads(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_grads(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded gradients of the parameters."""
     return _shown(_compare_recordings(base, raw, cfg, BOTH, ("gradient",)), quiet)
 
 
-def check_params(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None = None, *, quiet: bool = False
-) -> Result:
+def check_params(base: Folder, raw: Folder, cfg: Config = None, *, quiet: bool = False) -> Result:
     """Compare the recorded parameters and their gradients."""
     return _shown(_compare_recordings(base, raw, cfg, BOTH, ("parameter", "gradient")), quiet)
 
 
-def _compare_recordings(
-    base: str | Path, raw: str | Path, cfg: Mapping[str, Any] | None, phase: str, places: tuple[str, ...] = ()
-) -> Result:
+def _compare_recordings(base: Folder, raw: Folder, cfg: Config, phase: str, places: tuple[str, ...] = ()) -> Result:
     for key in cfg or {}:
         if key not in _KEYS:
             hint = f"{did_you_mean(key, _KEYS)}known: {', '.join(_KEYS)}"
@@ -196,8 +183,6 @@ def _shown(result: Result, quiet: bool) -> Result:
     return result
 
 
-# Two data loaders, batch by batch: whatever a batch is made of.
-
 PHASE = "data"
 _END: Any = object()
 
@@ -211,13 +196,13 @@ def check_dataloader(
     findings: list[Finding] = []
     first: First | None = None
     batches = 0
-    for number, (one, other) in enumerate(zip_longest(raw, base, fillvalue=_END)):
-        if one is _END or other is _END:
-            which = "base" if one is _END else "raw"
+    for number, (target, golden) in enumerate(zip_longest(raw, base, fillvalue=_END)):
+        if target is _END or golden is _END:
+            which = "base" if target is _END else "raw"
             findings.append(_finding(number, "batch", Gap(False, f"only the {which} loader has a batch {number}", nan)))
         else:
             batches += 1
-            findings += _compare_batch(number, one, other, tolerance)
+            findings += _compare_batch(number, target, golden, tolerance)
         differing = [finding for finding in findings if finding.step == number and finding.differs]
         if differing:
             first = First(number, PHASE, differing[0].raw, differing[0].base, INJECTED, differing[0].gap.why, differing)
@@ -236,12 +221,12 @@ def _compare_batch(number: int, raw: Any, base: Any, tolerance: Tolerance) -> li
             which = "raw" if name in sides[0] else "base"
             found.append(_finding(number, name, Gap(False, f"only the {which} batch has {name}", nan)))
             continue
-        one, other = sides[0][name], sides[1][name]
-        if isinstance(one, HostTensor) and isinstance(other, HostTensor):
-            gap = compare(one, other, tolerance)
+        target, golden = sides[0][name], sides[1][name]
+        if isinstance(target, HostTensor) and isinstance(golden, HostTensor):
+            gap = compare(target, golden, tolerance)
         else:
-            same = type(one) is type(other) and bool(one == other)
-            gap = Gap(same, "" if same else f"{one!r} against {other!r}"[:200], nan)
+            same = type(target) is type(golden) and bool(target == golden)
+            gap = Gap(same, "" if same else f"{target!r} against {golden!r}"[:200], nan)
         found.append(_finding(number, name, gap))
     return found
 
@@ -256,8 +241,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield from _leaves(item, f"{name}.{key}".lstrip("."))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for one in dataclasses.fields(value):
-            yield from _leaves(getattr(value, one.name), f"{name}.{one.name}".lstrip("."))
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name), f"{name}.{field.name}".lstrip("."))
     elif isinstance(value, list | tuple):
         for at, item in enumerate(value):
             yield from _leaves(item, f"{name}.{at}".lstrip("."))

@@ -13,7 +13,6 @@ from typing import Any, cast
 import numpy as np
 
 from twinprobe._measure.elements import address_of
-from twinprobe._measure.tolerance import Spot, spot_of
 from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.engine import Engine, Framework, Step
 from twinprobe._record.rows import Entry, Note
@@ -24,11 +23,9 @@ from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.places import inside
 from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, TableBuilder, settle
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle, table_of
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
-
-# What a recorder left in memory, as rows: which call, what to it, under which name, and the value itself.
 
 # Inputs and outputs of a call, in the order of roles, in which its rows stand.
 _PARTS = {
@@ -51,7 +48,7 @@ def _layout(direction: str, *places: int | tuple[str, ...]) -> Layout:
     """The layout of a call whose inputs and outputs are all tensors. Thousands of calls share a few layouts."""
     rows = []
     for (_, role, front), held in zip(_PARTS[direction], places, strict=True):
-        rows += [(role, f"{front}.{one}") for one in (range(held) if isinstance(held, int) else held)]
+        rows += [(role, f"{front}.{key}") for key in (range(held) if isinstance(held, int) else held)]
     return tuple(role for role, _ in rows), tuple(suffix for _, suffix in rows)
 
 
@@ -110,9 +107,9 @@ class LiveRows:
 
     def _add_mixed(self, name: str, rows: list[tuple[int, str, Any]]) -> None:
         numbered = enumerate(rows, len(self.value))
-        self.plain |= {row: _plain(one, "") for row, (_, _, one) in numbered if type(one) is not Note}
+        self.plain |= {row: settle(_plain(value), "") for row, (_, _, value) in numbered if type(value) is not Note}
         layout = tuple(role for role, _, _ in rows), tuple(suffix for _, suffix, _ in rows)
-        self._add(name, layout, [one for _, _, one in rows])
+        self._add(name, layout, [value for _, _, value in rows])
 
     def take(self, name: str, source: LiveRows, *parts: tuple[int, frozenset[int]]) -> None:
         """Append a call made of another's rows: of each of these calls those in these roles."""
@@ -121,21 +118,6 @@ class LiveRows:
             values = source.value[source.starts[call] : source.starts[call + 1]]
             rows += [row for row in zip(*source.layouts[call], values, strict=True) if row[0] in roles]
         self._add_mixed(name, rows)
-
-    @cached_property
-    def role(self) -> list[int]:
-        """What each row is to its call."""
-        return [role for roles, _ in self.layouts for role in roles]
-
-    @cached_property
-    def suffix(self) -> list[str]:
-        """What follows the name of the call in that of each row."""
-        return [suffix for _, suffixes in self.layouts for suffix in suffixes]
-
-    @cached_property
-    def op(self) -> list[int]:
-        """The number of each row's call."""
-        return [op for op, (first, end) in enumerate(pairwise(self.starts)) for _ in range(first, end)]
 
     def release(self) -> None:
         """Let go of all tensors; what they look like stays."""
@@ -156,72 +138,47 @@ def _flatten(role: int, suffix: str, value: Any, rows: list[tuple[int, str, Any]
         rows.append((role, suffix, value))
 
 
-class Columns:
-    """The columns of a run by name, each made when it is asked for."""
+class Columns(dict[str, list[Any]]):
+    """What comparing needs to know of each row, each column made when it is asked for."""
 
     def __init__(self, rows: LiveRows) -> None:
+        super().__init__()
         self._rows = rows
-        self._made: dict[str, list[Any]] = {}
 
-    def __getitem__(self, name: str) -> list[Any]:
-        found = self._made.get(name)
-        if found is None:
-            found = getattr(self._rows, name) if name in ("op", "role") else getattr(self, f"_{name}")()
-            self._made[name] = found
+    def __missing__(self, name: str) -> list[Any]:
+        rows = self._rows
+        if name == "op":
+            found: list[Any] = [op for op, (first, end) in enumerate(pairwise(rows.starts)) for _ in range(first, end)]
+        elif name == "role":
+            found = [role for roles, _ in rows.layouts for role in roles]
+        elif name == "name":
+            suffixes = zip(rows.names, rows.layouts, strict=True)
+            found = [f"{call}.{suffix}" for call, (_, own) in suffixes for suffix in own]
+        elif name == "kind":
+            found = [TENSOR] * rows.starts[-1]
+        else:
+            found = [type(value) is Note and getattr(value, name) for value in rows.value]
+            found = list(map(_shown, found)) if name == "shape" else found
+        field = "shown_shape" if name == "shape" else name
+        for row, leaf in rows.plain.items() if name in ("kind", "shape", "dtype") else ():
+            found[row] = getattr(leaf, field)
+        self[name] = found
         return found
 
-    def _name(self) -> list[str]:
-        rows = self._rows
-        return [f"{rows.names[op]}.{suffix}" for op, suffix in zip(rows.op, rows.suffix, strict=True)]
 
-    def _kind(self) -> list[int]:
-        return self._with_plain([TENSOR] * self._rows.starts[-1], "kind")
-
-    def _shape(self) -> list[str | None]:
-        return self._with_plain([type(one) is Note and _shown(one.shape) for one in self._rows.value], "shown_shape")
-
-    def _dtype(self) -> list[str | None]:
-        return self._with_plain([type(one) is Note and one.dtype for one in self._rows.value], "dtype")
-
-    def _with_plain(self, column: list[Any], name: str) -> list[Any]:
-        for row, leaf in self._rows.plain.items():
-            column[row] = getattr(leaf, name)
-        return column
-
-
-def table_of(rows: LiveRows, names: list[str], leaf_of: Callable[[Note], Leaf], alike: bool) -> Any:
-    """The rows as a table. ``alike``: tensors that look the same have the same leaf, as they are not measured."""
-    builder = TableBuilder()
-    known: dict[tuple[Any, ...], Leaf] = {}
-    for op, role, name, value in zip(rows.op, rows.role, names, rows.value, strict=True):
-        if type(value) is not Note:
-            leaf = _plain(value, name.rpartition(".")[2])
-        elif not alike:
-            leaf = settle(leaf_of(value), "")
-        else:
-            key = value.type, value.dtype, value.shape, value.requires_grad
-            if key not in known:
-                known[key] = settle(leaf_of(value), "")
-            leaf = known[key]
-        builder.add(op, role, name, leaf)
-    return builder.build()
-
-
-def _plain(value: Any, argument: str) -> Leaf:
+def _plain(value: Any) -> Leaf | None:
     """A value that is no tensor."""
     if value is None:
-        return settle(None, argument)
+        return None
     if isinstance(value, PlainLeaf):
-        return settle(Leaf(str(value.json.get("type")), value=value.json["value"]), argument)
-    return settle(Leaf(type(value).__name__, value=value), argument)
+        return Leaf(str(value.json.get("type")), value=value.json["value"])
+    return Leaf(type(value).__name__, value=value)
 
 
 @lru_cache(maxsize=10_000)
-def _shown(shape: tuple[int, ...]) -> str:
-    return str(list(shape))
+def _shown(shape: tuple[int, ...] | bool) -> str:
+    return str(list(shape)) if isinstance(shape, tuple) else ""
 
-
-# An engine for the recorders that keeps what they record in memory: no thread, no folder, no file.
 
 _MODULES = ("Module.", "Cell.")
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + "/"
@@ -300,7 +257,6 @@ class Values(Run):
     to_host: ToHost | None = None
     measured: bool = True
     stack_table: StackTable | None = None
-    _read: list[HostTensor] = field(default_factory=list)
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -319,12 +275,26 @@ class Values(Run):
         self.table = self._new_table(None)
         return self.table
 
-    def _new_table(self, statistics: ToHost | None) -> Any:
+    def _new_table(self, to_host: ToHost | None) -> Any:
+        """With statistics where ``to_host`` brings tensors to the host; else those that look the same have one leaf."""
         assert self.live is not None
-        return table_of(self.live, self.columns["name"], lambda note: _leaf(note, statistics), statistics is None)
+        alike: dict[tuple[Any, ...], Leaf] = {}
+
+        def leaf_of(value: Any) -> Leaf | None:
+            if type(value) is not Note:
+                return _plain(value)
+            if to_host is not None:
+                return _leaf(value, to_host)
+            key = value.type, value.dtype, value.shape, value.requires_grad
+            if key not in alike:
+                alike[key] = _leaf(value, None)
+            return alike[key]
+
+        leaves = [leaf_of(value) for value in self.live.value]
+        return table_of(zip(*(self.columns[name] for name in ("op", "role", "name")), leaves, strict=True))
 
     @cached_property
-    def columns(self) -> Columns | dict[str, list[Any]]:
+    def columns(self) -> dict[str, list[Any]]:
         """What comparing needs to know of each row: op, role, name, kind, shape and dtype."""
         if self.live is None:
             return {name: self.table[name].to_list() for name in ("op", "role", "name", "kind", "shape", "dtype")}
@@ -342,19 +312,6 @@ class Values(Run):
             return _hosted(note.row, self.to_host)
         file = self.table["file"][row]
         return open_tensor(inside(self.tensor_folder, file)) if file else None
-
-    def spot(self, row: int) -> Spot | None:
-        """Where the tensor of a row lies in memory; what was read from a file stays there until ``let_go_files``."""
-        host = self.tensor(row)
-        if host is None:
-            return None
-        if self.to_host is None:
-            self._read.append(host)
-        return spot_of(host)
-
-    def let_go_files(self) -> None:
-        """Nobody uses the spots of tensors from files any more."""
-        self._read.clear()
 
     def release(self) -> None:
         """Nobody asks for the tensors of a live run any more."""
@@ -376,7 +333,7 @@ class Values(Run):
         else:
             notes = self.live.value
             if self.live.plain:
-                notes = [one if type(one) is Note else _NO_TENSOR for one in notes]
+                notes = [value if type(value) is Note else _NO_TENSOR for value in notes]
             extras = enumerate(map(_extra_of, notes))
             found = [row for row, extra in extras if extra and extra.get("layout") == IN_OUT]
         roles = self.columns["role"]

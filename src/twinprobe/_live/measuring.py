@@ -1,52 +1,238 @@
-"""How far apart the tensors of many paired rows are."""
+"""Every pair of tensors of two runs, measured: how far apart they are, as findings."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import nan, prod
 from typing import cast
 
-from twinprobe._live.live_run import Values, address_in
-from twinprobe._measure.tolerance import Gap, Gaps, Job, Places, Tolerance, compare_all, compare_places
+from twinprobe._live.findings import (
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    GRADIENT_PHASE,
+    PHASE_ORDER,
+    SAME_NAN,
+    AgreeingPairs,
+    Finding,
+    Findings,
+)
+from twinprobe._live.live_run import Values, address_in, short_dtype
+from twinprobe._live.pairing.matching import Matches
+from twinprobe._measure.tolerance import (
+    Gap,
+    Gaps,
+    HostPair,
+    Places,
+    Tolerance,
+    compare,
+    compare_all,
+    compare_places,
+    worth_kernel,
+)
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.names import GRADIENTS, parse_op
-from twinprobe._runs.table import GRADIENT, PARAMETER
+from twinprobe._runs.names import BACKWARD, GRADIENTS, OpName, parse_op
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
 
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
 _ELEMENTS_AT_ONCE = 16 << 20
 _STATISTICS = ("max", "min", "mean", "norm")
-_BATCH = 1 << 32  # a place is a number: so many times the batch, and the place in it
+_PLACES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
+_BACKWARD_PLACES = {INPUT: "gradient of output", OUTPUT: "gradient of input"}
 
 
-class _Batch:
-    """Pairs that wait to be measured: plain ones by their places, or any by their jobs."""
+def find_differences(
+    raw: Values, base: Values, matches: Matches, tolerance: Tolerance, step: int, phases: frozenset[str]
+) -> Findings:
+    """Measure every paired row of the phases that are asked for."""
+    maker = _FindingMaker(raw, base, matches.doubtful, step)
+    wanted = matches.rows
+    if raw.plain or base.plain:
+        wanted = [row for row in wanted if row[0] not in raw.plain and row[1] not in base.plain]
+    if not phases >= frozenset(PHASE_ORDER):
+        wanted = [row for row in wanted if maker.phase(row) in phases]
+    gaps = PairGaps(raw, base, wanted, tolerance)
+    if matches.equal and wanted and gaps.all_same:
+        return AgreeingPairs(len(wanted), lambda: maker.findings(wanted, gaps))
+    found = maker.findings(wanted, gaps)
+    for finding in found:
+        if finding.place == "input" and "NaN" in finding.gap.why and not parse_op(finding.raw).body:
+            row, other, _ = next(pair for pair in wanted if pair[0] == finding.order)
+            hosts = raw.tensor(row), base.tensor(other)
+            if hosts[0] is not None and hosts[1] is not None:
+                again = compare(hosts[0], hosts[1], replace(tolerance, equal_nan=True))
+                if again.same:
+                    finding.gap = replace(finding.gap, why=f"{finding.gap.why}, {SAME_NAN}")
+    if GRADIENT_PHASE in phases and not matches.equal:
+        found += _missing_gradients(raw, base, matches.rows, step)
+    return found
 
-    def __init__(self) -> None:
-        self.clear()
 
-    def clear(self) -> None:
-        self.pairs: list[int] = []
-        self.places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
-        self.jobs: list[Job] = []
-        self.elements = 0
+class _FindingMaker:
+    """Makes findings of measured pairs."""
 
-    def add(self, pair: int, note: Note, other: Note, turned: bool) -> bool:
-        """Add a pair of tensors by their places; False where the kernel does not take them."""
-        one, two = note.row, other.row
-        if one is None or two is None:
-            return False
-        address, other_address = one.address or address_in(note), two.address or address_in(other)
-        if not address or not other_address or (address | other_address) & 3:
-            return False
-        size, turning = _fitting(note.shape, other.shape, turned)
-        if size:
-            self.pairs.append(pair)
-            self.places.append((address, other_address, size, turning))
-            self.elements += size
-        return size > 0
+    def __init__(self, raw: Values, base: Values, doubtful: set[str], step: int) -> None:
+        self._ops = raw.ops, base.ops
+        self._columns = raw.columns, base.columns
+        self._doubtful = doubtful
+        self._step = step
+        self._names: dict[int, tuple[OpName, str]] = {}
+
+    def findings(self, rows: list[Pair], gaps: PairGaps) -> list[Finding]:
+        """All pairs that could be measured."""
+        measured = zip(rows, gaps.all(), strict=True)
+        return [self._finding(*row, gap) for row, gap in measured if gap is not None]
+
+    def phase(self, row: Pair) -> str:
+        """In which phase a pair belongs."""
+        return self._name(self._columns[0]["op"][row[0]])[1]
+
+    def _name(self, op: int) -> tuple[OpName, str]:
+        """A call of the raw model and its phase."""
+        found = self._names.get(op)
+        if found is None:
+            name = parse_op(self._ops[0][op])
+            phase = {GRADIENTS: GRADIENT_PHASE, BACKWARD: BACKWARD_PHASE}.get(name.direction, FORWARD_PHASE)
+            found = self._names[op] = name, phase
+        return found
+
+    def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
+        raw, base = self._columns
+        name, phase = self._name(raw["op"][row])
+        role = raw["role"][row]
+        places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
+        dtype, other_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][other] or "")
+        # Modules decide. Calls inside them, and pairs that are doubtful, help to find where.
+        decides = name.text not in self._doubtful and (name.is_module or phase == GRADIENT_PHASE)
+        if phase == FORWARD_PHASE:
+            decides &= role == OUTPUT or (role == INPUT and not name.body)
+        return Finding(
+            self._step, phase, name.text, self._ops[1][base["op"][other]], places.get(role, "value"),
+            raw["name"][row].removeprefix(name.text + "."), gap, decides, raw["shape"][row] or "",
+            base["shape"][other] or "", dtype if dtype == other_dtype else f"{dtype}/{other_dtype}", rule, row,
+        )  # fmt: skip
+
+
+class PairGaps:
+    """The gap of each pair. The same two tensors are measured once; a recording is read bit by bit."""
+
+    def __init__(self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance) -> None:
+        self._runs, self._rows, self._tolerance = (raw, base), rows, tolerance
+        self._known: list[Gap | None] = [None] * len(rows)
+        self._measured: list[tuple[list[int], Gaps]] = []  # the pairs of each batch
+        self._repeated: list[tuple[int, int]] = []  # pairs of the same two tensors as an earlier one
+        self._measure_all()
+        del self._runs  # the tensors must not live as long as the numbers
+
+    @property
+    def all_same(self) -> bool:
+        """Whether every pair was measured and none differs."""
+        measured = sum(len(pairs) for pairs, _ in self._measured) + len(self._repeated)
+        known = [gap for gap in self._known if gap is not None]
+        complete = measured + len(known) == len(self._known)
+        return complete and all(gap.same for gap in known) and all(gaps.all_same for _, gaps in self._measured)
+
+    def all(self) -> list[Gap | None]:
+        """The gap of each pair; None where there was nothing to measure."""
+        found = list(self._known)
+        for pairs, gaps in self._measured:
+            for pair, gap in zip(pairs, gaps.all(), strict=True):
+                found[pair] = gap
+        for pair, known in self._repeated:
+            found[pair] = found[known]
+        return found
+
+    def _measure_all(self) -> None:
+        """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
+        raw, base = self._runs
+        turned_rows, other_turned = raw.turned, base.turned
+        notes, other_notes = (run.live.value if run.live is not None else [] for run in self._runs)
+        first: dict[tuple[Row | None, Row | None, bool], int] = {}
+        pairs: list[int] = []
+        places: list[tuple[int, int, int, int]] = []  # two addresses, elements, rows of a raw matrix to be turned
+        others: list[int] = []
+        hosts: list[HostPair] = []
+        elements = 0
+        for pair, (row, other, _) in enumerate(self._rows):
+            turned = (row in turned_rows) is not (other in other_turned)
+            if notes and other_notes:
+                note, other_note = notes[row], other_notes[other]
+                known = first.setdefault((note.row, other_note.row, turned), pair)
+                if known != pair and note.row is not None and other_note.row is not None:
+                    self._repeated.append((pair, known))
+                    continue
+                place = _place(note, other_note, turned)
+                if place is not None:
+                    pairs.append(pair)
+                    places.append(place)
+                    continue
+            tensors = self._tensors(pair)
+            if tensors is not None:
+                others.append(pair)
+                hosts.append((*tensors, turned))
+                elements += tensors[0].data.size
+                if elements > _ELEMENTS_AT_ONCE:
+                    self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
+                    others, hosts, elements = [], [], 0
+
+        def hosts_of(place: int) -> tuple[HostTensor, HostTensor]:
+            found = self._tensors(pairs[place])
+            assert found is not None
+            return found
+
+        if worth_kernel(len(self._rows), sum(size for _, _, size, _ in places)) and places:
+            columns = cast(Places, tuple(map(list, zip(*places, strict=True))))
+            self._measured.append((pairs, compare_places(columns, hosts_of, self._tolerance)))
+        else:
+            others += pairs
+            hosts += [(*hosts_of(place), bool(turning)) for place, (*_, turning) in enumerate(places)]
+        self._measured.append((others, compare_all(hosts, self._tolerance, in_all=len(self._rows))))
+
+    def _tensors(self, pair: int) -> tuple[HostTensor, HostTensor] | None:
+        """The tensors of a pair; None where its gap is known without them, or nothing can be."""
+        (raw, base), (row, other, _) = self._runs, self._rows[pair]
+        try:
+            target, golden = raw.tensor(row), base.tensor(other)
+        except DamagedTensor as damage:
+            self._known[pair] = Gap(False, str(damage), nan, nan, nan, nan, nan)
+            return None
+        if target is not None and golden is not None:
+            return target, golden
+        self._known[pair] = self._by_statistics(row, other)
+        return None
+
+    def _by_statistics(self, row: int, other: int) -> Gap | None:
+        """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""
+        raw, base = self._runs
+        if raw.task == base.task == "tensor":
+            return None
+        raw.measure()
+        base.measure()
+        worst = 0.0
+        for stat in _STATISTICS:
+            target, golden = raw.table[stat][row], base.table[stat][other]
+            if target is None or golden is None:
+                return None
+            atol, rtol = self._tolerance.of("float32")
+            if not abs(target - golden) <= max(atol, 1e-6 * abs(golden)) + max(rtol, 1e-5) * abs(golden):
+                why = f"{stat} {target:.6g} against {golden:.6g}"
+                return Gap(False, why, abs(target - golden), nan, nan, nan, nan)
+            worst = max(worst, abs(target - golden))
+        return Gap(True, "", worst, nan, nan, nan, nan)
+
+
+def _place(note: Note, other: Note, turned: bool) -> tuple[int, int, int, int] | None:
+    """Where two tensors lie, as the kernel is told; None where it does not take them."""
+    if note.row is None or other.row is None:
+        return None
+    address, other_address = note.row.address or address_in(note), other.row.address or address_in(other)
+    if not address or not other_address or (address | other_address) & 3:
+        return None
+    size, turning = _fitting(note.shape, other.shape, turned)
+    return (address, other_address, size, turning) if size else None
 
 
 @lru_cache(maxsize=1024)
@@ -59,118 +245,7 @@ def _fitting(shape: tuple[int, ...], other: tuple[int, ...], turned: bool) -> tu
     return size, shape[0] if turned and len(shape) == 2 else 0
 
 
-class PairGaps:
-    """The gap of each pair. The same two tensors are measured once; a recording is read bit by bit."""
-
-    def __init__(self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance) -> None:
-        self._raw, self._base, self._tolerance = raw, base, tolerance
-        self._found: list[Gap | int | None] = [None] * len(rows)
-        self._batches: list[Gaps] = []
-        self._measure_all(rows)
-        del self._raw, self._base  # the tensors must not live as long as the numbers
-
-    @property
-    def all_same(self) -> bool:
-        """Whether every pair was measured and none differs."""
-        for one in self._found:
-            if type(one) is not int and (one is None or (isinstance(one, Gap) and not one.same)):
-                return False
-        return all(batch.all_same for batch in self._batches)
-
-    def __getitem__(self, at: int) -> Gap | None:
-        """The gap of a pair; None where there is nothing to measure."""
-        found = self._found[at]
-        if not isinstance(found, int):
-            return found
-        gap: Gap = self._batches[found // _BATCH][found % _BATCH]
-        return gap
-
-    def _measure_all(self, rows: list[Pair]) -> None:
-        """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
-        plain, odd = _Batch(), _Batch()
-        again: list[tuple[int, int]] = []
-        turned_rows, other_turned = self._raw.turned, self._base.turned
-        first: dict[tuple[Row | None, Row | None, bool], int] = {}
-        live = self._raw.live is not None and self._base.live is not None
-        notes, other_notes = (run.live.value if run.live is not None else [] for run in (self._raw, self._base))
-        for at, (row, other, _) in enumerate(rows):
-            turned = (row in turned_rows) is not (other in other_turned)
-            if live:
-                note, other_note = notes[row], other_notes[other]
-                known = first.setdefault((note.row, other_note.row, turned), at)
-                if known != at and note.row is not None and other_note.row is not None:
-                    again.append((at, known))
-                    continue
-                if plain.add(at, note, other_note, turned):
-                    if plain.elements > _ELEMENTS_AT_ONCE:
-                        self._measure(plain, rows)
-                    continue
-            self._add_odd(odd, at, rows[at], turned)
-            if odd.elements > _ELEMENTS_AT_ONCE:
-                self._measure(odd, rows)
-        self._measure(plain, rows)
-        self._measure(odd, rows)
-        for at, known in again:
-            self._found[at] = self._found[known]
-
-    def _add_odd(self, batch: _Batch, at: int, pair: Pair, turned: bool) -> None:
-        try:
-            one, two = self._raw.spot(pair[0]), self._base.spot(pair[1])
-        except DamagedTensor as damage:
-            self._found[at] = Gap(False, str(damage), nan, nan, nan, nan, nan)
-            return
-        if one is None or two is None:
-            self._found[at] = self._by_statistics(pair[0], pair[1])
-            return
-        batch.pairs.append(at)
-        batch.jobs.append((one, two, turned))
-        batch.elements += one.size
-
-    def _measure(self, batch: _Batch, rows: list[Pair]) -> None:
-        def hosts(at: int) -> tuple[HostTensor, HostTensor]:
-            row, other, _ = rows[batch.pairs[at]]
-            one, two = self._raw.tensor(row), self._base.tensor(other)
-            assert one is not None
-            assert two is not None
-            return one, two
-
-        if batch.jobs:
-            gaps = compare_all(batch.jobs, hosts, self._tolerance, in_all=len(rows))
-        else:
-            columns = tuple(map(list, zip(*batch.places, strict=True))) or ([], [], [], [])
-            gaps = compare_places(cast(Places, columns), hosts, self._tolerance, in_all=len(rows))
-        for place, pair in enumerate(batch.pairs, _BATCH * len(self._batches)):
-            self._found[pair] = place
-        self._batches.append(gaps)
-        batch.clear()
-        self._raw.let_go_files()
-        self._base.let_go_files()
-
-    def _by_statistics(self, row: int, other: int) -> Gap | None:
-        """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""
-        if self._raw.task == self._base.task == "tensor":
-            return None
-        self._raw.measure()
-        self._base.measure()
-        worst = 0.0
-        for stat in _STATISTICS:
-            one, two = self._raw.table[stat][row], self._base.table[stat][other]
-            if one is None or two is None:
-                return None
-            atol, rtol = self._tolerance.of("float32")
-            if not abs(one - two) <= max(atol, 1e-6 * abs(two)) + max(rtol, 1e-5) * abs(two):
-                return Gap(False, f"{stat} {one:.6g} against {two:.6g}", abs(one - two), nan, nan, nan, nan)
-            worst = max(worst, abs(one - two))
-        return Gap(True, "", worst, nan, nan, nan, nan)
-
-
-# Parameters that belong together, of which only one got a gradient.
-
-# The two calls, the parameter, what is wrong, why the two belong together, and the raw run's row.
-Missing = tuple[tuple[str, str], str, str, str, int]
-
-
-def missing_gradients(raw: Values, base: Values, rows: list[Pair]) -> Iterator[Missing]:
+def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -> Iterator[Finding]:
     """Each such parameter once, by the pairs of parameters among these rows."""
     sides = _with_gradient(raw), _with_gradient(base)
     if not sides[0] or not sides[1]:
@@ -180,15 +255,17 @@ def missing_gradients(raw: Values, base: Values, rows: list[Pair]) -> Iterator[M
     for row, other, rule in rows:
         if roles[0][row] != PARAMETER or roles[1][other] != PARAMETER:
             continue
-        mine, theirs = _parameter(raw, row), _parameter(base, other)
-        if mine in seen:
+        call, name = parameter_of(raw, row)
+        partner, partner_name = parameter_of(base, other)
+        if (_module(call), name) in seen:
             continue
-        seen.add(mine)
-        has = mine in sides[0], theirs in sides[1]
+        seen.add((_module(call), name))
+        has = (_module(call), name) in sides[0], (_module(partner), partner_name) in sides[1]
         if has[0] != has[1]:
-            who = "raw" if has[0] else "base"
-            calls = f"{mine[0]}.{GRADIENTS}.0", f"{theirs[0]}.{GRADIENTS}.0"
-            yield calls, mine[1], f"only the {who} model has a gradient here", rule, row
+            why = f"only the {'raw' if has[0] else 'base'} model has a gradient here"
+            calls = f"{_module(call)}.{GRADIENTS}.0", f"{_module(partner)}.{GRADIENTS}.0"
+            gap = Gap(False, why, nan, nan, nan, nan, nan)
+            yield Finding(step, GRADIENT_PHASE, *calls, "gradient", name, gap, True, rule=rule, order=row)
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:
@@ -196,15 +273,15 @@ def _with_gradient(run: Values) -> set[tuple[str, str]]:
     for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
         if role == GRADIENT:
             whole = parse_op(run.ops[op])
-            found.add((f"{whole.prefix}.{_joined(whole.body, whole.cls)}", name.removeprefix(whole.text + ".")))
+            found.add((_module(whole), name.removeprefix(whole.text + ".")))
     return found
 
 
-def _parameter(run: Values, row: int) -> tuple[str, str]:
-    whole = parse_op(run.ops[run.columns["op"][row]])
-    name = run.columns["name"][row].removeprefix(f"{whole.text}.parameters.")
-    return f"{whole.prefix}.{_joined(whole.body, whole.cls)}", name
+def parameter_of(run: Values, row: int) -> tuple[OpName, str]:
+    """The call and the name of a recorded parameter."""
+    call = parse_op(run.ops[run.columns["op"][row]])
+    return call, run.columns["name"][row].removeprefix(f"{call.text}.parameters.")
 
 
-def _joined(*parts: str) -> str:
-    return ".".join(filter(None, parts))
+def _module(op: OpName) -> str:
+    return ".".join(filter(None, (op.prefix, op.body, op.cls)))

@@ -17,78 +17,59 @@ import numpy as np
 from twinprobe._live.console import say, shortened
 from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
+from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
+from twinprobe._live.measuring import parameter_of
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
 from twinprobe._live.weights.copying import match_group
 from twinprobe._live.weights.layers import Slot, layer_at
-from twinprobe._live.weights.matching import COUNTERS, StoredModel
-from twinprobe._live.weights.stores import Array, store_of
+from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError
 
-
-class KeptModel:
-    """What one model held before it was compared."""
-
-    def __init__(self, one: Model) -> None:
-        self._one = one
-        self._layers = one.paths.layer
-        self.store = store_of(one.model)
-        self._gradients = one.adapter.take_gradients(self._layers.values())
-        self.buffers: dict[tuple[str, str], tuple[Any, Any, Array]] = {}  # path and name -> layer, tensor, values
-
-    def keep_buffers(self) -> None:
-        """The model is about to run."""
-        for path, layer in self._layers.items():
-            for name, tensor in self.store.state(layer).items():
-                self.buffers[path, name] = layer, tensor, np.array(self.store.read(tensor))
-
-    def put_back_buffers(self) -> None:
-        """As if the model had not run."""
-        for (_, name), (layer, tensor, values) in self.buffers.items():
-            if self.store.state(layer).get(name) is not tensor:  # replaced, not written to
-                setattr(layer, name, tensor)
-            if not np.array_equal(self.store.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
-                self.store.write(tensor, values)
-
-    def clear_gradients(self) -> None:
-        """Those of the comparison are no concern of the user."""
-        self._one.adapter.clear_gradients(self._one.model, self._layers.values())
-
-    def put_back_gradients(self) -> None:
-        """Where the models share parameters, nothing may be cleared after this."""
-        self._one.adapter.set_gradients(self._gradients)
+Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
 
 
 class KeptState:
     """What the models held before they were compared, and in which way they are not what they were."""
 
     def __init__(self, models: list[Model]) -> None:
-        self._models = {one.role: KeptModel(one) for one in models}
+        self._models = models
+        self._gradients = [side.adapter.take_gradients(side.paths.layer.values()) for side in models]
+        self.buffers: dict[str, Kept] = {side.role: {} for side in models}
         self.steps = 0  # of their optimizers
         self.copied = ""  # what copying weights has done so far
 
-    def __getitem__(self, one: Model) -> KeptModel:
-        return self._models[one.role]
-
     def keep_buffers(self) -> None:
         """The models are about to run."""
-        for kept in self._models.values():
-            kept.keep_buffers()
+        for side in self._models:
+            for path, layer in side.paths.layer.items():
+                for name, tensor in side.adapter.state(layer).items():
+                    self.buffers[side.role][path, name] = layer, tensor, np.array(side.adapter.read(tensor))
+
+    def put_back_buffers(self, side: Model) -> None:
+        """As if the model had not run."""
+        adapter = side.adapter
+        for (_, name), (layer, tensor, values) in self.buffers[side.role].items():
+            if adapter.state(layer).get(name) is not tensor:  # replaced, not written to
+                setattr(layer, name, tensor)
+            if not np.array_equal(adapter.read(tensor), values, equal_nan=values.dtype.kind in "fc"):
+                adapter.write(tensor, values)
 
     def put_back(self) -> None:
-        """The comparison is over."""
-        for kept in self._models.values():
-            kept.clear_gradients()
-        for kept in self._models.values():
-            kept.put_back_gradients()
+        """The comparison is over: its gradients are no concern of the user."""
+        for side in self._models:  # where the models share parameters, nothing may be cleared after the first is set
+            side.adapter.clear_gradients(side.model, side.paths.layer.values())
+        for side, gradients in zip(self._models, self._gradients, strict=True):
+            side.adapter.set_gradients(gradients)
             if not self.steps:
-                kept.put_back_buffers()
+                self.put_back_buffers(side)
 
     @property
     def changed(self) -> str:
@@ -104,7 +85,8 @@ def state_kept(models: list[Model]) -> Iterator[KeptState]:
     try:
         yield kept
     except BaseException as error:
-        _add_note(error, kept.changed)
+        if kept.changed:
+            _add_note(error, kept.changed)
         raise
     finally:
         kept.put_back()
@@ -123,8 +105,6 @@ def copying(kept: KeptState, target: Model, source: str) -> Iterator[None]:
 
 
 def _add_note(error: BaseException, text: str) -> None:
-    if not text:
-        return
     if isinstance(error, TwinProbeError):
         error.hint = f"{error.hint}; {text}" if error.hint else text
     elif hasattr(error, "add_note"):
@@ -144,31 +124,27 @@ def compare_parameters(
     for row, other, rule in matches.rows:
         if tested.columns["role"][row] != PARAMETER or reference.columns["role"][other] != PARAMETER:
             continue
-        place, partner = _place(tested, row), _place(reference, other)
-        if place in seen:
+        call, name = parameter_of(tested, row)
+        if (call.body, name) in seen:
             continue
-        seen.add(place)
-        held, partner_held = _parameter(raw, *place), _parameter(base, *partner)
+        seen.add((call.body, name))
+        partner, partner_name = parameter_of(reference, other)
+        held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
         if held is None or partner_held is None:
             continue
         (tensor, turned), (golden, golden_turned) = held, partner_held
         gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
         found.append(
             Finding(
-                step, WEIGHT_PHASE, tested.ops[tested.columns["op"][row]],
-                reference.ops[reference.columns["op"][other]], "parameter after the step", place[1], gap, True,
+                step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
                 str(list(tensor.shape)), str(list(golden.shape)), tensor.dtype, rule, row,
             )
         )  # fmt: skip
     return found
 
 
-def _place(run: Values, row: int) -> tuple[str, str]:
-    op = parse_op(run.ops[run.columns["op"][row]])
-    return op.body, run.columns["name"][row].removeprefix(f"{op.text}.parameters.")
-
-
-def _parameter(model: Model, path: str, name: str) -> Any:
+def _parameter(model: Model, path: str, name: str) -> tuple[HostTensor, bool] | None:
+    """A parameter as it is now, and whether it is stored [in, out]."""
     layer = model.paths.layer.get(path)
     parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
     if parameter is None:
@@ -181,11 +157,11 @@ class Buffers:
 
     def __init__(self, raw: Model, base: Model, layer_map: LayerMap, tolerance: Tolerance, kept: KeptState) -> None:
         self._models = raw, base
-        self._kept = kept[raw], kept[base]
-        self._holding = tuple({path for path, _ in one.buffers} for one in self._kept)
+        self._kept = kept.buffers[raw.role], kept.buffers[base.role]
+        self._holding = tuple({path for path, _ in buffers} for buffers in self._kept)
         self._groups = layer_map.groups
         self._tolerance = tolerance
-        frameworks = [one.adapter.name for one in (raw, base)]
+        frameworks = [side.adapter.name for side in (raw, base)]
         self._paddle = frameworks.index("paddle") if frameworks.count("paddle") == 1 else None
         # Of Paddle, by name: as they are, and as the other framework means them.
         self._variances: dict[str, tuple[Array, Array]] = {}
@@ -210,7 +186,7 @@ class Buffers:
         order = {name: at for at, name in enumerate(tested.ops)}
         found = []
         for calls, slots in self._pairs(matches):
-            now = [kept.store.read(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+            now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
             if step == 0:
                 gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
@@ -219,9 +195,8 @@ class Buffers:
                 gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
             # A cache of another size is no fault: what is computed with it is compared.
             decides = calls[0] not in matches.doubtful and squeezed(slots[0].shape) == squeezed(slots[1].shape)
-            mine, theirs = (slot.held for slot in slots)
-            shapes = str(list(mine.shape)), str(list(theirs.shape))
-            name, dtype = mine.name.rpartition(".")[2], self._kept[0].store.dtype(mine.tensor)
+            held, shapes = slots[0].held, (str(list(slots[0].held.shape)), str(list(slots[1].held.shape)))
+            name, dtype = held.name.rpartition(".")[2], self._models[0].adapter.dtype(held.tensor)
             found += [
                 Finding(step, phase, *calls, "buffer", name, gap, decides, *shapes, dtype, order=order.get(calls[0], 0))
                 for phase, gap in gaps.items()
@@ -230,48 +205,44 @@ class Buffers:
 
     def _before(self, at: int, slot: Slot) -> Array:
         path, _, name = slot.held.name.rpartition(".")
-        held = self._kept[at].buffers.get((path, name))
-        return self._kept[at].store.read(slot.held.tensor) if held is None else held[2]
+        held = self._kept[at].get((path, name))
+        return self._models[at].adapter.read(slot.held.tensor) if held is None else held[2]
 
     def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
-        dtypes = [kept.store.dtype(slot.held.tensor) for kept, slot in zip(self._kept, slots, strict=True)]
+        dtypes = [side.adapter.dtype(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
         # Narrow types are read as float32: their own bounds count.
         bounds = Tolerance(*self._tolerance.of(*dtypes), self._tolerance.mode, self._tolerance.equal_nan)
-        one, other = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
-        return compare(one, other, bounds)
+        target, golden = (array_on_host(slot.view.of(array)) for slot, array in zip(slots, values, strict=True))
+        return compare(target, golden, bounds)
 
     def _pairs(self, matches: Matches) -> list[tuple[tuple[str, str], tuple[Slot, Slot]]]:
         """The two calls and the two buffers of each pair."""
         found: dict[tuple[object, object], tuple[tuple[str, str], tuple[Slot, Slot]]] = {}
         calls_of: dict[str, tuple[str, str]] = {}
         for calls in matches.calls.items():
-            mine, theirs = map(parse_op, calls)
-            if not (mine.is_module and theirs.is_module) or mine.body in calls_of:
+            target, golden = map(parse_op, calls)
+            if not (target.is_module and golden.is_module) or target.body in calls_of:
                 continue
-            calls_of[mine.body] = calls
-            if mine.body not in self._holding[0] and theirs.body not in self._holding[1]:
+            calls_of[target.body] = calls
+            if target.body not in self._holding[0] and golden.body not in self._holding[1]:
                 continue
-            ones, others = self._slots(0, mine.body), self._slots(1, theirs.body)
-            for name in filter(others.__contains__, ones):
-                found[ones[name].held.key, others[name].held.key] = calls, (ones[name], others[name])
-            alone = [slot for name, slot in (ones | others).items() if (name in ones) != (name in others)]
+            targets, goldens = self._slots(0, target.body), self._slots(1, golden.body)
+            for name in filter(goldens.__contains__, targets):
+                found[targets[name].held.key, goldens[name].held.key] = calls, (targets[name], goldens[name])
+            alone = [slot for name, slot in (targets | goldens).items() if not (name in targets and name in goldens)]
             self._alone += [
                 slot.held.name for slot in alone if slot.alias not in COUNTERS and slot.held.name not in self._alone
             ]
-        target, source = (
-            StoredModel(one.model, kept.store) for one, kept in zip(self._models, self._kept, strict=True)
-        )
-        paths = self._models[0].paths.of
         for group in self._groups:
-            match = match_group(target, source, group)
-            last = next((paths[id(layers[-1])] for layers in (group.one, group.other) if id(layers[-1]) in paths), "")
+            match = match_group(self._models[0].model, self._models[1].model, group)
+            last = group.last_in(self._models[0].paths)
             for pair in match.copies if match is not None and last in calls_of else ():
                 if all(map(_is_state, pair)):
                     found.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
         return list(found.values())
 
     def _slots(self, at: int, path: str) -> dict[str, Slot]:
-        layer = layer_at(self._kept[at].store, self._models[at].paths.layer[path], path)
+        layer = layer_at(self._models[at].paths.layer[path], path)
         return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
 
     def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: Values) -> Gap:
@@ -290,7 +261,7 @@ class Buffers:
         self._variances[name] = values, meant
         if gap.same:
             return gap
-        corrected = self._gap(slots, [meant if at == self._paddle else one for at, one in enumerate(now)])
+        corrected = self._gap(slots, [meant if at == self._paddle else array for at, array in enumerate(now)])
         if not corrected.same:
             return gap
         self._converted[name] = None

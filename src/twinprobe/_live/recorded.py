@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
 from twinprobe._live.comparing import PHASES, Comparison
-from twinprobe._live.findings import find_differences, only_places
 from twinprobe._live.live_run import Values, read_run
+from twinprobe._live.measuring import find_differences, parameter_of
 from twinprobe._live.model_state import KeptState, copying
 from twinprobe._live.pairing.layer_map import LayerMap, Paths
 from twinprobe._live.pairing.layers import LayerTree, structure
 from twinprobe._live.pairing.matching import match_runs
 from twinprobe._live.running import Model, recorded_masks, run_model
-from twinprobe._live.weights.stores import store_of
 from twinprobe._measure.tolerance import transposed
 from twinprobe._runs.dtypes import widened
 from twinprobe._runs.names import FORWARD, parse_op
@@ -129,8 +129,8 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
     found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
     tested.release()
     reference.release()
-    if options.only:
-        found = only_places(found, options.only)
+    if options.only:  # each of them decides
+        found = [replace(finding, decides=True) for finding in found if finding.place in options.only]
     if not found:
         raise BadInput(
             "nothing of it could be compared", where=reference.path,
@@ -145,56 +145,54 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
 
 def inputs_of(reference: Values, raw: Model) -> Any:
     """What the recorded model was called with: its own inputs if they are there, else those of its first module."""
-    numbers = {name: at for at, name in enumerate(reference.ops)}
-    began = [name for name in (reference.parents or numbers) if name in numbers and _is_forward_module(name)]
-    root = [name for name in began if not parse_op(name).body]
-    chosen = numbers[(root or began)[0]] if began else None
-    columns = {name: reference.table[name].to_list() for name in ("op", "role", "kind", "name")}
-    found: list[Any] = []
-    named: dict[str, Any] = {}
-    for row, (op, role, kind) in enumerate(zip(columns["op"], columns["role"], columns["kind"], strict=True)):
-        if op == chosen and role == INPUT and kind == TENSOR:
-            host = reference.tensor(row)
-            if host is None:
-                continue
-            key = columns["name"][row].rpartition(".")[2]
+    numbers = {name: number for number, name in enumerate(reference.ops)}
+    calls = [parse_op(name) for name in (reference.parents or numbers) if name in numbers]
+    began = [call for call in calls if call.is_module and call.direction == FORWARD]
+    chosen = numbers[next((call for call in began if not call.body), began[0]).text] if began else None
+    columns = zip(*(reference.columns[name] for name in ("op", "role", "kind", "name")), strict=True)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for row, (op, role, kind, name) in enumerate(columns):
+        host = reference.tensor(row) if (op, role, kind) == (chosen, INPUT, TENSOR) else None
+        if host is not None:
+            key = name.rpartition(".")[2]
             made = raw.adapter.tensor(host, raw.model)
             if key.isdecimal():
-                found.append(made)
+                args.append(made)
             else:
-                named[key] = made
-    if not found and not named:
+                kwargs[key] = made
+    if not args and not kwargs:
         raise BadInput("no inputs are given and the recording holds none", where=reference.path, hint="give inputs")
-    return (tuple(found), named)
-
-
-def _is_forward_module(name: str) -> bool:
-    op = parse_op(name)
-    return op.is_module and op.direction == FORWARD
+    return (tuple(args), kwargs)
 
 
 def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list[str]) -> None:
     """The recorded parameters, to the live model, where layers and shapes leave no doubt."""
-    store = store_of(raw.model)
-    recorded = _recorded_parameters(reference)
+    recorded: dict[str, dict[str, int]] = {}  # path of a layer -> name of a parameter -> its row
+    for row, (role, kind) in enumerate(zip(reference.columns["role"], reference.columns["kind"], strict=True)):
+        if role == PARAMETER and kind == TENSOR:
+            call, name = parameter_of(reference, row)
+            recorded.setdefault(call.body, {}).setdefault(name, row)
     if not recorded:
         notes.append("the recording holds no parameters: the model keeps its own")
         return
     tree = LayerTree.of(raw.model, layer_map)
+    partners = _partners(tree, reference, recorded)
     missing = []
-    for path, weights in tree.weights.items():
-        if not weights:
-            continue
-        rows = recorded.get(_partners(tree, reference, recorded).get(path, path), {})
-        shapes = {name: reference.table["shape"][row] for name, row in rows.items()}
-        turned = {name: _turned(tree, path, name, reference, rows) for name in weights}
+    for path in tree.holding:
+        weights, rows = tree.weights[path], recorded.get(partners.get(path, path), {})
+        shapes = {name: reference.columns["shape"][row] for name, row in rows.items()}
+        turned = {
+            name: raw.adapter.is_transposed(tree.layers[path], name) != (rows.get(name) in reference.turned)
+            for name in weights
+        }
         pairs = pair_parameters(
             [(name, str(list(one.shape)[::-1] if turned[name] else list(one.shape))) for name, one in weights.items()],
             list(shapes.items()),
         )
         for name, parameter in weights.items():
-            row = rows.get(pairs[name][0]) if name in pairs else rows.get(name)
-            host = reference.tensor(row) if row is not None else None
+            found = rows.get(pairs[name][0] if name in pairs else name)
+            host = reference.tensor(found) if found is not None else None
             if host is None:
                 missing.append(f"{path}.{name}" if path else name)
                 continue
@@ -205,43 +203,18 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
                     where=reference.path, hint="give auto_weights=False, or map the layers with a LayerMap",
                 )  # fmt: skip
             array = np.array(host.data).reshape(host.shape)
-            if host.dtype == "bfloat16":
-                array = widened(array)
-            store.write(parameter, array)
+            raw.adapter.write(parameter, widened(array) if host.dtype == "bfloat16" else array)
     if missing:
         notes.append(
             f"{len(missing)} parameters are not in the recording and keep their values: {', '.join(missing[:5])}"
         )
 
 
-def _turned(tree: LayerTree, path: str, name: str, reference: Values, rows: dict[str, int]) -> bool:
-    row = rows.get(name)
-    mine = tree.adapter.is_transposed(tree.layers[path], name)
-    return mine != (row in reference.turned)
-
-
-def _recorded_parameters(reference: Values) -> dict[str, dict[str, int]]:
-    """Path of a layer -> name of a parameter -> its row."""
-    found: dict[str, dict[str, int]] = {}
-    columns = (reference.table[name].to_list() for name in ("op", "role", "name", "kind"))
-    for row, (op, role, name, kind) in enumerate(zip(*columns, strict=True)):
-        if role == PARAMETER and kind == TENSOR:
-            whole = parse_op(reference.ops[op])
-            found.setdefault(whole.body, {}).setdefault(name.removeprefix(f"{whole.text}.parameters."), row)
-    return found
-
-
-def _partners(tree: LayerTree, reference: Values, recorded: dict[str, dict[str, int]]) -> dict[str, str]:
+def _partners(tree: LayerTree, reference: Values, recorded: Collection[str]) -> dict[str, str]:
     """Which recorded path each live layer belongs to, where their paths differ."""
-    known = tree.partners
-    if known:
-        return known
-    if set(tree.holding) <= set(recorded):
-        known = {path: path for path in tree.holding}
-    else:
-        alignment = align_sides(Side(structure(tree)), Side(reference))
-        for relation in alignment.relations:
+    known: dict[str, str] = {}
+    if not set(tree.holding) <= set(recorded):
+        for relation in align_sides(Side(structure(tree)), Side(reference)).relations:
             if relation.one_to_one:
                 known.setdefault(parse_op(relation.target[0]).body, parse_op(relation.golden[0]).body)
-    tree.partners = known or {"": ""}
-    return tree.partners
+    return known

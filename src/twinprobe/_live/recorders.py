@@ -33,7 +33,7 @@ class RecorderPool:
         """A recorder with an empty engine."""
         key = config.level, frozenset(config.data_mode)
         recorder, seen = self._free.pop(key, (None, []))
-        fresh = recorder is None or not all(one.still_holds() for one in seen)
+        fresh = recorder is None or not all(snapshot.still_holds() for snapshot in seen)
         if fresh:
             recorder = self._make(config, MemoryEngine)
         yield recorder  # one that met an exception is not kept
@@ -193,16 +193,14 @@ class LeftGradients:
         # A module of which nothing is known comes last.
         for info in sorted(self._infos, key=lambda info: turns.get(info.prefix, len(names))):
             notes = {}
-            for name, one in self._parameters(info).items():
-                gradient = None if one is None else one.grad
+            for name, parameter in self._parameters(info).items():
+                gradient = None if parameter is None else parameter.grad
                 if gradient is not None:
                     notes[name] = self._note(info.module, name, gradient)
             if notes:
                 self._read = True
                 emit_gradients(recorder, info.prefix, notes)
 
-
-# The garbage collector and the system's memory, out of the way for a while.
 
 # The largest block from which glibc learns how much free memory to keep, less its own header and a page.
 _LARGEST_LEARNED = (32 << 20) - 8192

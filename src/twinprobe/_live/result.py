@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, sibling, tree_lines
-from twinprobe._live.findings import Finding, Findings, First, differing
+from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
@@ -52,7 +52,7 @@ class Result:
     @cached_property
     def findings(self) -> list[Finding]:
         """Every pair of tensors, step by step."""
-        return [one for part in self.found for one in part]
+        return [finding for part in self.found for finding in part]
 
     @cached_property
     def table(self) -> pl.DataFrame:
@@ -73,10 +73,10 @@ class Result:
         """Marked by the step and phase of the first difference."""
         first = self.first
         marks: dict[str, str] = {}
-        for one in self.findings:
-            if first is None or (one.step, one.phase) == (first.step, first.phase):
-                name = sibling(getattr(one, side), FORWARD)
-                marks[name] = DIFFERS if one.differs else marks.get(name, AGREES)
+        for finding in self.findings:
+            if first is None or (finding.step, finding.phase) == (first.step, first.phase):
+                name = sibling(getattr(finding, side), FORWARD)
+                marks[name] = DIFFERS if finding.differs else marks.get(name, AGREES)
         if first is not None:
             marks[sibling(getattr(first, side), FORWARD)] = FIRST
         return call_tree(calls, marks)
@@ -84,7 +84,7 @@ class Result:
     @property
     def differences(self) -> list[Finding]:
         """The pairs that differ, in execution order."""
-        return [one for part in self.found for one in differing(part)]
+        return [finding for part in self.found for finding in differing(part)]
 
     def counts(self) -> dict[str, int]:
         """How many pairs were compared, how many differ, and how many of these decide the verdict."""
@@ -92,7 +92,7 @@ class Result:
         return {
             "compared": sum(map(len, self.found)),
             "differ": len(differing),
-            "decide": sum(one.decides for one in differing),
+            "decide": sum(finding.decides for finding in differing),
         }
 
     @property
@@ -138,8 +138,6 @@ class Result:
         return fragment(self)
 
 
-# The result on a terminal: the verdict, the guilty pair, its numbers, its line, and the two trees.
-
 _STYLES = {FIRST: "bold red", DIFFERS: "red"}
 _FOLLOWING = 8
 
@@ -160,60 +158,46 @@ def _lines(result: Result, *, plain: bool) -> Iterator[Text]:
     counts = result.counts()
     compared = f"{counts['compared']:,} pairs of tensors"
     steps = f", {result.steps} steps" if result.steps > 1 else ""
+    models = f"  {result.raw} against {result.base}: "
     if result.first is None:
-        yield _text("aligned" if plain else "✔ aligned", "bold green").append(
-            f"  {result.raw} against {result.base}: {compared}{steps}, all agree"
-            if not counts["differ"]
-            else f"  {result.raw} against {result.base}: {compared}{steps}; {counts['differ']} inner ones differ"
-        )
+        inner = f"; {counts['differ']} inner ones differ" if counts["differ"] else ", all agree"
+        yield _text("aligned" if plain else "✔ aligned", "bold green", f"{models}{compared}{steps}{inner}")
     else:
-        yield _text("not aligned" if plain else "✖ not aligned", "bold red").append(
-            f"  {result.raw} against {result.base}: {counts['differ']:,} of {compared} differ{steps}"
-        )
+        differ = f"{counts['differ']:,} of {compared} differ{steps}"
+        yield _text("not aligned" if plain else "✖ not aligned", "bold red", models + differ)
         yield from _first(result.first)
-        yield from _following(result)
+        yield from _following(result.first, result.differences)
     if result.written_to:
-        yield _text("weights: ", "cyan").append(visible(result.written_to))
+        yield _text("weights: ", "cyan", result.written_to)
     for note in result.notes:
-        yield _text("note: ", "cyan").append(visible(note))
+        yield _text("note: ", "cyan", note)
     for file in result.files:
-        yield _text("written: ", "cyan").append(visible(str(file)))
+        yield _text("written: ", "cyan", str(file))
 
 
 def _first(first: First) -> Iterator[Text]:
     step = f", step {first.step}" if first.step else ""
     yield _text(f"  first difference ({first.phase}{step})", "bold")
-    yield _text("    raw   ", "dim").append(visible(first.raw), "bold")
-    if first.raw_line:
-        yield _text("          at ", "dim").append(visible(first.raw_line))
-    yield _text("    base  ", "dim").append(visible(first.base), "bold")
-    if first.base_line:
-        yield _text("          at ", "dim").append(visible(first.base_line))
-    yield _text(f"    {first.why}")
-    for one in first.findings[:4]:
-        gap = one.gap
-        shown = [f"max abs {gap.max_abs:.3g}", f"max rel {gap.max_rel:.3g}", f"cosine {gap.cosine:.6g}"]
-        numbers = [
-            text for text, value in zip(shown, (gap.max_abs, gap.max_rel, gap.cosine), strict=True) if not isnan(value)
-        ]
-        yield _text(f"    {one.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
+    for label, call, line in (("raw ", first.raw, first.raw_line), ("base", first.base, first.base_line)):
+        yield _text(f"    {label}  ", "dim", call, "bold")
+        if line:
+            yield _text("          at ", "dim", line)
+    yield _text("    ", "", first.why)
+    for finding in first.findings[:4]:
+        gap = finding.gap
+        shown = {"max abs": (gap.max_abs, ".3g"), "max rel": (gap.max_rel, ".3g"), "cosine": (gap.cosine, ".6g")}
+        numbers = [f"{title} {value:{form}}" for title, (value, form) in shown.items() if not isnan(value)]
+        yield _text("    ", "", f"{finding.tensor}  ", "dim").append(", ".join([*numbers, gap.why]))
 
 
-def _following(result: Result) -> Iterator[Text]:
-    assert result.first is not None
-    calls = dict.fromkeys(
-        one.raw for one in result.differences if one.decides and one.raw != result.first.raw
-    )  # fmt: skip
-    if not calls:
-        return
-    names = list(calls)
-    more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
-    yield _text("  then differ  ", "dim").append(visible(", ".join(names[:_FOLLOWING]) + more))
-    others = [
-        one for one in result.differences if one.cause == "injected" and one.decides and one.raw != result.first.raw
-    ]
-    for one in others[:3]:
-        yield _text("  also begins  ", "dim").append(visible(f"{one.raw} ({one.phase}: {one.gap.why})"))
+def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
+    others = [finding for finding in differences if finding.decides and finding.raw != first.raw]
+    names = list(dict.fromkeys(finding.raw for finding in others))
+    if names:
+        more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
+        yield _text("  then differ  ", "dim", ", ".join(names[:_FOLLOWING]) + more)
+    for finding in [finding for finding in others if finding.cause == INJECTED][:3]:
+        yield _text("  also begins  ", "dim", f"{finding.raw} ({finding.phase}: {finding.gap.why})")
 
 
 def _trees(result: Result, *, plain: bool, width: int) -> Any:
@@ -240,15 +224,13 @@ def _tree(title: str, lines: list[tuple[str, str]]) -> Text:
     return text
 
 
-def _text(content: str, style: str = "") -> Text:
+def _text(label: str, style: str, content: str = "", content_style: str = "") -> Text:
+    """Words of our own, then what comes from the models, made harmless to a terminal."""
     from rich.text import Text
 
-    text = Text()
-    text.append(visible(content), style)
-    return text
+    text = Text().append(label, style)
+    return text.append(visible(content), content_style) if content else text
 
-
-# The result as files.
 
 STEM = "auto_diff"
 
@@ -259,21 +241,19 @@ def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Pa
         if name not in FORMATS:
             raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
     prepare_folder(folder)
-    written = []
+    written = [folder / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
     with Staging() as staging:
-        for name in dict.fromkeys(formats):
-            path = folder / f"{STEM}.{name}"
-            _fill(name, result, staging.file(path))
-            written.append(path)
+        for path in written:
+            _fill(path.suffix, result, staging.file(path))
     return written
 
 
-def _fill(name: str, result: Result, path: Path) -> None:
-    if name == "csv":
+def _fill(suffix: str, result: Result, path: Path) -> None:
+    if suffix == ".csv":
         fill_csv(result.table, path)
-    elif name == "parquet":
+    elif suffix == ".parquet":
         fill_parquet(result.table, path)
-    elif name == "xlsx":
+    elif suffix == ".xlsx":
         import polars as pl
 
         from twinprobe._report.xlsx import fill_xlsx
@@ -281,13 +261,10 @@ def _fill(name: str, result: Result, path: Path) -> None:
         # Workbooks colour their rows by this column.
         verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
         fill_xlsx(result.table.with_columns(verdicts.alias("Result")), path)
-    elif name == "json":
+    elif suffix == ".json":
         path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
     else:
         path.write_text(whole_page(result), encoding="utf-8", errors="backslashreplace")
-
-
-# Findings as a table.
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:
@@ -311,10 +288,10 @@ def table_of(findings: list[Finding]) -> pl.DataFrame:
     )
 
 
-def _verdict(one: Finding) -> str:
-    if not one.differs:
+def _verdict(finding: Finding) -> str:
+    if not finding.differs:
         return "same"
-    return "differs" if one.decides else "differs (does not decide)"
+    return "differs" if finding.decides else "differs (does not decide)"
 
 
 # The result as HTML: a fragment for notebooks, and a page that loads nothing and runs nothing.
@@ -373,19 +350,18 @@ def _html_tree(title: str, roots: list[Branch]) -> str:
 
 
 def _rows(findings: list[Finding], most: int) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("phase", "raw", "base", "what", "cause", "max abs", "cosine", "why"))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in _cells(one)) + "</tr>" for one in findings[:most]
-    )
+    columns: dict[str, Callable[[Finding], str]] = {
+        **{name: attrgetter(name) for name in ("phase", "raw", "base")}, "what": attrgetter("tensor"),
+        "cause": attrgetter("cause"), "max abs": lambda finding: _number(finding.gap.max_abs),
+        "cosine": lambda finding: _number(finding.gap.cosine), "why": attrgetter("gap.why"),
+    }  # fmt: skip
+    head = "".join(f"<th>{name}</th>" for name in columns)
+    cells = (
+        "".join(f"<td>{_safe(cell_of(finding))}</td>" for cell_of in columns.values()) for finding in findings[:most]
+    )  # fmt: skip
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""
     return f"<table><tr>{head}</tr>{body}</table>{left}"
-
-
-def _cells(one: Finding) -> tuple[str, ...]:
-    return (
-        one.phase, one.raw, one.base, one.tensor, one.cause, _number(one.gap.max_abs), _number(one.gap.cosine),
-        one.gap.why,
-    )  # fmt: skip
 
 
 def _number(value: float) -> str:

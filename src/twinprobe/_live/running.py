@@ -23,8 +23,6 @@ from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, TwinProbeError
 
-# What each model is called with.
-
 
 def two_calls(inputs: Any) -> tuple[Any, Any]:
     """What the first and the second model get: a tuple or list of two is one for each, anything else is for both."""
@@ -65,22 +63,19 @@ def prepare_call(inputs: Any, adapter: Adapter, model: Any) -> Call:
             return adapter.tensor(adapter_named(framework).to_host(value), model)
         return value
 
-    return Call(tuple(rebuilt(one, change) for one in args), {key: rebuilt(one, change) for key, one in kwargs.items()})
+    return Call(rebuilt(args, change), rebuilt(kwargs, change))
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """The same structure with every leaf changed; containers of other kinds stay as they are."""
     kind = type(value)
     if kind in (list, tuple):
-        return kind(rebuilt(one, change) for one in value)
+        return kind(rebuilt(item, change) for item in value)
     if kind is dict:
-        return {key: rebuilt(one, change) for key, one in value.items()}
+        return {key: rebuilt(item, change) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(rebuilt(one, change) for one in value))
+        return kind(*(rebuilt(item, change) for item in value))
     return change(value)
-
-
-# The same dropout masks for both models, whatever generator each framework has.
 
 
 class Masks:
@@ -173,63 +168,63 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 def run_model(
-    one: Model, options: Options, layer_map: LayerMap, masks: Masks | None, around: Around | None = None
+    side: Model, options: Options, layer_map: LayerMap, masks: Masks | None, around: Around | None = None
 ) -> Pass:
     """One forward (and backward) pass of a model, recorded."""
-    adapter, model = one.adapter, one.model
-    call = prepare_call(one.inputs, adapter, model)
-    adapter.clear_gradients(model, one.paths.layer.values())
+    adapter, model = side.adapter, side.model
+    call = prepare_call(side.inputs, adapter, model)
+    adapter.clear_gradients(model, side.paths.layer.values())
     with ExitStack() as stack:
-        stack.enter_context(_random(one, options, masks))
+        stack.enter_context(_random(side, options, masks))
         engine = stack.enter_context(
             adapter.recording(model, backward=options.backward, apis=options.apis or bool(layer_map.apis))
         )
         stack.enter_context(around() if around is not None else nullcontext())
         try:
-            outcome = adapter.run(model, call, _own_loss(one), backward=options.backward)
+            outcome = adapter.run(model, call, _own_loss(side), backward=options.backward)
         except TwinProbeError:
             raise
         except Exception as error:
             raise BadInput(
-                f"the {one.role} model {one.title} failed: {type(error).__name__}: {error}",
+                f"the {side.role} model {side.title} failed: {type(error).__name__}: {error}",
                 hint="the error above is the model's own; are its inputs in the right order?",
             ) from error
-    apply_map(engine, one.paths, layer_map)
-    run = live_run(engine, title=f"{one.role} {one.title}", framework=adapter.name, to_host=adapter.to_host)
+    apply_map(engine, side.paths, layer_map)
+    run = live_run(engine, title=f"{side.role} {side.title}", framework=adapter.name, to_host=adapter.to_host)
     if not run.ops:
-        raise BadInput(f"the {one.role} model {one.title} gave no tensor: nothing to compare")
-    problems = [f"the recorder met {cause} in the {one.role} model" for cause in engine.problems.counts]
+        raise BadInput(f"the {side.role} model {side.title} gave no tensor: nothing to compare")
+    problems = [f"the recorder met {cause} in the {side.role} model" for cause in engine.problems.counts]
     return Pass(run, None if outcome.loss is None else adapter.to_host(outcome.loss), problems)
 
 
 def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:
     """Where one model trains and the other does not. ``calls`` are the paired ones, raw -> base."""
-    modes = [{bool(layer.training) for layer in one.paths.layer.values()} for one in (base, raw)]
+    modes = [{bool(layer.training) for layer in side.paths.layer.values()} for side in (base, raw)]
     if modes[0] == modes[1] and len(modes[0]) == 1:
         return []
     shown = {True: "training", False: "evaluation"}
-    roots = [bool(one.model.training) for one in (base, raw)]
+    roots = [bool(side.model.training) for side in (base, raw)]
     if roots[0] != roots[1]:
         return [f"the base model is in {shown[roots[0]]} mode, the raw model in {shown[roots[1]]} mode"]
     found = []
-    for mine, theirs in calls.items():
-        layers = [one.paths.layer.get(parse_op(name).body) for one, name in ((raw, mine), (base, theirs))]
-        if parse_op(mine).is_module and layers[0] is not None and layers[1] is not None:
+    for call, partner in calls.items():
+        layers = [side.paths.layer.get(parse_op(name).body) for side, name in ((raw, call), (base, partner))]
+        if parse_op(call).is_module and layers[0] is not None and layers[1] is not None:
             mode, other = bool(layers[0].training), bool(layers[1].training)
             if mode != other:
-                found.append(f"{parse_op(mine).body} ({shown[mode]} against {shown[other]})")
+                found.append(f"{parse_op(call).body} ({shown[mode]} against {shown[other]})")
     return [f"layers in training mode in one model only: {', '.join(dict.fromkeys(found))}"] if found else []
 
 
 _FRAMEWORKS = {"torch": "pytorch", "paddle": "paddle", "mindspore": "mindspore"}
 
 
-def check_optimizers(one: Model, other: Model | None) -> None:
+def check_optimizers(side: Model, other: Model | None) -> None:
     """Refuse an optimizer that is not one of this model, before anything runs."""
-    optimizer = one.optimizer
+    optimizer = side.optimizer
     if optimizer is None:
         return
-    who = f"the optimizer for the {one.role} model {one.title}"
+    who = f"the optimizer for the {side.role} model {side.title}"
     hint = "optimizers=[of the first model, of the second]"
     packages = [kind.__module__.partition(".")[0] for kind in type(optimizer).__mro__]
     framework = next((_FRAMEWORKS[name] for name in packages if name in _FRAMEWORKS), None)
@@ -237,15 +232,15 @@ def check_optimizers(one: Model, other: Model | None) -> None:
         if not callable(optimizer):
             raise BadInput(f"{who} is a {type(optimizer).__name__}", hint=f"{hint}: optimizers, or functions")
         return
-    if framework != one.adapter.name:
+    if framework != side.adapter.name:
         raise BadInput(f"{who} is one of another framework ({type(optimizer).__name__}): are they swapped?", hint=hint)
     held = {id(parameter) for parameter in _parameters_of(optimizer)}
-    own, theirs = (
+    own, foreign = (
         {id(tensor) for layer in model.paths.layer.values() for tensor in model.adapter.parameters(layer).values()}
-        for model in (one, other or one)
+        for model in (side, other or side)
     )
     if held and held.isdisjoint(own):
-        whose = "the parameters of the other model" if held & theirs else "none of the parameters of this model"
+        whose = "the parameters of the other model" if held & foreign else "none of the parameters of this model"
         raise BadInput(f"{who} holds {whose}", hint=hint)
 
 
@@ -256,14 +251,14 @@ def _parameters_of(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "_parameter_list", None) or getattr(optimizer, "parameters", None) or ())
 
 
-def _own_loss(one: Model) -> Loss | None:
+def _own_loss(side: Model) -> Loss | None:
     """The loss function, whose errors are not the model's."""
-    given = one.loss
+    given = side.loss
     if given is None:
         return None
 
     def loss(output: Any) -> Any:
-        who = f"the loss_fn of the {one.role} model {one.title}"
+        who = f"the loss_fn of the {side.role} model {side.title}"
         try:
             value = given(output)
         except Exception as error:
@@ -271,7 +266,7 @@ def _own_loss(one: Model) -> Loss | None:
                 f"{who} failed: {type(error).__name__}: {error}",
                 hint="the error above is its own; it is called with the model's output",
             ) from error
-        if not one.adapter.is_tensor(value):
+        if not side.adapter.is_tensor(value):
             raise BadInput(f"{who} gave a {type(value).__name__}", hint="it must return a scalar tensor")
         return value
 
@@ -279,10 +274,10 @@ def _own_loss(one: Model) -> Loss | None:
 
 
 @contextmanager
-def _random(one: Model, options: Options, masks: Masks | None) -> Iterator[None]:
+def _random(side: Model, options: Options, masks: Masks | None) -> Iterator[None]:
     """The same random numbers for both models, and the program's own afterwards."""
-    adapter = one.adapter
-    modules = [module for _, module in adapter.modules(one.model)] if options.random == "eval" else []
+    adapter = side.adapter
+    modules = [module for _, module in adapter.modules(side.model)] if options.random == "eval" else []
     before = [module.training for module in modules]
     state = adapter.random_state() if options.random != "off" else None
     try:

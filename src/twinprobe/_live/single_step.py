@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from typing import Any
 
 from twinprobe._live.findings import BACKWARD_PHASE, FORWARD_PHASE, Finding
@@ -36,7 +37,7 @@ def run_fed(
 ) -> tuple[Pass, list[Finding]]:
     """Run the raw model twice: once to see which calls belong together, once with every layer fed."""
     seen = run_model(raw, options, layer_map, masks)
-    kept[raw].put_back_buffers()
+    kept.put_back_buffers(raw)
     matches = match_runs(seen.run, reference.run, layer_map, raw.paths, base.paths)
     feeder = Feeder(raw, seen.run, reference.run, matches, options)
 
@@ -78,26 +79,30 @@ class Feeder:
         prefix = self._prefix.get(key)
         if prefix is None:
             return None
-        places = _Places(repeats=self._adapter.name == "pytorch")
         made: dict[int, Any] = {}  # a tensor given twice stays one tensor
+        numbers: dict[int, int] = {}  # of the inputs' gradients, as a recorder counts them
+        counter = count()
         in_place = bool(getattr(module, "inplace", False))
 
         def feed(tensor: Any, name: str) -> Any:
-            at = places.differentiable(tensor, self._is_float(tensor))
+            differentiable = self._is_float(tensor)
+            # PyTorch's recorder counts a tensor that is given twice again.
+            if differentiable and (id(tensor) not in numbers or self._adapter.name == "pytorch"):
+                numbers.setdefault(id(tensor), next(counter))
             call, place = f"{prefix}.forward.{number}", f"input.{name}"
             value = self._value(call, place, tensor)
             if value is not None and self._phases[0]:
                 self._note(call, place, self._adapter.to_host(tensor), value, FORWARD_PHASE, INPUT_PLACE)
-            if value is None or at is None or in_place:
+            if value is None or not differentiable or in_place:
                 return tensor
             if id(tensor) not in made:
                 # What the layer hands back is recorded already; from here on the reference's gradient goes.
-                leaving = partial(self._value, f"{prefix}.backward.{number}", f"output.{at}")
+                leaving = partial(self._value, f"{prefix}.backward.{number}", f"output.{numbers[id(tensor)]}")
                 made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
             return made[id(tensor)]
 
-        fed = tuple(_mapped(one, str(at), feed, self._adapter.is_tensor) for at, one in enumerate(args))
-        named = {name: _mapped(one, name, feed, self._adapter.is_tensor) for name, one in kwargs.items()}
+        fed = tuple(_mapped(item, str(at), feed, self._adapter.is_tensor) for at, item in enumerate(args))
+        named = {name: _mapped(item, name, feed, self._adapter.is_tensor) for name, item in kwargs.items()}
         return fed, named
 
     def after(self, module: Any, output: Any) -> Any:
@@ -121,7 +126,7 @@ class Feeder:
             return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", at))
 
         if type(output) is tuple:
-            return tuple(_mapped(one, str(place), feed, self._adapter.is_tensor) for place, one in enumerate(output))
+            return tuple(_mapped(item, str(place), feed, self._adapter.is_tensor) for place, item in enumerate(output))
         return _mapped(output, "0", feed, self._adapter.is_tensor)
 
     def _arriving(self, name: str, at: int) -> OnGradient:
@@ -152,32 +157,12 @@ class Feeder:
         return "float" in text or "complex" in text
 
 
-class _Places:
-    """The order in which a recorder numbers the gradients of a call's inputs; PyTorch's counts repeated ones too."""
-
-    def __init__(self, *, repeats: bool) -> None:
-        self._seen: dict[int, int] = {}
-        self._repeats = repeats
-        self._next = 0
-
-    def differentiable(self, tensor: Any, is_float: bool) -> int | None:
-        """The number of this tensor's gradient; None where it can have none."""
-        if not is_float:
-            return None
-        if id(tensor) not in self._seen:
-            self._seen[id(tensor)] = self._next
-            self._next += 1
-        else:
-            self._next += self._repeats
-        return self._seen[id(tensor)]
-
-
 def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: Callable[[Any], bool]) -> Any:
     if is_tensor(value):
         return feed(value, name)
     kind = type(value)
     if kind in (list, tuple):
-        return kind(_mapped(one, f"{name}.{at}", feed, is_tensor) for at, one in enumerate(value))
+        return kind(_mapped(item, f"{name}.{at}", feed, is_tensor) for at, item in enumerate(value))
     if kind is dict:
-        return {key: _mapped(one, f"{name}.{key}", feed, is_tensor) for key, one in value.items()}
+        return {key: _mapped(item, f"{name}.{key}", feed, is_tensor) for key, item in value.items()}
     return value

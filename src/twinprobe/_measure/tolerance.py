@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import isfinite, nan, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,20 +148,11 @@ def _or_nan(value: float | None) -> float:
 # Many pairs of tensors at once, each told equal or not.
 
 
-class Spot(NamedTuple):
-    """Where a tensor lies in host memory, dense and in C order. Whoever made it keeps that memory alive."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    size: int
-    address: int
-
-
 # target, golden, and whether the target matrix is stored the other way round.
-Job = tuple[Spot, Spot, bool]
+HostPair = tuple[HostTensor, HostTensor, bool]
 # For each pair: the two addresses, how many elements, and the rows of a target matrix that is to be turned (else 0).
 Places = tuple[list[int], list[int], list[int], list[int]]
-Hosts = Callable[[int], tuple[HostTensor, HostTensor]]  # the two tensors of a job
+Hosts = Callable[[int], tuple[HostTensor, HostTensor]]  # the two tensors of a pair
 
 # From so many pairs, or elements at once, on compiled code is worth loading. The work alone decides, and not what was
 # done before: equal work gives equal digits.
@@ -181,33 +172,32 @@ def _kernel() -> Any:
         return None
 
 
-def spot_of(tensor: HostTensor) -> Spot:
-    """Where a tensor's elements are."""
-    return Spot(tensor.dtype, tensor.shape, tensor.data.size, address_of(tensor.data))
-
-
-def compare_all(jobs: list[Job], hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
-    """The gap of each pair, as ``compare`` tells it.
-
-    ``hosts`` is asked for pairs that the kernel does not take. ``in_all`` is how many pairs there are, where these jobs
-    are only some of them.
-    """
-    fit = [at for at, job in enumerate(jobs) if _fits(*job)]
+def compare_all(pairs: list[HostPair], tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
+    """The gap of each pair, as ``compare`` tells it; ``in_all`` is how many there are, if these are only some."""
+    fit = [at for at, pair in enumerate(pairs) if _fits(*pair)]
     places: Places = (
-        [jobs[at][0].address for at in fit],
-        [jobs[at][1].address for at in fit],
-        [jobs[at][0].size for at in fit],
-        [jobs[at][0].shape[0] if jobs[at][2] and len(jobs[at][0].shape) == 2 else 0 for at in fit],
+        [address_of(pairs[at][0].data) for at in fit],
+        [address_of(pairs[at][1].data) for at in fit],
+        [pairs[at][0].data.size for at in fit],
+        [pairs[at][0].shape[0] if pairs[at][2] and len(pairs[at][0].shape) == 2 else 0 for at in fit],
     )
-    many = max(len(jobs), in_all) >= _PAIRS or sum(job[0].size for job in jobs) >= _ELEMENTS
-    return _compared(Gaps(len(jobs)), places, fit if many else [], hosts, [job[2] for job in jobs], tolerance)
+    many = worth_kernel(max(len(pairs), in_all), sum(pair[0].data.size for pair in pairs))
+    turned = [pair[2] for pair in pairs]
+    return _compared(Gaps(len(pairs)), places, fit if many else [], lambda at: pairs[at][:2], turned, tolerance)
 
 
-def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance, *, in_all: int = 0) -> Gaps:
-    """The same for pairs that fit the kernel: float32, of one size, at least two elements."""
+def compare_places(places: Places, hosts: Hosts, tolerance: Tolerance) -> Gaps:
+    """The same for many pairs that fit the kernel (float32, of one size, at least two elements), by their places.
+
+    ``hosts`` is asked for those that the kernel says nothing about.
+    """
     count = len(places[0])
-    many = max(count, in_all) >= _PAIRS or sum(places[2]) >= _ELEMENTS
-    return _compared(Gaps(count), places, list(range(count)) if many else [], hosts, places[3], tolerance)
+    return _compared(Gaps(count), places, list(range(count)), hosts, places[3], tolerance)
+
+
+def worth_kernel(pairs: int, elements: int) -> bool:
+    """Whether compiled code is worth loading for so much work."""
+    return pairs >= _PAIRS or elements >= _ELEMENTS
 
 
 def _compared(
@@ -215,15 +205,14 @@ def _compared(
 ) -> Gaps:
     """Those that fit by the kernel, the others one by one."""
     gaps.take(places, fit, tolerance)
-    for at in range(len(gaps)):
-        if not gaps.measured(at):
-            target, golden = hosts(at)
-            gaps.known[at] = compare(transposed(target) if turned[at] else target, golden, tolerance)
+    for pair in gaps.unmeasured:
+        target, golden = hosts(pair)
+        gaps.known[pair] = compare(transposed(target) if turned[pair] else target, golden, tolerance)
     return gaps
 
 
-class Gaps(Sequence[Gap]):
-    """Many gaps. Those from the kernel stay numbers until somebody looks at one."""
+class Gaps:
+    """Many gaps. Those from the kernel stay numbers until somebody looks at them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -246,9 +235,10 @@ class Gaps(Sequence[Gap]):
         self._numbers, self._sizes = out, places[2]
         self._rows = {fit[row]: row for row in np.flatnonzero(told).tolist()}
 
-    def measured(self, at: int) -> bool:
-        """Whether the kernel has measured this pair."""
-        return at in self._rows
+    @property
+    def unmeasured(self) -> list[int]:
+        """The pairs that the kernel has not measured."""
+        return [pair for pair in range(self._count) if pair not in self._rows]
 
     @property
     def all_same(self) -> bool:
@@ -256,25 +246,19 @@ class Gaps(Sequence[Gap]):
         rows = list(self._rows.values())
         return all(gap.same for gap in self.known.values()) and not self._numbers[rows, 7].any()
 
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, at: Any) -> Any:
-        if isinstance(at, slice):
-            return [self[index] for index in range(*at.indices(self._count))]
-        if not -self._count <= at < self._count:
-            raise IndexError(at)
-        at %= self._count
-        known = self.known.get(at)
-        if known is None:
-            row = self._rows[at]
-            known = self.known[at] = _gap_of_row(self._numbers[row].tolist(), int(self._sizes[row]))
-        return known
+    def all(self) -> list[Gap]:
+        """The gap of each pair, in order."""
+        found = dict(self.known)
+        for pair, row in self._rows.items():
+            found[pair] = _gap_of_row(self._numbers[row].tolist(), int(self._sizes[row]))
+        return [found[pair] for pair in range(self._count)]
 
 
-def _fits(target: Spot, golden: Spot, turned: bool) -> bool:
-    """Whether the kernel takes this pair: aligned float32 of one size and shape."""
-    if not target.dtype == golden.dtype == "float32" or target.size < 2 or (target.address | golden.address) & 3:
+def _fits(target: HostTensor, golden: HostTensor, turned: bool) -> bool:
+    """Whether the kernel takes this pair: aligned float32 of one size and shape, in memory."""
+    if not target.dtype == golden.dtype == "float32" or target.data.size < 2:
+        return False
+    if not all(isinstance(side.data, np.ndarray) and side.data.flags.aligned for side in (target, golden)):
         return False
     shape = target.shape[::-1] if turned and len(target.shape) == 2 else target.shape
     return shape == golden.shape or squeezed(shape) == squeezed(golden.shape)

@@ -30,11 +30,7 @@ class OpName:
     cls: str
     direction: str
     call: int
-
-    @property
-    def is_module(self) -> bool:
-        """Whether this is a call of a module (Cell, Layer) and not of an API."""
-        return self.prefix in CONTAINERS
+    is_module: bool = False  # a call of a module (Cell, Layer) and not of an API
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -78,7 +74,7 @@ def parse_op(name: str) -> OpName:
     prefix = parts.pop(0) if parts else ""
     has_class = prefix in CONTAINERS or direction == GRADIENTS or (prefix == "Primitive" and len(parts) > 1)
     cls = parts.pop() if has_class and parts else ""
-    return OpName(name, prefix, ".".join(parts), cls, direction, call)
+    return OpName(name, prefix, ".".join(parts), cls, direction, call, prefix in CONTAINERS)
 
 
 def is_number(text: str) -> bool:

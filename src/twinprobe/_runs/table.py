@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
+from collections.abc import Iterable
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -385,3 +386,11 @@ def _stat_columns(
                 if type(value) is int and abs(value) > 1 << 1000:
                     values[at] = None
     return np.array(values, dtype=np.float64), codes, texts
+
+
+def table_of(rows: Iterable[tuple[int, int, str, Leaf | None]]) -> pl.DataFrame:
+    """The table of values that are in memory: of each its call, its role, its name, and the leaf."""
+    builder = TableBuilder()
+    for op, role, name, leaf in rows:
+        builder.add(op, role, name, settle(leaf, name.rpartition(".")[2]))
+    return builder.build()

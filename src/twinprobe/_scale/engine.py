@@ -6,7 +6,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from twinprobe.errors import BadInput, TwinProbeError
@@ -100,7 +99,7 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._engine.close()
 
     def add(self, function: Callable[[Any], Any], item: Any, name: str = "") -> int:
@@ -214,9 +213,9 @@ class EngineOptions:
 
 def cores() -> int:
     """How many processors this process may use; workers that share a machine are told in TWINPROBE_THREADS."""
-    told = os.environ.get("TWINPROBE_THREADS", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
+    threads = os.environ.get("TWINPROBE_THREADS", "")
+    if threads.isdecimal() and int(threads) > 0:
+        return int(threads)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -256,9 +255,6 @@ def spread(
         result: Any
         for ticket, result in stream:
             yield places[ticket], result
-
-
-# The engine of small work: this process, one piece after the other.
 
 
 class InlineEngine:

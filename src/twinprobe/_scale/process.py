@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import IO, Any, NoReturn
 
 from twinprobe._scale.engine import THREAD_VARIABLES, Failed, Outcome, carry_out, cores
 from twinprobe.errors import TwinProbeError
-
-# One piece of work in a forked process beside this one, while this one does its own.
 
 # A fork after one of these has started its threads could hang.
 _THREADED = ("polars", "pyarrow", "torch", "paddle", "mindspore", "ray", "jax", "tensorflow", "cupy", "grpc")
@@ -91,7 +89,7 @@ class Beside:
     def __enter__(self) -> Beside:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._process.stop()
         self._file.close()
 

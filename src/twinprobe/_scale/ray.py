@@ -17,8 +17,6 @@ from twinprobe import __version__
 from twinprobe._scale.engine import THREAD_VARIABLES, Failed, Outcome, carry_out
 from twinprobe.errors import BadInput, TwinProbeError
 
-# Joining a Ray cluster: what can be wrong with it is said before any work begins.
-
 PATIENCE = 15.0  # seconds until a cluster that does not answer is given up
 _TO_CONNECT = 4.0  # of these, for the connection alone
 

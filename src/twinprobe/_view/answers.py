@@ -315,9 +315,9 @@ def _cell(source: Source, one_step: int, rank: int) -> dict[str, Any]:
     try:
         with open_graph(source, one_step, rank) as (config, graph):
             known = bands(config.colors)
-            told = graph.verdicts(TARGET)
-            if told and [band.label for band in known] == ["pass", "warning", "error"]:
-                per_level = [told.get(band.label, 0) for band in known]
+            verdicts = graph.verdicts(TARGET)
+            if verdicts and [band.label for band in known] == ["pass", "warning", "error"]:
+                per_level = [verdicts.get(band.label, 0) for band in known]
             else:
                 per_level = read_overview(config, graph, TARGET).counts(len(known))["levels"]
     except TwinProbeError:

@@ -150,8 +150,6 @@ def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any
     }
 
 
-# Where the two runs part: the node, and the facts for the sentence that says what happened there.
-
 _EQUAL = 1e-9
 _AMPLIFIED = 10
 _TOLD = ("NormRelativeErr", "Cosine", "MaxRelativeErr")
@@ -159,13 +157,13 @@ _TOLD = ("NormRelativeErr", "Cosine", "MaxRelativeErr")
 
 def first_known(scene: Scene) -> dict[str, Any] | None:
     """The first divergence as a file of ours tells it; None if the file does not know."""
-    told = scene.config.summary.get((scene.step, scene.rank), {})
-    if not told.get("first_node"):
+    summary = scene.config.summary.get((scene.step, scene.rank), {})
+    if not summary.get("first_node"):
         return None
-    node = scene.graph.node(TARGET, told["first_node"])
+    node = scene.graph.node(TARGET, summary["first_node"])
     if node is None:
         return None
-    return _report(scene, node["node_name"], told.get("first_sentence", ""), told.get("first_stack", ""))
+    return _report(scene, node["node_name"], summary.get("first_sentence", ""), summary.get("first_stack", ""))
 
 
 def first_of(scene: Scene, places: Orders) -> dict[str, Any] | None:

@@ -43,11 +43,11 @@ def remove_pair(scene: Scene, target: str, *, branch: bool) -> Callable[[Matches
 def add_all(scene: Scene, pairs: dict[str, str]) -> tuple[Callable[[Matches], None], int]:
     """An edit for imported pairs, whichever way round each is written, and how many of them fit this graph."""
     fitting: dict[str, str] = {}
-    for one, other in pairs.items():
-        if one not in fitting and _both_there(scene, one, other):
-            fitting[one] = other
-        elif other not in fitting and _both_there(scene, other, one):
-            fitting[other] = one
+    for name, partner in pairs.items():
+        if name not in fitting and _both_there(scene, name, partner):
+            fitting[name] = partner
+        elif partner not in fitting and _both_there(scene, partner, name):
+            fitting[partner] = name
     return _adding(scene, fitting.items()), len(fitting)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch_pairs import Chain, numbers
 
-import twinprobe._live
+import twinprobe
 from twinprobe._live.differ import auto_diff
 from twinprobe._live.options import read_options
 
@@ -88,9 +88,9 @@ def test_every_option_there_is_is_printed() -> None:
 def test_every_name_that_the_page_speaks_of_exists() -> None:
     for name in ("check_report", "check_weights", "check_grads", "check_params", "check_dataloader", "LayerMap"):
         assert name in PAGE
-        assert callable(getattr(twinprobe._live, name))
+        assert callable(getattr(twinprobe, name))
     for call in re.findall(r"`lm\.(\w+)", PAGE):
-        assert hasattr(twinprobe._live.LayerMap, call), call
+        assert hasattr(twinprobe.LayerMap, call), call
     result = auto_diff(Chain(2), Chain(2, at=0, change=torch.sin), X, quiet=True)
     carried = PAGE.partition("It carries ")[2].partition("shows itself")[0]
     for attribute in re.findall(r"`(\w+)(?:\(\w*\))?`", carried):

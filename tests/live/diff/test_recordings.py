@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,23 @@ def test_a_model_written_otherwise_takes_the_recorded_weights(tmp_path: Path) ->
     base = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
     folder = recorded(base, tmp_path / "run", x=numbers(4, 6))
     assert auto_diff(Wrapped(), folder, numbers(4, 6), quiet=True)
+
+
+def test_a_recording_whose_calls_enclose_one_another_in_a_circle_is_shown_too(tmp_path: Path) -> None:
+    base = Chain()
+    folders = recorded(base, tmp_path / "base"), recorded(twin(base, at=3, change=torch.sin), tmp_path / "raw")
+    for file in tmp_path.glob("*/**/construct.json"):
+        parents = json.loads(file.read_text())
+        inner = "Module.layers.0.Linear.forward.0"
+        parents |= {inner: "Tensor.a.0.forward", "Tensor.a.0.forward": "Tensor.b.0.forward"}
+        file.write_text(json.dumps(parents | {"Tensor.b.0.forward": "Tensor.a.0.forward"}))
+    code = f"from twinprobe import check_report\nassert not check_report({str(folders[0])!r}, {str(folders[1])!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )  # an endless search does not end by itself
+    assert done.returncode == 0, done.stderr
+    assert "Module.layers.4.Linear.forward.0" in done.stdout
+    assert "layers.0 (Linear)" in done.stdout
 
 
 def test_steps_are_compared_one_by_one(tmp_path: Path) -> None:

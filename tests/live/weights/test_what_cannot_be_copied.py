@@ -132,8 +132,7 @@ def test_assign_weight_prints_the_reason_and_is_false(capsys: pytest.CaptureFixt
 
 def test_nothing_to_offer_has_no_nearest() -> None:
     from twinprobe._live.weights.layers import raw_layer
-    from twinprobe._live.weights.stores import store_of
 
     layer = nn.Linear(2, 2)
-    slot = raw_layer(store_of(layer), layer, "").others["weight"]
+    slot = raw_layer(layer, "").others["weight"]
     assert nearest(slot, []) is None

@@ -104,9 +104,6 @@ def _array(tensor: HostTensor) -> NDArray[np.float32]:
     return numbers(tensor.dtype, tensor.data, FLOAT32)
 
 
-# -- in the other process ---------------------------------------------------------------------------------------------
-
-
 def _serve(pipe: Connection, specs: tuple[tuple[str, str], ...]) -> None:
     try:
         functions = [_loaded(path, name) for path, name in specs]

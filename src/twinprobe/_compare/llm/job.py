@@ -5,24 +5,22 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path, PurePath
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twinprobe import __version__
 from twinprobe._align.ops.table import OperatorTable, read_table
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store
-from twinprobe._compare.llm.rows import API, Call, Plan, Row, Rows, make_plan
+from twinprobe._compare.llm.rows import API, Call, OpenedToken, Plan, Row, Rows, make_plan
 from twinprobe._compare.llm.table import SHARED_NAMES, numbered
-from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, Where, compare_token, pair_all, result_of
+from twinprobe._compare.llm.token import TokenCounts, TokenJob, TokenResult, compare_token, pair_all, result_of
 from twinprobe._compare.request import Command, once_in_folder, session_of
 from twinprobe._judge.origin import Divergence, RunInfo, Summary, unread_rows
-from twinprobe._judge.verdicts import Thresholds
+from twinprobe._judge.verdicts import ERROR, PASS, WARNING, Thresholds
 from twinprobe._report.files import own_timestamp, prepare_folder, replacing
 from twinprobe._report.tables import check_formats, write_reports
 from twinprobe._runs.llm.dump import (
@@ -35,7 +33,7 @@ from twinprobe._runs.llm.dump import (
     open_llm_dump,
     read_manual,
 )
-from twinprobe._runs.llm.files import OUTPUT, TensorFile, under
+from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
 from twinprobe._runs.places import place
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
@@ -89,18 +87,20 @@ def compare_dumps(
             algorithms.start()
     my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
     jobs, notes, lost = _jobs(request, my, golden, table)
-    results, told = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
-    notes += told
+    results, resumed = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
+    notes += resumed
     failures = [
-        f"token {job.token}: {one}" for job, one in zip(jobs, results, strict=True) if isinstance(one, TwinProbeError)
+        f"token {job.token}: {result}"
+        for job, result in zip(jobs, results, strict=True)
+        if isinstance(result, TwinProbeError)
     ]
     lost += failures
-    done = [one for one in results if isinstance(one, TokenResult)]
+    done = [result for result in results if isinstance(result, TokenResult)]
     if kept is not None:
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
-    matched, misshapen = (sum(getattr(one.counts, name) for one in done) for name in ("matched", "misshapen"))
+    matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(
             f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
@@ -119,23 +119,23 @@ def _jobs(
     plans: dict[tuple[int, int], Plan] = {}
     jobs = []
     pairs, notes, lost = pair_all(my, golden)
-    for devices, mine, theirs in pairs:
-        key = mine.model, theirs.model
+    for devices, token, golden_token in pairs:
+        key = token.model, golden_token.model
         if key not in plans:
-            plans[key] = make_plan(my, golden, (mine, theirs), table)
+            plans[key] = make_plan(OpenedToken(my, token), OpenedToken(golden, golden_token), table)
             notes += [note for note in plans[key].notes if note not in notes]
         cards = [
-            tuple(card + token.folder[len(device.folder) :] for card in folders)
-            for token, device, folders in (
-                (mine, devices.my, devices.my_cards), (theirs, devices.golden, devices.golden_cards),
+            tuple(card + side_token.folder[len(device.folder) :] for card in folders)
+            for side_token, device, folders in (
+                (token, devices.my, devices.my_cards), (golden_token, devices.golden, devices.golden_cards),
             )
         ]  # fmt: skip
         jobs.append(
             TokenJob(
-                token=mine.label,
+                token=token.label,
                 device=devices.my.name,
-                my=Where(my.kind, my.root, mine.folder, cards[0]),
-                golden=Where(golden.kind, golden.root, theirs.folder, cards[1]),
+                my=TokenFolder(my.kind, my.root, token.folder, cards[0]),
+                golden=TokenFolder(golden.kind, golden.root, golden_token.folder, cards[1]),
                 plan=plans[key],
                 level=request.level,
                 limits=request.thresholds,
@@ -162,48 +162,45 @@ def _run(
     results: dict[int, TokenResult | TwinProbeError] = {}
     options = replace(request.engine, workers=workers if request.engine.engine == AUTO else asked)
     is_long = rows >= _LONG * _MANY_ROWS or size * len(jobs) >= _LONG * _MANY_BYTES or request.engine.wanted
-    session, told = kept.begin(is_long=is_long) if kept is not None else (None, [])
-    work: tuple[Callable[[Any], TokenResult], Sequence[Any]] = compare_token, jobs
+    session, resumed = kept.begin(is_long=is_long) if kept is not None else (None, [])
     if session is not None:  # notes of each token, so that the command can be resumed
-        work = compare_kept, kept_tokens(jobs, session)
-    for at, result in spread(*work, options=options, name=lambda job: f"token {getattr(job, 'job', job).token}"):
-        results[at] = result
+        plans = {id(job.plan): job.plan for job in jobs}
+        marks = {key: hashlib.sha256(repr(plan).encode("utf-8", "surrogateescape")) for key, plan in plans.items()}
+        jobs = [replace(job, session=session, plan_mark=marks[id(job.plan)].hexdigest()) for job in jobs]
+    for index, result in spread(compare_or_recall, jobs, options=options, name=lambda job: f"token {job.token}"):
+        results[index] = result
         advance("tokens", len(results), len(jobs))
-    return [results[at] for at in range(len(jobs))], told
+    return [results[index] for index in range(len(jobs))], resumed
 
 
 def _bytes(job: TokenJob) -> int:
     """About how much one token holds on my side."""
-    total = 0
-    for files in job.my.store().files.values():
-        for file in files:
-            try:
-                total += (job.my.root / under(job.my.folder, file)).lstat().st_size
-            except OSError:
-                continue
+    total, token = 0, replace(job.my)  # what is listed here does not travel with the job
+    for file in (file for files in token.files.values() for file in files):
+        with suppress(OSError):
+            total += (token.root / token.name(file)).lstat().st_size
     return total
 
 
 def joined(results: list[TokenResult], sides: tuple[RunInfo, RunInfo], notes: list[str]) -> LlmComparison:
     """One table and one summary of all tokens; the sides are told how many rows they have."""
     table = numbered([result.table for result in results])
-    matched, my_only, golden_only = (
-        sum(getattr(result.counts, name) for result in results) for name in ("matched", "my_only", "golden_only")
+    matched, my_only, golden_only, unread = (
+        sum(getattr(result.counts, name) for result in results)
+        for name in ("matched", "my_only", "golden_only", "unread")
     )
-    summary = Summary(
-        mode="llm",
-        target=replace(sides[0], rows=matched + my_only),
-        golden=replace(sides[1], rows=matched + golden_only),
-        rows=table.height,
-        matched=matched,
-        target_only=my_only,
-        golden_only=golden_only,
-        verdicts={name: int((table["Result"] == name).sum()) for name in ("pass", "warning", "error")},
-        first=_first(results),
-        notes=notes,
-        unread=sum(result.counts.unread for result in results),
-    )
-    return LlmComparison(table, summary)
+    sides = replace(sides[0], rows=matched + my_only), replace(sides[1], rows=matched + golden_only)
+    summary = summary_of("llm", sides, table, matched, notes, unread)
+    return LlmComparison(table, replace(summary, first=_first(results)))
+
+
+def summary_of(
+    mode: str, sides: tuple[RunInfo, RunInfo], table: pl.DataFrame, matched: int, notes: list[str], unread: int
+) -> Summary:
+    """The counts of a comparison, without its first divergence."""
+    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
+    only = sides[0].rows - matched, sides[1].rows - matched
+    return Summary(mode, *sides, table.height, matched, *only, verdicts, None, notes, unread=unread)
 
 
 def _first(results: list[TokenResult]) -> Divergence | None:
@@ -212,8 +209,8 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     for result in results:
         first = result.counts.first
         if first is not None:
-            told = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
-            return replace(first, order=before + first.order, sentence=first.sentence + told)
+            doubt = f"; {unread_rows(unread, ' of earlier tokens')}: the difference may begin earlier" if unread else ""
+            return replace(first, order=before + first.order, sentence=first.sentence + doubt)
         before += result.table.height
         unread += result.counts.unread
     return None
@@ -231,8 +228,8 @@ class Notes:
     """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
-        told = (request.my, request.golden, request.mapping)
-        identity = repr(([str(path) for path in told], request.level, request.algorithms, request.thresholds))
+        paths = (request.my, request.golden, request.mapping)
+        identity = repr(([str(path) for path in paths], request.level, request.algorithms, request.thresholds))
         self._command = Command("llm compare", identity, output, timestamp, resume)
         self._open = ExitStack()
         self._session: Session | None = None
@@ -244,8 +241,8 @@ class Notes:
         if not (is_long or self._command.resume):
             return None, []
         prepare_folder(self._command.output)
-        self.timestamp, self._session, told = self._open.enter_context(session_of(self._command, keeps=True))
-        return self._session, told
+        self.timestamp, self._session, resumed = self._open.enter_context(session_of(self._command, keeps=True))
+        return self._session, resumed
 
     def end(self) -> None:
         """The report is written; notes are needed only where a token is missing in it."""
@@ -255,68 +252,50 @@ class Notes:
     def __enter__(self) -> Notes:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_problem: object) -> None:
         self._open.close()
 
 
-@dataclass(frozen=True, slots=True)
-class KeptToken:
-    """A token to compare, unless an interrupted command has; ``plan_mark`` stands for the plan it shares."""
-
-    job: TokenJob
-    session: Session
-    plan_mark: str
-
-
 @dataclass(frozen=True)
-class _Found:
+class _Kept:
     """A token's result without its rows, which lie in a file."""
 
     file: Path
     counts: TokenCounts
 
 
-def kept_tokens(jobs: list[TokenJob], session: Session) -> list[KeptToken]:
-    """The same jobs, with notes."""
-    marks: dict[int, str] = {}
-    for job in jobs:
-        if id(job.plan) not in marks:
-            marks[id(job.plan)] = hashlib.sha256(repr(job.plan).encode("utf-8", "surrogateescape")).hexdigest()
-    return [KeptToken(job, session, marks[id(job.plan)]) for job in jobs]
+def compare_or_recall(job: TokenJob) -> TokenResult:
+    """Compare one token, or take what an interrupted command has kept of it (perhaps in a worker process)."""
+    if job.session is None:
+        return compare_token(job)
+    made: list[TokenResult] = []
 
-
-def compare_kept(token: KeptToken) -> TokenResult:
-    """Compare one token, or take what was kept of it (perhaps in a worker process)."""
-    job, made = token.job, list[TokenResult]()
-
-    def work(folder: Path) -> tuple[_Found, list[Path]]:
+    def work(folder: Path) -> tuple[_Kept, list[Path]]:
         result = compare_token(job)
         made.append(result)
         file = folder / "rows.arrow"
         with replacing(file) as temporary, temporary.open("wb") as rows:
             result.table.write_ipc(rows)
-        return _Found(file, result.counts), [file]
+        return _Kept(file, result.counts), [file]
 
-    found = once_in_folder(token.session, f"{job.device} token {job.token}", _mark(token), _Found, work)
+    kept = once_in_folder(job.session, f"{job.device} token {job.token}", _mark(job, job.session.stamp), _Kept, work)
     if made:
         return made[0]
     import polars as pl
 
-    with local_copy(found.file) as copy:
-        return TokenResult(pl.read_ipc(copy), found.counts)
+    with local_copy(kept.file) as copy:
+        return TokenResult(pl.read_ipc(copy), kept.counts)
 
 
-def _mark(token: KeptToken) -> str:
+def _mark(job: TokenJob, stamp: str) -> str:
     """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    job = token.job
-    told = (__version__, token.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
+    asked = (__version__, job.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
     own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
     sides = [
-        " ".join(_folder_mark(token.session.stamp, side.root / folder) for folder in dict.fromkeys(folders))
+        " ".join(_folder_mark(stamp, side.root / folder) for folder in dict.fromkeys((side.folder, *side.cards)))
         for side in (job.my, job.golden)
-        for folders in [(side.folder, *side.cards)]
     ]
-    return hashlib.sha256(repr((told, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
+    return hashlib.sha256(repr((asked, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
 
 
 @lru_cache(maxsize=4096)
@@ -324,8 +303,6 @@ def _folder_mark(_command: str, folder: Path) -> str:
     """Cards look into each other's folders, where they share a tensor: read once per command and process."""
     return files_fingerprint(folder, files_below(folder))
 
-
-# The files of an inference comparison.
 
 REPORT, STATISTICS = "ait_cmp_report", "statstics_cmp_report"  # the second is spelled as people know it
 
@@ -340,7 +317,7 @@ def write_llm_reports(
 ) -> Summary:
     """Write the report in every format asked for; the summary then names the files."""
     wanted = check_formats(formats)
-    plain = [one for one in wanted if one != "html"]
+    plain = [name for name in wanted if name != "html"]
     prepare_folder(out)
     with nullcontext(timestamp) if timestamp else own_timestamp(out, utc_timestamp()) as stamp:
         name = f"{stem}_{stamp}"
@@ -359,9 +336,6 @@ def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
     table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})
     texts = [as_texts(table[name]).fill_null("") for name in table.columns if name != "Relative Error"]
     return pl.DataFrame([*texts, table["Relative Error"]])
-
-
-# Tensors saved by hand against the files of an engine's dump that the user named for them.
 
 
 def compare_manual(
@@ -387,26 +361,26 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
     job = TokenJob(
         token=token,
         device=layout.device.name if layout.device else "",
-        my=Where(layout.kind, layout.root, ""),
-        golden=Where(METADATA, folder, ""),
+        my=TokenFolder(METADATA, layout.root, ""),
+        golden=TokenFolder(METADATA, folder, ""),
         plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
         limits=request.thresholds,
         algorithms=request.algorithms,
         timeout=request.timeout,
     )
     rows = Rows()
-    for at, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
         my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
-        rows.append(Row((my,), (golden,), "", "", at, API, METADATA))
-    return result_of(job, rows, Store(layout.root, "", (), {}), Store(folder, "", (), {}))
+        rows.append(Row((my,), (golden,), "", "", index, API, METADATA))
+    return result_of(job, rows)
 
 
 def _file(pair: ManualPair, layout: Layout) -> str:
     """My file under the dump's root: named from the root, the device or the token on, or where it once lay."""
     name = pair.my.replace("\\", "/").removeprefix("./")
     parts = name.split("/")
-    moved = "/".join(parts[next((at for at, part in enumerate(parts) if part in STORES), 0) :])
+    moved = "/".join(parts[next((index for index, part in enumerate(parts) if part in STORES), 0) :])
     path = PurePath(name)
     places = [path.relative_to(layout.root).as_posix() if path.is_relative_to(layout.root) else moved]
     for device in layout.chosen:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from twinprobe._compare.llm.rows import Row
 from twinprobe._measure.elements import FLOAT32, numbers
-from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile, under
-from twinprobe._runs.llm.tensor import open_llm_tensor
+from twinprobe._runs.llm.files import INPUT, TensorFile, TokenFolder
 from twinprobe._runs.places import inside
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.whole_files import whole_file
@@ -34,12 +33,12 @@ def is_quantised(tensors: list[HostTensor]) -> bool:
     return all(tensor.dtype in _QUANTISED for tensor in tensors)
 
 
-def dequantised(root: Path, token: str, files: Files, file: TensorFile, tensor: HostTensor) -> HostTensor:
+def dequantised(token: TokenFolder, file: TensorFile, tensor: HostTensor) -> HostTensor:
     """The real numbers of an operator's integer output, by the scale and offset that the operator was given."""
-    folder = next((folder for folder, listed in files.items() if file in listed), "")
-    scale, offset = _from_param(root, under(token, file)), None
+    folder = next((folder for folder, listed in token.files.items() if file in listed), "")
+    scale, offset = _from_param(token.root, token.name(file)), None
     if scale is None:
-        found = list(_from_inputs(root, token, files.get(folder, ()), tensor))
+        found = list(_from_inputs(token, token.files.get(folder, ()), tensor))
         scale = next((values for values, is_scale in found if is_scale), None)
         offset = next((values for values, is_scale in found if not is_scale), None)
     else:
@@ -47,7 +46,7 @@ def dequantised(root: Path, token: str, files: Files, file: TensorFile, tensor: 
     if scale is None:
         raise DamagedTensor(
             "holds quantised integers, and neither the operator's parameters nor its inputs tell their scale",
-            where=root / under(token, file),
+            where=token.root / token.name(file),
         )
     return apply_scale(tensor, scale, offset)
 
@@ -97,49 +96,15 @@ def _flat(document: dict[str, Any]) -> dict[str, float]:
 
 
 def _from_inputs(
-    root: Path, token: str, files: Iterable[TensorFile], tensor: HostTensor
+    token: TokenFolder, files: Iterable[TensorFile], tensor: HostTensor
 ) -> Iterator[tuple[NDArray[Any], bool]]:
     """Small inputs after the first: a float one is the scale, an integer one the offset."""
     for file in [file for file in files if file.io == INPUT][1:]:
-        values = open_llm_tensor(root, under(token, file), linked=file.linked)
+        values = token.open(file)
         if values.data.size not in (1, tensor.shape[-1] if tensor.shape else 1):
             continue
         if values.dtype in _FLOATS or values.dtype in _QUANTISED:
             yield numbers(values.dtype, values.data, FLOAT32), values.dtype in _FLOATS
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Where the files of one token lie, and where those of the same token on all cards, this one included."""
-
-    root: Path
-    folder: str
-    cards: tuple[str, ...]
-    files: Files
-
-    @property
-    def base(self) -> str:
-        """What stands before the names of the files."""
-        return f"{self.root}/{self.folder}/" if self.folder else f"{self.root}/"
-
-    def open(self, file: TensorFile) -> HostTensor:
-        return open_llm_tensor(self.root, under(self.folder, file), linked=file.linked)
-
-    def cut_widths(self, file: TensorFile, width: int) -> list[int]:
-        """How an operator beside this tensor's own cuts a tensor of this width: fused q, k and v have three widths."""
-        operator = file.file.rsplit("/", 2)[0]
-        parent = operator.rpartition("/")[0]
-        for folder, files in self.files.items():
-            if folder.rpartition("/")[0] == parent and "split" in folder.rpartition("/")[2].lower():
-                outputs = [file for file in files if file.io == OUTPUT] if len(files) > 1 else []
-                widths = [shape[-1] for shape in (self.open(output).shape for output in outputs) if shape]
-                if len(widths) > 1 and sum(widths) == width:
-                    return widths
-        return []
-
-    def shards(self, file: TensorFile) -> list[HostTensor]:
-        """The tensor of every card, in their order."""
-        return [open_llm_tensor(self.root, under(folder, file)) for folder in self.cards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +118,10 @@ class Loaded:
     remark: str = ""
 
 
-def load_row(row: Row, my: Store, golden: Store) -> Loaded:
+def load_row(row: Row, my: TokenFolder, golden: TokenFolder) -> Loaded:
     """Open both sides of a row."""
-    stores, files = (my, golden), (row.my, row.golden)
-    sides = [[store.open(file) for file in listed] for store, listed in zip(stores, files, strict=True)]
+    tokens, files = (my, golden), (row.my, row.golden)
+    sides = [[token.open(file) for file in listed] for token, listed in zip(tokens, files, strict=True)]
     my_dtypes, golden_dtypes = (";".join(f"torch.{tensor.dtype}" for tensor in side) for side in sides)
     my_shapes, golden_shapes = (";".join(str(list(tensor.shape)) for tensor in side) for side in sides)
     dtypes, shapes = (my_dtypes, golden_dtypes), (my_shapes, golden_shapes)
@@ -167,15 +132,14 @@ def load_row(row: Row, my: Store, golden: Store) -> Loaded:
     remarks = []
     for side in (0, 1):
         if is_quantised(sides[side]) and not is_quantised(sides[1 - side]) and len(files[side]) == 1:
-            store = stores[side]
-            sides[side] = [dequantised(store.root, store.folder, store.files, files[side][0], sides[side][0])]
+            sides[side] = [dequantised(tokens[side], files[side][0], sides[side][0])]
             remarks.append("dequantised")
     sizes = [sum(tensor.data.size for tensor in side) for side in sides]
     for side in (0, 1):
-        cards = len(stores[side].cards)
+        cards = len(tokens[side].cards)
         summed = row.partial and sizes[0] == sizes[1]
         if cards > 1 and (summed or sizes[side] * cards == sizes[1 - side]):
-            sides[side] = _all_cards(stores[side], files[side], sides[1 - side], summed=summed)
+            sides[side] = _all_cards(tokens[side], files[side], sides[1 - side], summed=summed)
             remarks.append(f"{cards} cards {'summed' if summed else 'joined'}")
     mine, theirs = _side_by_side(sides[0], sides[1]), _side_by_side(sides[1], sides[0])
     return Loaded(mine, theirs, dtypes, shapes, ", ".join(remarks))
@@ -194,16 +158,16 @@ def _side_by_side(parts: list[HostTensor], other: list[HostTensor]) -> HostTenso
 
 
 def _all_cards(
-    store: Store, files: tuple[TensorFile, ...], other: list[HostTensor], *, summed: bool
+    token: TokenFolder, files: tuple[TensorFile, ...], other: list[HostTensor], *, summed: bool
 ) -> list[HostTensor]:
     if len(files) == 1:
-        shards = store.shards(files[0])
+        shards = token.shards(files[0])
         if not summed and len(other) == 1 and shards[0].shape:
-            widths = store.cut_widths(files[0], shards[0].shape[-1])
+            widths = token.cut_widths(files[0], shards[0].shape[-1])
             if widths:  # every card's share of a fused projection, which the other side has fused as well
                 return [_tensor(_joined_parts(_arrays(shards), widths))]
         return [_joined(shards, other, summed=summed)]
-    return [_joined(store.shards(file), other[at : at + 1] or other, summed=summed) for at, file in enumerate(files)]
+    return [_joined(token.shards(file), other[at : at + 1] or other, summed=summed) for at, file in enumerate(files)]
 
 
 def _joined(shards: list[HostTensor], other: list[HostTensor], *, summed: bool) -> HostTensor:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store, load_row
+from twinprobe._compare.llm.load import load_row
 from twinprobe._compare.llm.rows import Row, Rows
 from twinprobe._measure.engine import PLAIN
 from twinprobe._measure.llm_metrics import (
@@ -26,7 +26,7 @@ from twinprobe._measure.llm_metrics import (
 )
 from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, can_read_small_files
+from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
 from twinprobe._runs.llm.tensor import DTYPES, Described
 from twinprobe._runs.places import remote
 from twinprobe.errors import DamagedTensor
@@ -34,9 +34,8 @@ from twinprobe.errors import DamagedTensor
 if TYPE_CHECKING:
     import polars as pl
 
-# What was measured of the rows of a token, kept by column.
 
-_AT = {name: at for at, name in enumerate(NUMBERS)}
+_COLUMN = {name: column for column, name in enumerate(NUMBERS)}
 
 
 class Measured(NamedTuple):
@@ -63,21 +62,22 @@ class MeasuredRows:
         self.remarks: dict[int, str] = {}
         self.custom: dict[int, tuple[tuple[str, str], ...]] = {}
 
-    def put(self, at: int, one: Measured) -> None:
+    def put(self, index: int, measured: Measured) -> None:
         """Keep what was measured of one row."""
-        if one.metrics is not None:
-            values = numbers_of(one.metrics)
-            self._numbers[at] = [nan if value is None else value for value in values]
-            self._known[at] = [value is not None for value in values]
-            self._measured[at] = True
+        if measured.metrics is not None:
+            values = numbers_of(measured.metrics)
+            self._numbers[index] = [nan if value is None else value for value in values]
+            self._known[index] = [value is not None for value in values]
+            self._measured[index] = True
         for side in (0, 1):
-            self.dtypes[side][at], self.shapes[side][at] = one.dtypes[side], one.shapes[side]
-        reason = one.metrics.reason if one.metrics is not None else ""
-        for told, value in ((self.faults, one.fault), (self.reasons, reason), (self.remarks, one.remark)):
+            self.dtypes[side][index], self.shapes[side][index] = measured.dtypes[side], measured.shapes[side]
+        reason = measured.metrics.reason if measured.metrics is not None else ""
+        texts = (self.faults, measured.fault), (self.reasons, reason), (self.remarks, measured.remark)
+        for column, value in texts:
             if value:
-                told[at] = value
-        if one.custom:
-            self.custom[at] = one.custom
+                column[index] = value
+        if measured.custom:
+            self.custom[index] = measured.custom
 
     def put_numbers(self, rows: NDArray[np.int64], numbers: NDArray[np.float64]) -> None:
         """Keep the numbers of many rows, all of which are known."""
@@ -92,30 +92,27 @@ class MeasuredRows:
 
     def values(self, name: str) -> NDArray[np.float64]:
         """A column of NUMBERS, NaN where nothing is known."""
-        return self._numbers[:, _AT[name]]
+        return self._numbers[:, _COLUMN[name]]
 
     def column(self, name: str) -> pl.Series:
         """The same with null where nothing is known."""
         import polars as pl
 
-        known = self._known[:, _AT[name]]
-        found = pl.Series(self._numbers[:, _AT[name]].copy())
+        known = self._known[:, _COLUMN[name]]
+        found = pl.Series(self._numbers[:, _COLUMN[name]].copy())
         return found if known.all() else pl.select(pl.when(pl.Series(known)).then(found)).to_series()
 
     def __len__(self) -> int:
         return len(self._measured)
 
-    def __getitem__(self, at: int) -> Measured:
-        dtypes, shapes = (self.dtypes[0][at], self.dtypes[1][at]), (self.shapes[0][at], self.shapes[1][at])
-        texts = dtypes, shapes, self.remarks.get(at, ""), self.custom.get(at, ())
-        if not self._measured[at]:
-            return Measured(None, self.faults.get(at, ""), *texts)
-        both = zip(self._numbers[at].tolist(), self._known[at].tolist(), strict=True)
+    def __getitem__(self, index: int) -> Measured:
+        dtypes, shapes = (self.dtypes[0][index], self.dtypes[1][index]), (self.shapes[0][index], self.shapes[1][index])
+        texts = dtypes, shapes, self.remarks.get(index, ""), self.custom.get(index, ())
+        if not self._measured[index]:
+            return Measured(None, self.faults.get(index, ""), *texts)
+        both = zip(self._numbers[index].tolist(), self._known[index].tolist(), strict=True)
         numbers = [value if is_known else None for value, is_known in both]
-        return Measured(metrics_of(self.reasons.get(at, ""), numbers), self.faults.get(at, ""), *texts)
-
-
-# Pairs of files that are no larger than a few megabytes: read one after the other, measured many at a time.
+        return Measured(metrics_of(self.reasons.get(index, ""), numbers), self.faults.get(index, ""), *texts)
 
 
 class SmallPairs:
@@ -126,7 +123,7 @@ class SmallPairs:
         self._waiting: dict[str, list[tuple[int, int, int, int]]] = {}
         self._measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
 
-    def take(self, at: int, my_name: str, golden_name: str) -> bool:
+    def take(self, index: int, my_name: str, golden_name: str) -> bool:
         """Whether the files of a row are two of those: then its numbers will be there in the end."""
         my, golden = self._my, self._golden
         if my.is_full or golden.is_full:
@@ -136,7 +133,7 @@ class SmallPairs:
         theirs = golden.read(golden_name) if mine is not None else None
         if mine is None or theirs is None:
             my.used, golden.used = before
-            return self._take_large(at, my_name, golden_name)
+            return self._take_large(index, my_name, golden_name)
         (my_first, m), (golden_first, g) = mine, theirs
         if m.dtype != g.dtype or m.elements != g.elements:
             my.used, golden.used = before
@@ -144,16 +141,16 @@ class SmallPairs:
         waiting = self._waiting.get(m.dtype)
         if waiting is None:
             waiting = self._waiting[m.dtype] = []
-        waiting.append((at, my_first, golden_first, m.elements))
-        self._describe(at, m, g)
+        waiting.append((index, my_first, golden_first, m.elements))
+        self._describe(index, m, g)
         return True
 
-    def _describe(self, at: int, my: Described, golden: Described) -> None:
+    def _describe(self, index: int, my: Described, golden: Described) -> None:
         dtypes, shapes = self._results.dtypes, self._results.shapes
-        dtypes[0][at], dtypes[1][at] = my.shown_dtype, golden.shown_dtype
-        shapes[0][at], shapes[1][at] = my.shown_shape, golden.shown_shape
+        dtypes[0][index], dtypes[1][index] = my.shown_dtype, golden.shown_dtype
+        shapes[0][index], shapes[1][index] = my.shown_shape, golden.shown_shape
 
-    def _take_large(self, at: int, my_name: str, golden_name: str) -> bool:
+    def _take_large(self, index: int, my_name: str, golden_name: str) -> bool:
         """Whether the files of a row can be read and measured piece by piece: then they are."""
         try:
             with self._my.open_large(my_name) as my, self._golden.open_large(golden_name) as golden:
@@ -163,8 +160,8 @@ class SmallPairs:
                 found = self._streamed(my, golden)
         except NotLarge:
             return False
-        self._measured.append((np.array([(at, 0, 0, m.elements)], np.int64), found))
-        self._describe(at, m, g)
+        self._measured.append((np.array([(index, 0, 0, m.elements)], np.int64), found))
+        self._describe(index, m, g)
         return True
 
     def _streamed(self, my: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
@@ -217,7 +214,7 @@ class Measuring(NamedTuple):
     threads: int = 1
 
 
-def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> MeasuredRows:
+def measure_rows(rows: Rows, my: TokenFolder, golden: TokenFolder, how: Measuring) -> MeasuredRows:
     """Measure all rows, in their order."""
     results = MeasuredRows(len(rows))
     threads = how.threads
@@ -229,46 +226,48 @@ def measure_rows(rows: Rows, my: Store, golden: Store, how: Measuring) -> Measur
     # Enough groups for all threads to end at about the same time.
     size = max(1, min(_GROUP, len(rows) // (4 * threads)))
     with ThreadPoolExecutor(threads, thread_name_prefix="twinprobe-llm") as pool:
-        groups = [range(at, min(at + size, len(rows))) for at in range(0, len(rows), size)]
+        groups = [range(index, min(index + size, len(rows))) for index in range(0, len(rows), size)]
         for done in [pool.submit(_measure, rows, group, (my, golden), how, results) for group in groups]:
             done.result()
     return results
 
 
-def _measure(rows: Rows, group: range, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows) -> None:
+def _measure(
+    rows: Rows, group: range, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
+) -> None:
     """Measure a group of rows; each has a place of its own among the results."""
     with ExitStack() as stack:
-        small = _small_pairs(stack, rows, stores, how, results)
+        small = _small_pairs(stack, rows, tokens, how, results)
         names = rows.names
         alone = []
-        for at in group:
-            pair = names[at]
-            if pair is None or small is None or not small.take(at, *pair):
-                alone.append(at)
+        for index in group:
+            pair = names[index]
+            if pair is None or small is None or not small.take(index, *pair):
+                alone.append(index)
         if small is not None:
             alone += small.finish()
-    for at in alone:
-        results.put(at, measure_row(rows[at], *stores, how))
+    for index in alone:
+        results.put(index, measure_row(rows[index], *tokens, how))
 
 
 def _small_pairs(
-    stack: ExitStack, rows: Rows, stores: tuple[Store, Store], how: Measuring, results: MeasuredRows
+    stack: ExitStack, rows: Rows, tokens: tuple[TokenFolder, TokenFolder], how: Measuring, results: MeasuredRows
 ) -> SmallPairs | None:
     """Nothing goes together without kernels, from other machines, or where own metrics want to see every tensor."""
-    elsewhere = any(remote(store.root) is not None for store in stores)
+    elsewhere = any(remote(token.root) is not None for token in tokens)
     if elsewhere or how.engine in (None, PLAIN) or how.algorithms is not None or not can_read_small_files():
         return None
     try:
         my, golden = (
-            stack.enter_context(SmallFiles(store.base, known))
-            for store, known in zip(stores, rows.described, strict=True)
+            stack.enter_context(SmallFiles(token.base, known))
+            for token, known in zip(tokens, rows.described, strict=True)
         )
     except OSError:
         return None  # a token's folder that is gone: every row will say so
     return SmallPairs(my, golden, results)
 
 
-def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:
+def measure_row(row: Row, my: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
     """Load and measure one row; what is wrong with its files is its fault, and nobody else's."""
     try:
         if not row.my or not row.golden:
@@ -287,9 +286,9 @@ def measure_row(row: Row, my: Store, golden: Store, how: Measuring) -> Measured:
         return Measured(fault=f"a tensor file cannot be read: {error.strerror}")
 
 
-def _alone(row: Row, store: Store) -> Measured:
+def _alone(row: Row, token: TokenFolder) -> Measured:
     """A tensor without counterpart is shown with its own statistics."""
-    tensor = store.open((row.my or row.golden)[0])
+    tensor = token.open((row.my or row.golden)[0])
     found = statistics(tensor)
     basics = Basics() if found.mean is None else Basics(*(float(x or 0) for x in (found.max, found.min, found.mean)))
     nothing = Basics()

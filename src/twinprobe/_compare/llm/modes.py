@@ -11,19 +11,19 @@ import numpy as np
 from twinprobe._align.auto.row_links import merged
 from twinprobe._align.calls import epsilon
 from twinprobe._align.ops.table import read_table
-from twinprobe._compare.llm.job import LlmComparison, LlmRequest
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
-from twinprobe._compare.llm.rows import Opened, Plan, Row, plan_of, rows_of
+from twinprobe._compare.llm.rows import OpenedToken, Plan, Row, make_plan, rows_of
 from twinprobe._compare.llm.table import METRICS
 from twinprobe._compare.llm.token import pair_all
-from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._judge.verdicts import EPSILONS, ERROR, PASS, RULES, WARNING, Thresholds
+from twinprobe._judge.origin import RunInfo
+from twinprobe._judge.verdicts import EPSILONS, RULES, WARNING, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import SMALLEST
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.llm.dump import TORCH, LlmDump, Token, find_layout, open_llm_dump
-from twinprobe._runs.llm.files import Files, TensorFile, under
+from twinprobe._runs.llm.dump import LlmDump, Token, find_layout, open_llm_dump
+from twinprobe._runs.llm.files import TORCH, TensorFile
 from twinprobe._runs.llm.statistics import STATS, Recorded, recorded_statistics
 from twinprobe._runs.llm.tensor import open_llm_tensor
 from twinprobe._runs.tensors.elements import HostTensor
@@ -66,22 +66,22 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     import polars as pl
 
     folders = [_weights(path) for path in (request.my, request.golden)]
-    mine, theirs = ({file.name for file in folder.glob("*.pth")} for folder in folders)
+    target_names, golden_names = ({file.name for file in folder.glob("*.pth")} for folder in folders)
     # Scales and offsets belong to the weight that they scale.
-    names = sorted(name for name in mine & theirs if not name.endswith(("_scale.pth", "_offset.pth")))
+    names = sorted(name for name in target_names & golden_names if not name.endswith(("_scale.pth", "_offset.pth")))
     if not names:
         raise NothingToCompare(f"no weight has a counterpart in {folders[1]}", where=folders[0])
     rows = [_weight_row(name, folders, request.thresholds) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
-    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
     my_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
-    both = ((folders[0], mine - theirs), (folders[1], theirs - mine))
+    both = ((folders[0], target_names - golden_names), (folders[1], golden_names - target_names))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
-    unread = int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
-    count = len(names)
-    return LlmComparison(
-        table, Summary("llm weight", my_side, golden_side, count, count, 0, 0, verdicts, None, notes, unread=unread)
-    )
+    summary = summary_of("llm weight", (my_side, golden_side), table, len(names), notes, _unread(table))
+    return LlmComparison(table, summary)
+
+
+def _unread(table: pl.DataFrame) -> int:
+    return int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum())
 
 
 def _weights(path: Path) -> Path:
@@ -149,24 +149,18 @@ def verdict_of(metrics: LlmMetrics, dtypes: tuple[str, str], limits: Thresholds)
     return RULES[rule].severity, RULES[rule].words.replace("saved value", "tensor")
 
 
-# ``llm compare --stats``: recorded statistics instead of tensors.
-
-
-class StatisticsSide:
+class StatisticsToken(OpenedToken):
     """One token of a dump with what was recorded of its tensors; tensors without statistics are measured."""
 
     def __init__(self, dump: LlmDump, token: Token) -> None:
-        self.dump, self.token = dump, token
-        found, self._recorded = recorded_statistics(dump.kind, dump.root, token.folder)
-        tensors = dump.files(token)
-        self.files: Files = {folder: found.get(folder) or files for folder, files in {**tensors, **found}.items()}
+        tensors = dump.folder(token)
+        found, self._recorded = recorded_statistics(tensors)
+        together = {**tensors.files, **found}
+        super().__init__(dump, token, {folder: found.get(folder) or files for folder, files in together.items()})
 
     def shape(self, file: TensorFile) -> tuple[int, ...]:
         known = self._recorded.get(file.file)
-        return known.shape if known is not None else self._open(file, enough=0).shape
-
-    def _open(self, file: TensorFile, enough: int | None = None) -> HostTensor:
-        return open_llm_tensor(self.dump.root, under(self.token.folder, file), linked=file.linked, enough=enough)
+        return known.shape if known is not None else self.folder.open(file, enough=0).shape
 
     def digest(self, file: TensorFile) -> int:
         """Equal statistics are as good as equal tensors for telling what feeds what."""
@@ -183,13 +177,13 @@ class StatisticsSide:
         return Recorded(parts[0].dtype, (int(sizes.sum()),), merged(np.array([part.values for part in parts]), sizes))
 
     def paths(self, files: tuple[TensorFile, ...]) -> str:
-        return ";".join(f"{self.dump.root}/{under(self.token.folder, file)}" for file in files)
+        return ";".join(f"{self.folder.base}{file.file}" for file in files)
 
     def statistics(self, file: TensorFile) -> Recorded:
         known = self._recorded.get(file.file)
         if known is not None:
             return known
-        tensor = self._open(file)
+        tensor = self.folder.open(file)
         found = statistics(tensor)
         numbers = (found.max, found.min, found.mean, found.norm)
         return Recorded(tensor.dtype, tensor.shape, tuple(None if one is None else float(one) for one in numbers))
@@ -204,23 +198,33 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     pairs, notes, lost = pair_all(my, golden)
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
-    for _, mine, theirs in pairs:
-        sides = StatisticsSide(my, mine), StatisticsSide(golden, theirs)
-        key = mine.model, theirs.model
+    for _, token, golden_token in pairs:
+        tokens = StatisticsToken(my, token), StatisticsToken(golden, golden_token)
+        key = token.model, golden_token.model
         if key not in plans:
-            opened = [Opened(side.dump, side.token, side.files, side.shape, side.digest) for side in sides]
-            plans[key] = plan_of(my, golden, (opened[0], opened[1]), table)
-        for row in rows_of(plans[key], sides[0].files, sides[1].files, request.level):
-            records.append(_record(mine.label, len(records), row, sides, request))
+            plans[key] = make_plan(*tokens, table)
+        for row in rows_of(plans[key], tokens[0].files, tokens[1].files, request.level):
+            records.append(_record(token.label, len(records), row, tokens, request))
     if not any(record["Matched By"] for record in records):
         raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.my)
     frame = pl.DataFrame(records, infer_schema_length=None)
-    told = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
-    return LlmComparison(frame, _summary(request, my, golden, frame, told), lost)
+    sides = [
+        RunInfo(
+            str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()),
+            int((frame[column] != "").sum()),
+        )
+        for path, dump, column in (
+            (request.my, my, "my_data_path"), (request.golden, golden, "golden_data_path"),
+        )
+    ]  # fmt: skip
+    notes = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
+    matched = int((frame["Matched By"] != "").sum())
+    summary = summary_of("llm statistics", (sides[0], sides[1]), frame, matched, notes, _unread(frame))
+    return LlmComparison(frame, summary, lost)
 
 
 def _record(
-    token: str, number: int, row: Row, sides: tuple[StatisticsSide, StatisticsSide], request: LlmRequest
+    token: str, number: int, row: Row, sides: tuple[StatisticsToken, StatisticsToken], request: LlmRequest
 ) -> dict[str, Any]:
     record: dict[str, Any] = {
         "token_id": token,
@@ -236,25 +240,25 @@ def _record(
     error, rule = None, "target_only" if row.my else "golden_only"
     try:
         if row.my and row.golden:
-            mine, theirs = sides[0].merged(row.my), sides[1].merged(row.golden)
-            for stat, m, g in zip(STATS, mine.values, theirs.values, strict=True):
+            target, golden = sides[0].merged(row.my), sides[1].merged(row.golden)
+            for stat, m, g in zip(STATS, target.values, golden.values, strict=True):
                 if m is not None and g is not None:
                     errors[f"{stat}_stat_absolute_error"] = abs(m - g)
                     errors[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
-            error, rule = _judged(mine, theirs, request.thresholds.rounding or EPSILONS)
+            error, rule = _judged(target, golden, request.thresholds.rounding or EPSILONS)
         reason = RULES[rule].words
     except DamagedTensor as damage:
         rule = "unreadable"
         reason = f"{RULES[rule].words}: {damage}"
-    told = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
-    return record | errors | told
+    verdict = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
+    return record | errors | verdict
 
 
-def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | None, str]:
+def _judged(target: Recorded, golden: Recorded, rounding: float) -> tuple[float | None, str]:
     """The largest difference, of the norms by themselves and of the others against the golden amplitude."""
-    if prod(mine.shape) != prod(theirs.shape):
+    if prod(target.shape) != prod(golden.shape):
         return None, "shape"
-    pairs = [(m, g) for m, g in zip(mine.values, theirs.values, strict=True) if m is not None and g is not None]
+    pairs = [(m, g) for m, g in zip(target.values, golden.values, strict=True) if m is not None and g is not None]
     if not pairs:
         return None, "unknown"
     if any(isfinite(m) != isfinite(g) or isnan(m) != isnan(g) for m, g in pairs):
@@ -264,19 +268,4 @@ def _judged(mine: Recorded, theirs: Recorded, rounding: float) -> tuple[float | 
     if all(m == g for m, g in known):
         return 0.0, "identical"
     error = max(abs(m - g) for m, g in known) / amplitude if amplitude else float("inf")
-    return error, "rounding" if error <= rounding * max(epsilon(mine.dtype), epsilon(theirs.dtype)) else "point"
-
-
-def _summary(request: LlmRequest, my: LlmDump, golden: LlmDump, table: pl.DataFrame, notes: list[str]) -> Summary:
-    matched = int((table["Matched By"] != "").sum())
-    counts = [int((table[name] != "").sum()) for name in ("my_data_path", "golden_data_path")]
-    my_side, golden_side = (
-        RunInfo(str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()), count)
-        for path, dump, count in zip((request.my, request.golden), (my, golden), counts, strict=True)
-    )
-    verdicts = {name: int((table["Result"] == name).sum()) for name in (PASS, WARNING, ERROR)}
-    only = [count - matched for count in counts]
-    return Summary(
-        "llm statistics", my_side, golden_side, table.height, matched, only[0], only[1], verdicts, None, notes,
-        unread=int(table["Reason"].str.starts_with(RULES["unreadable"].words).sum()),
-    )  # fmt: skip
+    return error, "rounding" if error <= rounding * max(epsilon(target.dtype), epsilon(golden.dtype)) else "point"

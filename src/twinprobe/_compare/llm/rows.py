@@ -16,23 +16,23 @@ from twinprobe._align.ops.links import Spot
 from twinprobe._align.ops.operators import Side, match_operators
 from twinprobe._align.ops.regions import Shapes, regions
 from twinprobe._align.ops.table import OperatorTable, kind_of
-from twinprobe._runs.llm.dump import ATB, LlmDump, Token
-from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile, under
-from twinprobe._runs.llm.tensor import Known, open_llm_header, open_llm_tensor
+from twinprobe._runs.llm.dump import LlmDump, Token
+from twinprobe._runs.llm.files import ATB, INPUT, OUTPUT, Files, TensorFile
+from twinprobe._runs.llm.tensor import Known
 from twinprobe._runs.llm.tree import EXECUTION, ORDER, OpNode
+from twinprobe._runs.table import INPUT as TAKEN
+from twinprobe._runs.table import OUTPUT as GIVEN
+from twinprobe._runs.table import TENSOR
 from twinprobe.errors import DamagedTensor
 
 if TYPE_CHECKING:
     import polars as pl
 
-# What of one run is compared with what of the other: worked out once per pair of models, used for every token.
 
 _TELLING, _WIDEST = 4096, 16  # elements, and bytes of one at most
 LAYER, MODULE, API, LOGITS = "layer", "module", "api", "logits"
 _MODULES = frozenset({"attention", "mlp"})
 
-ShapeOf = Callable[[TensorFile], tuple[int, ...]]
-DigestOf = Callable[[TensorFile], int | None]
 # One tensor by the folder of its operator, input or output, and its place among those.
 Place = tuple[str, str, int]
 _Sides = tuple[tuple[TensorFile, ...], tuple[TensorFile, ...]]
@@ -86,44 +86,32 @@ def _unpacked(packed: bytes) -> Plan:
     return Plan(*pickle.loads(packed))
 
 
-class Opened:
-    """One token of a dump while it is being looked at: files, operators in the order of their calls, shapes.
+class OpenedToken:
+    """One token of a dump while it is being looked at: files, operators in the order of their calls, shapes."""
 
-    All but the first two may be given where the tensors themselves were not kept.
-    """
-
-    def __init__(
-        self,
-        dump: LlmDump,
-        token: Token,
-        files: Files | None = None,
-        shape_of: ShapeOf | None = None,
-        digest_of: DigestOf | None = None,
-    ) -> None:
-        self._dump, self._token = dump, token
-        self.files: Files = dump.files(token) if files is None else files
-        self._shape_of = shape_of or self._shape
-        self._digest_of = digest_of or self._digest
+    def __init__(self, dump: LlmDump, token: Token, files: Files | None = None) -> None:
+        self.dump, self.folder = dump, dump.folder(token)
+        self.files: Files = self.folder.files if files is None else files
         self._shapes: dict[str, Shapes] = {}
         tree = dump.tree(token, self.files)
         in_order = dump.kind == ATB or tree.param.get(ORDER) == EXECUTION
         self.tree = tree if in_order else in_call_order(tree, self._flow_of)
 
-    def side(self, cards: int) -> Side:
+    def side(self) -> Side:
         """As the aligner sees it."""
-        return Side(self.tree, self.shapes_of, cards, numbered=self._dump.kind == ATB)
+        return Side(self.tree, self.shapes_of, len(self.dump.layout.devices), numbered=self.dump.kind == ATB)
 
     def shapes_of(self, node: OpNode) -> Shapes:
         """The shapes of an operator's inputs and outputs; a file that cannot be read has none."""
         found = self._shapes.get(node.folder)
         if found is None:
-            inputs, outputs = self._each(self._shape_of, node)
+            inputs, outputs = self._each(self.shape, node)
             found = [shape or () for shape in inputs], [shape or () for shape in outputs]
             self._shapes[node.folder] = found
         return found
 
     def _flow_of(self, node: OpNode) -> Flow:
-        inputs, outputs = self._each(self._digest_of, node)
+        inputs, outputs = self._each(self.digest, node)
         return frozenset(inputs) - {None}, frozenset(outputs) - {None}
 
     def _each(self, look: Callable[[TensorFile], Any], node: OpNode) -> tuple[list[Any], list[Any]]:
@@ -137,20 +125,18 @@ class Opened:
                     found.append(None)
         return sides
 
-    def _shape(self, file: TensorFile) -> tuple[int, ...]:
-        name = under(self._token.folder, file)
-        if name.endswith(".bin"):
-            return open_llm_header(self._dump.root, name, linked=file.linked).shape
-        return open_llm_tensor(self._dump.root, name, linked=file.linked, enough=0).shape
+    def shape(self, file: TensorFile) -> tuple[int, ...]:
+        """The shape of a tensor, without its elements."""
+        if file.file.endswith(".bin"):
+            return self.folder.header(file).shape
+        return self.folder.open(file, enough=0).shape
 
-    def _digest(self, file: TensorFile) -> int | None:
-        name = under(self._token.folder, file)
-        tensor = open_llm_tensor(self._dump.root, name, linked=file.linked, enough=_TELLING * _WIDEST)
+    def digest(self, file: TensorFile) -> int | None:
+        """A number by which tensors are told apart; a few thousand elements do, and the size goes in as well."""
+        tensor = self.folder.open(file, enough=_TELLING * _WIDEST)
         if tensor.data.size < 2:
             return None
-        # A few thousand elements tell tensors apart; the size goes in as well.
-        head = tensor.data[:_TELLING].tobytes()
-        return zlib.crc32(head, prod(tensor.shape))
+        return zlib.crc32(tensor.data[:_TELLING].tobytes(), prod(tensor.shape))
 
 
 def plain_files(files: Iterable[TensorFile], io: str) -> list[TensorFile]:
@@ -160,27 +146,20 @@ def plain_files(files: Iterable[TensorFile], io: str) -> list[TensorFile]:
     return plain or chosen
 
 
-def make_plan(my: LlmDump, golden: LlmDump, tokens: tuple[Token, Token], table: OperatorTable) -> Plan:
+def make_plan(my: OpenedToken, golden: OpenedToken, table: OperatorTable) -> Plan:
     """Align the operators of a pair of tokens."""
-    return plan_of(my, golden, (Opened(my, tokens[0]), Opened(golden, tokens[1])), table)
-
-
-def plan_of(my: LlmDump, golden: LlmDump, opened: tuple[Opened, Opened], table: OperatorTable) -> Plan:
-    """Align the operators of a pair of tokens that are open already."""
-    mine, theirs = opened
-    cards = len(my.layout.devices), len(golden.layout.devices)
-    matching = match_operators(mine.side(cards[0]), theirs.side(cards[1]), table)
+    matching = match_operators(my.side(), golden.side(), table)
     # Operators right before a sum over all cards: each card holds a summand.
     after = {
         id(node)
-        for tree in (mine.tree, theirs.tree)
+        for tree in (my.tree, golden.tree)
         for parent in tree.walk()
         for node, following in pairwise(parent.children)
         if "allreduce" in following.op_type.lower()
     }
     return Plan(
-        calls=_calls(mine.tree),
-        golden_calls={call.folder: call for call in _calls(theirs.tree)},
+        calls=_calls(my.tree),
+        golden_calls={call.folder: call for call in _calls(golden.tree)},
         same_names=[(node.folder, other.folder) for node, other in matching.nodes],
         links=[
             PlannedLink(
@@ -191,7 +170,7 @@ def plan_of(my: LlmDump, golden: LlmDump, opened: tuple[Opened, Opened], table: 
             )
             for link in matching.links
         ],
-        across=my.kind != golden.kind or not matching.nodes,
+        across=my.dump.kind != golden.dump.kind or not matching.nodes,
         notes=matching.notes,
     )
 
@@ -218,6 +197,8 @@ def _calls(tree: OpNode) -> list[Call]:
 
 
 EQUAL_NAMES = "name"
+MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
+BETWEEN = "\0"  # stands between the names of several files
 
 
 @dataclass(slots=True)
@@ -257,9 +238,39 @@ class Rows(list[Row]):
         return Known(), Known()
 
     @cached_property
-    def kept(self) -> dict[str, pl.DataFrame]:
-        """Columns of tables that others have made of these rows."""
-        return {}
+    def texts(self) -> pl.DataFrame:
+        """The columns of the report that follow from the rows alone; files of one row stand behind one another."""
+        import polars as pl
+
+        columns = {
+            "my_files": [BETWEEN.join(file.file for file in row.my) or None for row in self],
+            "golden_files": [BETWEEN.join(file.file for file in row.golden) or None for row in self],
+            "my_type": [row.my_type for row in self],
+            "golden_type": [row.golden_type for row in self],
+            "level": [row.level for row in self],
+            "rule": [row.rule for row in self],
+            "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in self],
+        }
+        return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
+
+    @cached_property
+    def pairs(self) -> pl.DataFrame:
+        """The columns of a pair table that follow from the rows alone."""
+        import polars as pl
+
+        columns: dict[str, tuple[list[Any], Any]] = {
+            "t_row": ([at if row.my else None for at, row in enumerate(self)], pl.Int32),
+            "g_row": ([at if row.golden else None for at, row in enumerate(self)], pl.Int32),
+            "t_kind": ([TENSOR if row.my else None for row in self], pl.UInt8),
+            "g_kind": ([TENSOR if row.golden else None for row in self], pl.UInt8),
+            "t_op": ([row.call if row.my else None for row in self], pl.Int32),
+            "t_role": ([(TAKEN if row.is_input else GIVEN) if row.my else None for row in self], pl.UInt8),
+            "g_name": ([row.golden[0].file if row.golden else None for row in self], pl.String),
+        }
+        nothing = [None] * len(self)
+        columns |= dict.fromkeys(("t_max_text", "g_max_text"), (nothing, pl.String))
+        columns |= dict.fromkeys(("t_requires_grad", "g_requires_grad"), (nothing, pl.Boolean))
+        return pl.DataFrame([pl.Series(name, values, dtype=dtype) for name, (values, dtype) in columns.items()])
 
 
 def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:

@@ -10,22 +10,18 @@ import numpy as np
 
 from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.measured import MeasuredRows
-from twinprobe._compare.llm.rows import Plan, Rows
+from twinprobe._compare.llm.rows import BETWEEN, Plan, Rows
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds, judge
 from twinprobe._measure.llm_metrics import EMPTY, SHAPE
-from twinprobe._runs.llm.files import TensorFile
 from twinprobe._runs.run import TENSORS, Run
-from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import polars as pl
 
-MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
 BASICS = ("max", "min", "mean")
-_KEPT, _BETWEEN = "report", "\0"
 METRICS: dict[str, str] = {
     "cosine_similarity": "cosine",
     "max_relative_error": "max_rel",
@@ -64,21 +60,19 @@ def token_table(
     """The rows of one token as they stand in the report, but for the running ``data_id``."""
     import polars as pl
 
-    if _KEPT not in rows.kept:
-        rows.kept[_KEPT] = _known(rows)
-    known = rows.kept[_KEPT]
+    known = rows.texts
     columns: dict[str, pl.Series] = {"token_id": pl.repeat(token, len(rows), dtype=pl.String, eager=True)}
     for who, side in (("golden", 1), ("my", 0)):
         columns |= _side(who, side, bases[side], known, measured)
     for title, name in METRICS.items():
         columns[title] = measured.column(name)
     columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
-    for at, name in enumerate(algorithms):
-        own = [measured.custom[row][at][0] if row in measured.custom else "" for row in range(len(rows))]
+    for index, name in enumerate(algorithms):
+        own = [measured.custom[row][index][0] if row in measured.custom else "" for row in range(len(rows))]
         columns[name] = pl.Series(own, dtype=pl.String)
     columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
     columns["Level"] = known["level"]
-    remarks = {at: f"{rows[at].rule} ({remark})" for at, remark in measured.remarks.items()}
+    remarks = {index: f"{rows[index].rule} ({remark})" for index, remark in measured.remarks.items()}
     columns["Matched By"] = _with(known["rule"], remarks)
     columns["Max Absolute Error Everywhere"] = measured.column("max_abs_all")
     columns["Relative Error"] = pl.Series(judged.error).fill_nan(None)
@@ -94,7 +88,7 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
 
     found = {
         # Several files of a row are told one after the other, each with its whole path.
-        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(_BETWEEN, f";{front}", literal=True),
+        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(BETWEEN, f";{front}", literal=True),
         f"{who}_op_type": known[f"{who}_type"],
         f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
         f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
@@ -104,32 +98,12 @@ def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: Measur
     return found
 
 
-def _known(rows: Rows) -> pl.DataFrame:
-    """The columns that follow from the rows alone."""
-    import polars as pl
-
-    columns = {
-        "my_files": [_names(row.my) for row in rows],
-        "golden_files": [_names(row.golden) for row in rows],
-        "my_type": [row.my_type for row in rows],
-        "golden_type": [row.golden_type for row in rows],
-        "level": [row.level for row in rows],
-        "rule": [row.rule for row in rows],
-        "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in rows],
-    }
-    return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-
-
-def _names(files: tuple[TensorFile, ...]) -> str | None:
-    return _BETWEEN.join(file.file for file in files) if files else None
-
-
 def _fail_reasons(alone: pl.Series, measured: MeasuredRows) -> dict[int, str]:
     """Why rows have no numbers, and what own metrics said; a tensor without counterpart has its reason already."""
-    told: dict[int, list[str]] = {at: [reason] for at, reason in (measured.reasons | measured.faults).items()}
-    for at, custom in measured.custom.items():
-        told.setdefault(at, []).extend(message for _, message in custom if message)
-    return {at: " ".join(words).strip() for at, words in told.items() if not alone[at]}
+    words_of: dict[int, list[str]] = {index: [reason] for index, reason in (measured.reasons | measured.faults).items()}
+    for index, custom in measured.custom.items():
+        words_of.setdefault(index, []).extend(message for _, message in custom if message)
+    return {index: " ".join(words).strip() for index, words in words_of.items() if not alone[index]}
 
 
 def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
@@ -139,8 +113,8 @@ def _with(column: pl.Series, others: dict[int, str]) -> pl.Series:
     if not others:
         return column
     texts = column.to_list()
-    for at, text in others.items():
-        texts[at] = text
+    for index, text in others.items():
+        texts[index] = text
     return pl.Series(texts, dtype=pl.String)
 
 
@@ -156,8 +130,6 @@ def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 # Verdicts on the rows of one token: the rules of every comparison, on what inference reports measure.
 #
 # Engines differ in dtype and in axes of length one by design, so neither counts against a row here: sizes do.
-
-_JUDGED = "judged pairs"
 
 
 def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
@@ -182,49 +154,20 @@ def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limit
 def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
     import polars as pl
 
-    if _JUDGED not in rows.kept:
-        rows.kept[_JUDGED] = _known_pairs(rows)
-    known = rows.kept[_JUDGED]
+    known = rows.pairs
     both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
     dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
     dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
     shapes: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in measured.shapes)
-    for at, reason in measured.reasons.items():
+    for index, reason in measured.reasons.items():
         if reason == SHAPE:
-            for told, shown in zip(shapes, measured.shapes, strict=True):
-                told[at] = shown[at]
+            for column, shown in zip(shapes, measured.shapes, strict=True):
+                column[index] = shown[index]
     return known.with_columns(
         dtypes.alias("t_dtype"),
         dtypes.alias("g_dtype"),
         pl.Series("t_shape", shapes[0], dtype=pl.String),
         pl.Series("g_shape", shapes[1], dtype=pl.String),
-    )
-
-
-def _known_pairs(rows: Rows) -> pl.DataFrame:
-    """The columns that follow from the rows alone."""
-    import polars as pl
-
-    count = len(rows)
-    mine = [at if row.my else None for at, row in enumerate(rows)]
-    theirs = [at if row.golden else None for at, row in enumerate(rows)]
-    roles = [(INPUT if row.is_input else OUTPUT) if row.my else None for row in rows]
-    texts = pl.Series([None] * count, dtype=pl.String)
-    flags = pl.Series([None] * count, dtype=pl.Boolean)
-    return pl.DataFrame(
-        {
-            "t_row": pl.Series(mine, dtype=pl.Int32),
-            "g_row": pl.Series(theirs, dtype=pl.Int32),
-            "t_kind": pl.Series([TENSOR if row.my else None for row in rows], dtype=pl.UInt8),
-            "g_kind": pl.Series([TENSOR if row.golden else None for row in rows], dtype=pl.UInt8),
-            "t_op": pl.Series([row.call if row.my else None for row in rows], dtype=pl.Int32),
-            "t_role": pl.Series(roles, dtype=pl.UInt8),
-            "g_name": pl.Series([row.golden[0].file if row.golden else None for row in rows], dtype=pl.String),
-            "t_max_text": texts,
-            "g_max_text": texts,
-            "t_requires_grad": flags,
-            "g_requires_grad": flags,
-        }
     )
 
 
@@ -240,14 +183,14 @@ def _metrics(measured: MeasuredRows) -> pl.DataFrame:
     count = len(measured)
     status = ["ok"] * count
     faults: list[str | None] = [None] * count
-    for at in measured.unmeasured.tolist():
-        status[at] = "unsupported"
+    for index in measured.unmeasured.tolist():
+        status[index] = "unsupported"
     identical = measured.values("identical") == 1
-    for at, reason in measured.reasons.items():
-        if reason == SHAPE or (reason == EMPTY and not identical[at]):
-            status[at] = "shape unmatched" if reason == SHAPE else "unsupported"
-    for at, fault in measured.faults.items():
-        faults[at] = fault
+    for index, reason in measured.reasons.items():
+        if reason == SHAPE or (reason == EMPTY and not identical[index]):
+            status[index] = "shape unmatched" if reason == SHAPE else "unsupported"
+    for index, fault in measured.faults.items():
+        faults[index] = fault
     return pl.DataFrame(
         {
             "status": pl.Series(status, dtype=pl.String),

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.load import Store
 from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import judge_rows, token_table
@@ -18,26 +17,13 @@ from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Judged, Thresholds
 from twinprobe._measure.engine import engine_of
 from twinprobe._measure.llm_metrics import SHAPE
-from twinprobe._runs.llm.dump import TORCH, WARMUP, Device, Layout, LlmDump, Token
-from twinprobe._runs.llm.files import TensorFile, atb_files, torch_files, under
+from twinprobe._runs.llm.dump import WARMUP, Device, Layout, LlmDump, Token
+from twinprobe._runs.llm.files import TokenFolder
+from twinprobe._scale.ledger import Session
 from twinprobe.errors import NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """One side of a token: the dump's kind and root, the token's folder, and the same token's folder on all cards."""
-
-    kind: str
-    root: Path
-    folder: str
-    cards: tuple[str, ...] = ()
-
-    def store(self) -> Store:
-        files = (torch_files if self.kind == TORCH else atb_files)(self.root, self.folder)
-        return Store(self.root, self.folder, self.cards, files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +32,8 @@ class TokenJob:
 
     token: str
     device: str
-    my: Where
-    golden: Where
+    my: TokenFolder
+    golden: TokenFolder
     plan: Plan
     level: str | None = None
     limits: Thresholds = field(default_factory=Thresholds)
@@ -56,6 +42,10 @@ class TokenJob:
     threads: int = 1
     bytes_ahead: int = 0
     """About how much all jobs together have to read, on both sides; 0 if nobody knows."""
+    session: Session | None = None
+    """Where finished tokens are kept, if the command can be resumed."""
+    plan_mark: str = ""
+    """Stands for the plan, which many tokens share, in what is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +73,26 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
-        my, golden = job.my.store(), job.golden.store()
-        return result_of(job, rows_of(job.plan, my.files, golden.files, job.level), my, golden)
+        return result_of(job, rows_of(job.plan, job.my.files, job.golden.files, job.level))
     except TwinProbeError:
         raise
     except Exception as error:  # a defect: it must not cost more than this token
         raise TwinProbeError(f"token {job.token} could not be compared: {type(error).__name__}: {error}") from error
 
 
-def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResult:
+def result_of(job: TokenJob, rows: Rows) -> TokenResult:
     """Measure and judge the rows of a token."""
     algorithms = Algorithms(job.algorithms, timeout=job.timeout) if job.algorithms else None
     try:
         # Equal work gives equal digits, on however many workers: the engine goes by all of it.
         engine = engine_of(job.bytes_ahead) if job.bytes_ahead else None
-        measured = measure_rows(rows, my, golden, Measuring(engine, algorithms, job.threads))
+        measured = measure_rows(rows, job.my, job.golden, Measuring(engine, algorithms, job.threads))
     finally:
         if algorithms is not None:
             algorithms.close()
     judged = judge_rows(job.my.root / job.my.folder, job.plan, rows, measured, job.limits)
     names = algorithms.names if algorithms else ()
-    table = token_table(job.token, job.device, (my.base, golden.base), rows, measured, judged, names)
+    table = token_table(job.token, job.device, (job.my.base, job.golden.base), rows, measured, judged, names)
     counts = TokenCounts(
         matched=sum(bool(row.my and row.golden) for row in rows),
         misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
@@ -117,39 +106,32 @@ def result_of(job: TokenJob, rows: Rows, my: Store, golden: Store) -> TokenResul
 
 def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: Judged) -> Divergence | None:
     """The row where the difference begins, told in a sentence."""
-    at = judged.first_row
-    if at is None:
+    index = judged.first_row
+    if index is None:
         return None
-    row, one = rows[at], measured[at]
-    error = float(judged.error[at])
+    row, found = rows[index], measured[index]
+    error = float(judged.error[index])
     call = job.plan.calls[row.call]
     return Divergence(
         op=f"token {job.token}: {call.name} ({call.op_type})",
-        row=_shown(job.my, row.my),
-        golden_row=_shown(job.golden, row.golden),
+        row=job.my.names(row.my),
+        golden_row=job.golden.names(row.golden),
         stack_line="",
-        target_values=_values(one, 0),
-        golden_values=_values(one, 1),
+        target_values=_values(found, 0),
+        golden_values=_values(found, 1),
         relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[at]}{size_of(error)}{judged.unread_before}",
-        origin=judged.origin[at],
-        order=at,
+        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
+        origin=judged.origin[index],
+        order=index,
     )
 
 
-def _shown(side: Where, files: tuple[TensorFile, ...]) -> str:
-    return ";".join(under(side.folder, file) for file in files)
-
-
-def _values(one: Measured, side: int) -> dict[str, str]:
-    values = {"dtype": one.dtypes[side], "shape": one.shapes[side]}
-    if one.metrics is not None:
-        basics = one.metrics.golden if side else one.metrics.my
+def _values(found: Measured, side: int) -> dict[str, str]:
+    values = {"dtype": found.dtypes[side], "shape": found.shapes[side]}
+    if found.metrics is not None:
+        basics = found.metrics.golden if side else found.metrics.my
         values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
     return values
-
-
-# Which device of one dump is compared with which of the other, and which of their tokens.
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +152,14 @@ def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token
     nothing: NothingToCompare | None = None
     for devices_pair in devices:
         try:
-            tokens, told, left = pair_tokens(my, golden, devices_pair)
+            tokens, remarks, left = pair_tokens(my, golden, devices_pair)
         except NothingToCompare as error:
             nothing = error
             lost.append(f"{devices_pair.my.name}: {error}")
             continue
         pairs += [(devices_pair, *both) for both in tokens]
-        notes += [note for note in told if note not in notes]
-        lost += [one for one in left if one not in lost]
+        notes += [note for note in remarks if note not in notes]
+        lost += [loss for loss in left if loss not in lost]
     if not pairs and nothing is not None:
         raise nothing
     return pairs, notes, lost
@@ -189,13 +171,14 @@ def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str
     cards = [_one_per_number(layout, notes) for layout in (my, golden)]
     chosen = [[layout.device] if layout.device else found for layout, found in zip((my, golden), cards, strict=True)]
     same = len(cards[0]) == len(cards[1])
-    folders = [() if same or len(found) == 1 else tuple(one.folder for one in found) for found in cards]
+    folders = [() if same or len(found) == 1 else tuple(card.folder for card in found) for found in cards]
     if len(chosen[0]) != len(chosen[1]):
         if same:  # one side names a device, the other does not: its counterpart has the same place
             return [_counterpart(my, golden, cards)], notes
         chosen = [devices[:1] for devices in chosen]
     pairs = [
-        DevicePair(mine, theirs, folders[0], folders[1]) for mine, theirs in zip(chosen[0], chosen[1], strict=True)
+        DevicePair(device, partner, folders[0], folders[1])
+        for device, partner in zip(chosen[0], chosen[1], strict=True)
     ]
     for side, devices in zip(("my", "the golden"), folders, strict=True):
         if devices:
@@ -205,11 +188,11 @@ def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str
 
 def _counterpart(my: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
     side = 0 if my.device is not None else 1
-    device = my.device or golden.device
-    assert device is not None
-    at = next((at for at, one in enumerate(cards[side]) if one.number == device.number), 0)
-    other = cards[1 - side][at]
-    return DevicePair(device, other) if side == 0 else DevicePair(other, device)
+    named = my.device or golden.device
+    assert named is not None
+    index = next((index for index, card in enumerate(cards[side]) if card.number == named.number), 0)
+    other = cards[1 - side][index]
+    return DevicePair(named, other) if side == 0 else DevicePair(other, named)
 
 
 def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
@@ -230,23 +213,24 @@ def pair_tokens(
     my: LlmDump, golden: LlmDump, pair: DevicePair
 ) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
     """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
-    mine, theirs = my.tokens(pair.my), golden.tokens(pair.golden)
-    by_label = {token.label: token for token in theirs}
-    common = [(token, by_label[token.label]) for token in mine if token.label in by_label]
+    target_tokens, golden_tokens = my.tokens(pair.my), golden.tokens(pair.golden)
+    by_label = {token.label: token for token in golden_tokens}
+    common = [(token, by_label[token.label]) for token in target_tokens if token.label in by_label]
     if common:
         labels = {token.label for token, _ in common}
         lost = []
-        for who, tokens in (("my", mine), ("the golden", theirs)):
+        for who, tokens in (("my", target_tokens), ("the golden", golden_tokens)):
             rest = [token for token in tokens if token.label not in labels and token.label != WARMUP]
             if rest:
                 lost.append(f"only {who} dump has the tokens {_listed(rest)}")
         return common, [], lost
     named = my.layout.token is not None and golden.layout.token is not None
-    if named and mine and theirs:
-        note = f"token {mine[0].label} of my dump is compared with token {theirs[0].label} of the golden one"
-        return [(mine[0], theirs[0])], [note], []
+    if named and target_tokens and golden_tokens:
+        token, partner = target_tokens[0], golden_tokens[0]
+        note = f"token {token.label} of my dump is compared with token {partner.label} of the golden one"
+        return [(token, partner)], [note], []
     raise NothingToCompare(
-        f"no token in common: my dump has {_listed(mine)}, the golden one {_listed(theirs)}",
+        f"no token in common: my dump has {_listed(target_tokens)}, the golden one {_listed(golden_tokens)}",
         where=my.layout.path,
         hint="name one token's folder on each side to compare them whatever their numbers are",
     )

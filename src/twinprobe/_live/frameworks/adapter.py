@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.calls import tensors_in
@@ -45,6 +46,10 @@ class Adapter(Protocol):
     title: str
     container: str = "Module"
     tensor_class: Any
+    # Under which attributes its modules keep their parameters, the modules inside and the names of unsaved buffers.
+    parameters_at: str = "_parameters"
+    modules_at: str = "_modules"
+    unsaved_at: str = "_non_persistent_buffers_set"
 
     def is_tensor(self, value: Any) -> bool:
         """Whether this is a tensor of the framework."""
@@ -53,9 +58,9 @@ class Adapter(Protocol):
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         """All modules with their paths in the order of definition, the model itself first under ""."""
 
-    def parameters(self, module: Any) -> Mapping[str, Any]:
+    def parameters(self, module: Any) -> dict[str, Any]:
         """A module's own parameters."""
-        return {name: one for name, one in module._parameters.items() if one is not None}
+        return {name: tensor for name, tensor in getattr(module, self.parameters_at).items() if tensor is not None}
 
     def is_transposed(self, _module: Any, _name: str, /) -> bool:
         """Whether this parameter is stored [in, out]."""
@@ -79,15 +84,15 @@ class Adapter(Protocol):
 
     def mean_of_means(self, output: Any) -> Any:
         """The loss where none is given: the mean of the means of all outputs that depend on something."""
-        means = [one for one in map(self.float_mean, self.tensors_in(output)) if one is not None]
+        means = [mean for mean in map(self.float_mean, self.tensors_in(output)) if mean is not None]
         if not means:
             raise BadInput(
                 "no output of the model depends on its parameters, so there is nothing to run backward from",
                 hint='give loss_fn, or diff_phase="forward"',
             )
         total = means[0]
-        for one in means[1:]:
-            total = total + one
+        for mean in means[1:]:
+            total = total + mean
         return total / len(means)
 
     def float_mean(self, tensor: Any) -> Any:
@@ -133,6 +138,59 @@ class Adapter(Protocol):
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         """A tensor with other values in the place of this one; its gradient passes through ``on_gradient``."""
 
+    # What copying weights needs to know.
+
+    def weights(self, module: Any) -> dict[str, Any]:
+        """Parameters and saved buffers that belong to the module itself, by attribute."""
+        held, buffers = self.parameters(module), getattr(module, "_buffers", None)
+        if not buffers:
+            return held
+        unsaved = getattr(module, self.unsaved_at, ())
+        return held | {name: tensor for name, tensor in buffers.items() if tensor is not None and name not in unsaved}
+
+    def state(self, module: Any) -> dict[str, Any]:
+        """What a forward pass may change in the module itself: all buffers, and running statistics."""
+
+    def children(self, module: Any) -> dict[str, Any]:
+        """Modules directly below, by attribute."""
+        return {name: child for name, child in getattr(module, self.modules_at).items() if child is not None}
+
+    def rules(self) -> Rules:
+        """The layouts of the classes that are known, the first that fits first."""
+
+    def layout(self, module: Any) -> Layout | None:
+        """Where a layer of a known class keeps its weights."""
+        rule = next((rule for classes, rule in self.rules() if isinstance(module, classes)), None)
+        return rule(module) if callable(rule) else rule
+
+    def trainable(self, tensor: Any) -> bool:
+        """Whether training changes it."""
+
+    def is_buffer(self, module: Any, name: str) -> bool:
+        """Whether the attribute is a buffer that the user registered, not a parameter."""
+        return name not in getattr(module, self.parameters_at)
+
+    def key(self, tensor: Any) -> object:
+        """Equal for two tensors that are the same memory."""
+        return id(tensor)
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        """The shape as plain numbers."""
+        return tuple(tensor.shape)
+
+    def dtype(self, tensor: Any) -> str:
+        """The dtype in NumPy's words, or bfloat16."""
+
+    def read(self, tensor: Any) -> Array:
+        """The values; bfloat16 and narrower as float32, which holds them exactly."""
+
+    def memory(self, _tensor: Any, /) -> Array | None:
+        """The tensor's own memory, to be written to; None where that is not possible or would go unnoticed."""
+        return None
+
+    def write(self, tensor: Any, values: Array) -> None:
+        """Set the values in place, in the tensor's own dtype and on its own device."""
+
 
 def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
     """Whole tensors of everything, kept in memory and not measured."""
@@ -173,11 +231,21 @@ def calls_around(kind: Any, modules: Iterator[tuple[str, Any]], before: Any, aft
         other = after(module, output)
         return output if other is None else other
 
-    kind.__call__ = call
+    with replaced([(kind, "__call__", call)]):
+        yield
+
+
+@contextmanager
+def replaced(places: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While the block runs, each of these owners has something else under this name."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
+        for owner, name, made in places:
+            setattr(owner, name, made)
         yield
     finally:
-        kind.__call__ = original
+        for owner, name, original in before:
+            setattr(owner, name, original)
 
 
 def array_on_host(value: np.ndarray) -> HostTensor:

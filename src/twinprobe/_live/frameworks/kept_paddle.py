@@ -22,7 +22,7 @@ _data_ptr = paddle.Tensor.data_ptr
 _version = paddle.Tensor._inplace_version
 _is_contiguous = paddle.Tensor.is_contiguous
 _float32 = paddle.float32
-_ONLY_HOST = not (
+ONLY_HOST = not (
     paddle.is_compiled_with_cuda() or paddle.is_compiled_with_xpu() or paddle.device.get_all_custom_device_type()
 )
 _PLAIN = {paddle.float32: "paddle.float32", paddle.float64: "paddle.float64", paddle.int64: "paddle.int64"}
@@ -33,7 +33,7 @@ _NOTHING: Copied = 0, np.empty(0, np.float32), Row()
 
 def _lies_open(tensor: Any) -> bool:
     """Whether it lies in host memory, dense and in C order."""
-    return (_ONLY_HOST or tensor.place.is_cpu_place()) and bool(_is_contiguous(tensor))
+    return (ONLY_HOST or tensor.place.is_cpu_place()) and bool(_is_contiguous(tensor))
 
 
 class KeptTensors(PaddleTensors):

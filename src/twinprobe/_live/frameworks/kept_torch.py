@@ -164,7 +164,7 @@ def _own_parameters(info: ModuleInfo) -> Mapping[str, torch.nn.Parameter | None]
 
 def _gives_away(module: torch.nn.Module) -> bool:
     """Whether gradients may be gone when the pass is over: some train while it runs, and only leaves keep theirs."""
-    for one in module._parameters.values():
-        if one is not None and (not one.is_leaf or getattr(one, "_post_accumulate_grad_hooks", None)):
+    for parameter in module._parameters.values():
+        if parameter is not None and (not parameter.is_leaf or getattr(parameter, "_post_accumulate_grad_hooks", None)):
             return True
     return False

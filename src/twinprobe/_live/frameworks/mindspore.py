@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import mindspore as ms
@@ -12,6 +13,7 @@ import numpy as np
 from mindspore import nn, ops
 from mindspore.common.api import _pynative_executor as executor
 
+from twinprobe._live.frameworks import layouts
 from twinprobe._live.frameworks.adapter import (
     Adapter,
     Call,
@@ -23,12 +25,16 @@ from twinprobe._live.frameworks.adapter import (
     calls_around,
     memory_config,
     recorded_in_memory,
+    replaced,
 )
+from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
+
+_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")  # kept among the parameters
 
 
 class MindSporeAdapter(Adapter):
@@ -38,15 +44,14 @@ class MindSporeAdapter(Adapter):
     title = "MindSpore"
     container = "Cell"
     tensor_class = ms.Tensor
+    parameters_at = "_params"
+    modules_at = "_cells"
 
     def __init__(self) -> None:
         self._gradients: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.cells_and_names()
-
-    def parameters(self, module: Any) -> Mapping[str, Any]:
-        return {name: one for name, one in module._params.items() if one is not None}
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
         pool = RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
@@ -104,7 +109,7 @@ class MindSporeAdapter(Adapter):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            return ms.Tensor((array.astype(np.uint32) << 16).view(np.float32)).astype(ms.bfloat16)
+            return ms.Tensor(widened(array)).astype(ms.bfloat16)
         return ms.Tensor(array)
 
     def copied(self, tensor: Any) -> Any:
@@ -128,22 +133,81 @@ class MindSporeAdapter(Adapter):
         mint = getattr(ms, "mint", None)
         if mint is not None:
             places += [(mint.nn.Dropout, "construct", _construct_dropout), (mint.nn.functional, "dropout", _dropout)]
-        before = [(place, name, vars(place)[name]) for place, name, _ in places if name in vars(place)]
         _masks.append(new_mask)
-        for place, name, made in places:
-            setattr(place, name, made)
         try:
-            yield
+            with replaced(places):
+                yield
         finally:
             _masks.pop()
-            for place, name, original in before:
-                setattr(place, name, original)
 
     def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
         return calls_around(nn.Cell, self.modules(model), before, after)
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
+
+    def state(self, module: Any) -> dict[str, Any]:
+        found = {name: value for name, value in (getattr(module, "_buffers", None) or {}).items() if value is not None}
+        own = module._params
+        return found | {name: own[name] for name in _STATISTICS if own.get(name) is not None}
+
+    def rules(self) -> Rules:
+        return _rules()
+
+    def trainable(self, tensor: Any) -> bool:
+        return bool(getattr(tensor, "requires_grad", False))
+
+    def dtype(self, tensor: Any) -> str:
+        return str(tensor.dtype).lower()
+
+    def read(self, tensor: Any) -> Array:
+        array: Array = (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy()
+        return array
+
+    def write(self, tensor: Any, values: Array) -> None:
+        given = ms.Tensor(values).astype(tensor.dtype)
+        if isinstance(tensor, ms.Parameter):
+            tensor.set_data(given)
+        else:
+            tensor.assign_value(given)
+
+
+@cache
+def _rules() -> Rules:
+    moving = ("gamma", "beta", "moving_mean", "moving_variance")
+    running = layouts.norm(mean="running_mean", variance="running_var")
+    return layouts.rules_for(
+        ms,
+        {
+            "nn.Dense mint.nn.Linear": layouts.linear(),
+            "nn.Conv1dTranspose": layouts.convolution(transposed=True, drop=2),
+            "nn.Conv2dTranspose nn.Conv3dTranspose mint.nn.ConvTranspose2d": layouts.convolution(transposed=True),
+            "nn.Conv1d": layouts.convolution(drop=2),
+            "nn.Conv2d nn.Conv3d mint.nn.Conv1d mint.nn.Conv2d mint.nn.Conv3d": layouts.convolution(),
+            "nn.Embedding nn.EmbeddingLookup": layouts.embedding("embedding_table"),
+            "mint.nn.Embedding": layouts.embedding(),
+            "nn.BatchNorm3d": layouts.norm(*moving, inside="bn2d."),
+            "nn.layer.normalization._BatchNorm nn.layer.normalization._InstanceNorm": layouts.norm(*moving),
+            "mint.nn.BatchNorm1d mint.nn.BatchNorm2d mint.nn.BatchNorm3d mint.nn.SyncBatchNorm": running,
+            "nn.LayerNorm nn.GroupNorm": layouts.norm("gamma", "beta"),
+            "nn.RMSNorm": layouts.norm("gamma"),
+            "mint.nn.LayerNorm mint.nn.GroupNorm mint.nn.RMSNorm": layouts.norm(),
+            "nn.MultiheadAttention": layouts.packed_attention,
+            "nn.LSTM nn.GRU nn.RNN": _recurrent,
+            "nn.LSTMCell nn.GRUCell nn.RNNCell": layouts.recurrent,
+            "nn.BiDense": layouts.bilinear(),
+            "nn.PReLU": layouts.prelu("w"),
+            "mint.nn.PReLU": layouts.prelu(),
+            "nn.TransformerEncoderLayer": layouts.transformer_layer("dense1", "dense2"),
+            "nn.TransformerDecoderLayer": layouts.transformer_layer("dense1", "dense2", "multihead_attn"),
+            "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
+        },
+    )
+
+
+def _recurrent(cell: Any) -> Layout:
+    layers = 1 + max(int(name.split("_")[2][1:]) for name in cell._params if name.startswith("weight_ih_l"))
+    return layouts.flat_recurrent(cell, layers, both_ways="weight_ih_l0_reverse" in cell._params)
 
 
 # The functions are the same for all runs: a recorder that finds others in their place starts from scratch.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from inspect import signature
+from math import prod
 from typing import Any
 
 import numpy as np
 import paddle
 
+from twinprobe._live.frameworks import layouts
 from twinprobe._live.frameworks.adapter import (
     Adapter,
     NewMask,
@@ -19,16 +22,22 @@ from twinprobe._live.frameworks.adapter import (
     calls_around,
     memory_config,
     recorded_in_memory,
+    replaced,
 )
-from twinprobe._live.frameworks.kept_paddle import KeepingRecorder
+from twinprobe._live.frameworks.kept_paddle import ONLY_HOST, KeepingRecorder
+from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._record.config import RecordConfig
-from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
 _assign: Any = paddle._C_ops.assign  # held here, because operations are replaced while a model is recorded
+_float32 = paddle.float32
+_IN_MEMORY = {name: np.dtype(name) for name in ("float32", "float64", "float16", "int64", "int32")}
+_STATISTICS = ("_mean", "_variance", "weight_u", "weight_v")  # kept among the parameters
+_SPLIT = "distributed.fleet.meta_parallel"  # layers cut over several devices
 
 
 class PaddleAdapter(Adapter):
@@ -37,6 +46,8 @@ class PaddleAdapter(Adapter):
     name = "paddle"
     title = "Paddle"
     tensor_class = paddle.Tensor
+    modules_at = "_sub_layers"
+    unsaved_at = "_non_persistable_buffer_names_set"
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_sublayers(include_self=True)
@@ -53,8 +64,8 @@ class PaddleAdapter(Adapter):
         return (tensor.abs() if tensor.is_complex() else tensor).astype("float32").mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        held = [(one, one.grad) for module in modules for one in module._parameters.values() if one is not None]
-        found = [(one, gradient) for one, gradient in held if gradient is not None and gradient.is_dense()]
+        held = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
+        found = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
         if found:
             other = paddle.zeros([1])
             for parameter, _ in found:
@@ -96,8 +107,7 @@ class PaddleAdapter(Adapter):
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
         if host.dtype == "bfloat16":
-            wide = (array.astype(np.uint32) << 16).view(np.float32)
-            return paddle.to_tensor(wide).astype("bfloat16")
+            return paddle.to_tensor(widened(array)).astype("bfloat16")
         return paddle.to_tensor(array)
 
     def copied(self, tensor: Any) -> Any:
@@ -120,14 +130,11 @@ class PaddleAdapter(Adapter):
         places = [_functional, paddle.nn.functional.common, paddle.nn.layer.common.F]
         places = [place for place in dict.fromkeys(places) if getattr(place, "dropout", None) is original]
         _dropouts.append((new_mask, original))
-        for place in places:
-            place.dropout = _masked_dropout
         try:
-            yield
+            with replaced([(place, "dropout", _masked_dropout) for place in places]):
+                yield
         finally:
             _dropouts.pop()
-            for place in places:
-                place.dropout = original
 
     def around_calls(self, model: Any, before: Any, after: Any) -> AbstractContextManager[None]:
         return calls_around(paddle.nn.Layer, self.modules(model), before, after)
@@ -138,6 +145,108 @@ class PaddleAdapter(Adapter):
             return made
         # Hooks that a user puts on the result of a PyLayer change nothing; on that of an operation they do.
         return _assign(_Substitute.apply(tensor, made, on_gradient, self))
+
+    def state(self, module: Any) -> dict[str, Any]:
+        own = module._parameters
+        if not module._buffers and own.keys().isdisjoint(_STATISTICS):
+            return {}
+        found = {name: value for name, value in module._buffers.items() if value is not None}
+        return found | {
+            name: own[name] for name in _STATISTICS if own.get(name) is not None and own[name].stop_gradient
+        }
+
+    def rules(self) -> Rules:
+        return _rules()
+
+    def trainable(self, tensor: Any) -> bool:
+        return not tensor.stop_gradient
+
+    def dtype(self, tensor: Any) -> str:
+        dtype = tensor.dtype
+        return "float32" if dtype is _float32 else _dtype_name(dtype)  # hashing one takes long
+
+    def read(self, tensor: Any) -> Array:
+        # NumPy has no bfloat16; Paddle would hand out its bits as integers.
+        narrow = self.dtype(tensor) in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+        array: Array = (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy()
+        return array
+
+    def memory(self, tensor: Any, /) -> Array | None:
+        # What set_value does for a tensor on the host, without a copy in between.
+        dtype = _IN_MEMORY.get(self.dtype(tensor))
+        plain = dtype is not None and tensor.is_dense() and tensor.is_contiguous() and tensor._is_initialized()
+        shape = tensor.shape
+        if dtype is None or not plain or not (ONLY_HOST or tensor.place.is_cpu_place()) or 0 in shape:
+            return None
+        memory = _bytes(prod(shape) * dtype.itemsize).from_address(tensor.data_ptr())
+        array: Array = np.ndarray(shape, dtype, memory)
+        return array
+
+    def write(self, tensor: Any, values: Array) -> None:
+        if _numpy_name(values.dtype) == self.dtype(tensor) and not tensor.is_dist():
+            tensor.set_value(values)
+            return
+        with paddle.no_grad():
+            tensor.set_value(paddle.to_tensor(values, place=tensor.place).astype(tensor.dtype))
+
+
+@cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("paddle.")
+
+
+@cache
+def _numpy_name(dtype: Any) -> str:
+    return str(dtype.name)  # numpy makes a name anew each time it is asked
+
+
+@cache
+def _bytes(count: int) -> Any:
+    return ctypes.c_char * count
+
+
+@cache
+def _rules() -> Rules:
+    return layouts.rules_for(
+        paddle,
+        {
+            "nn.Linear": layouts.linear(transposed=True),
+            f"{_SPLIT}.ColumnParallelLinear {_SPLIT}.RowParallelLinear": layouts.linear(transposed=True),
+            "nn.Conv1DTranspose nn.Conv2DTranspose nn.Conv3DTranspose": layouts.convolution(transposed=True),
+            "nn.layer.conv._ConvNd": layouts.convolution(),
+            f"nn.Embedding {_SPLIT}.VocabParallelEmbedding": layouts.embedding(),
+            "nn.layer.norm._BatchNormBase nn.BatchNorm": layouts.norm(mean="_mean", variance="_variance"),
+            "nn.layer.norm._InstanceNormBase": layouts.norm(weight="scale"),
+            "nn.LayerNorm nn.GroupNorm": layouts.norm(),
+            "nn.MultiHeadAttention": layouts.separate_attention(),
+            "nn.layer.rnn.RNNBase": _stacked,
+            "nn.RNN nn.BiRNN": _wrapper,
+            "nn.LSTMCell nn.GRUCell nn.SimpleRNNCell": lambda cell: layouts.recurrent(cell, projection=TRANSPOSED),
+            "nn.Bilinear": layouts.bilinear(row_bias=True),
+            "nn.PReLU": layouts.prelu("_weight"),
+            "nn.TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
+            "nn.TransformerDecoderLayer": layouts.transformer_layer("linear1", "linear2", "cross_attn"),
+            "nn.TransformerEncoder nn.TransformerDecoder": layouts.transformer_stack,
+        },
+    )
+
+
+def _cells_of(wrapper: Any, index: int, before: str = "") -> list[tuple[str, str, str]]:
+    if isinstance(wrapper, paddle.nn.BiRNN):
+        return [(f"l{index}", f"{before}cell_fw.", ""), (f"l{index}_reverse", f"{before}cell_bw.", "")]
+    name = f"l{index}_reverse" if wrapper.is_reverse else f"l{index}"
+    return [(name, f"{before}cell.", "")]
+
+
+def _stacked(layer: Any) -> Layout:
+    # The layer's own attributes repeat the cells' parameters, under wrong names when one bias is switched off.
+    cells = [cell for index, wrapper in enumerate(layer) for cell in _cells_of(wrapper, index, f"{index}.")]
+    return layouts.recurrent(layer, cells, TRANSPOSED)
+
+
+def _wrapper(layer: Any) -> Layout:
+    cell = layer.cell_fw if isinstance(layer, paddle.nn.BiRNN) else layer.cell
+    return layouts.recurrent(cell, _cells_of(layer, 0), TRANSPOSED)
 
 
 _signature = cache(signature)

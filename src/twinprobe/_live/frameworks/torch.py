@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from twinprobe._live.frameworks import layouts
 from twinprobe._live.frameworks.adapter import (
     Adapter,
     NewMask,
     OnGradient,
     array_on_host,
     memory_config,
+    replaced,
 )
 from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
+from twinprobe._live.frameworks.layouts import Array, Layout, Rules
 from twinprobe._live.live_run import MemoryEngine
 from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.render import Capturer
-from twinprobe._record.torch.host import dtype_name
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe.errors import BadInput
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = {getattr(torch, name): name for name in ("float32", "float64", "int64", "int32")}
@@ -31,6 +36,11 @@ _functional: Any = torch.nn.functional
 # With the number of axes that an input without a batch has; dropout2d takes none.
 _DROPOUTS = {"dropout": 0, "dropout1d": 2, "dropout2d": 0, "dropout3d": 4}
 _accelerator: Any = getattr(torch, "accelerator", torch.cuda)
+_Uninitialized: Any = torch.nn.parameter.UninitializedTensorMixin
+_EXACT_IN_FLOAT32 = {
+    getattr(torch, name, torch.bfloat16)
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+}
 
 
 class TorchAdapter(Adapter):
@@ -66,8 +76,8 @@ class TorchAdapter(Adapter):
         return (tensor.abs() if tensor.is_complex() else tensor).float().mean()
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
-        held = [one for module in modules for one in module._parameters.values() if one is not None]
-        found = [(one, one.grad) for one in held if one.grad is not None]
+        held = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
+        found = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
         for parameter, _ in found:
             parameter.grad = None
         return found
@@ -99,7 +109,7 @@ class TorchAdapter(Adapter):
         if data.is_sparse or data.is_quantized:
             data = data.dequantize() if data.is_quantized else data.to_dense()
         data = data.resolve_conj().resolve_neg().to("cpu").contiguous()
-        name = dtype_name(data.dtype)
+        name = _dtype_name(data.dtype)
         shape = tuple(data.shape)
         flat = data.reshape(-1)
         if np.dtype(STORAGE[name]).name != name:
@@ -150,13 +160,8 @@ class TorchAdapter(Adapter):
 
             return dropout
 
-        for name in originals:
-            setattr(_functional, name, masked(name))
-        try:
+        with replaced([(_functional, name, masked(name)) for name in originals]):
             yield
-        finally:
-            for name, original in originals.items():
-                setattr(_functional, name, original)
 
     @contextmanager
     def around_calls(self, model: Any, before: Any, after: Any) -> Iterator[None]:
@@ -172,6 +177,82 @@ class TorchAdapter(Adapter):
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
         return _Substitute.apply(tensor, self.tensor(value).to(tensor), on_gradient, self)
+
+    def state(self, module: Any) -> dict[str, Any]:
+        found = {}
+        for name, value in module._buffers.items():
+            if value is None or isinstance(value, _Uninitialized):
+                continue
+            if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
+                found[name] = value
+        return found
+
+    def rules(self) -> Rules:
+        return _rules()
+
+    def layout(self, module: Any) -> Layout | None:
+        # GPT-2 and its kin call a linear layer with a transposed matrix a Conv1D.
+        relatives = sys.modules.get("transformers.pytorch_utils")
+        if relatives is not None and isinstance(module, relatives.Conv1D):
+            return layouts.linear(transposed=True)
+        return super().layout(module)
+
+    def trainable(self, tensor: Any) -> bool:
+        return bool(tensor.requires_grad)
+
+    def key(self, tensor: Any) -> object:
+        pointer = 0 if tensor.is_meta else tensor.data_ptr()
+        return (pointer, tuple(tensor.shape), tensor.stride()) if pointer else id(tensor)
+
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        if isinstance(tensor, _Uninitialized):
+            raise BadInput("a lazy module has no weights yet", hint="call both models once before copying")
+        if tensor.is_meta:
+            raise BadInput("a parameter on the meta device has no values", hint="materialise the model first")
+        return tuple(tensor.shape)
+
+    def dtype(self, tensor: Any) -> str:
+        return _dtype_name(tensor.dtype)
+
+    def read(self, tensor: Any) -> Array:
+        values = tensor.detach()
+        if values.dtype in _EXACT_IN_FLOAT32:
+            values = values.to(torch.float32)
+        array: Array = (values if values.is_cpu else values.cpu()).numpy()
+        return array
+
+    def write(self, tensor: Any, values: Array) -> None:
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(values))
+
+
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@cache
+def _rules() -> Rules:
+    decoder = layouts.transformer_layer("linear1", "linear2", "multihead_attn")
+    return layouts.rules_for(
+        torch.nn,
+        {
+            "Linear": layouts.linear(),
+            "modules.conv._ConvTransposeNd": layouts.convolution(transposed=True),
+            "modules.conv._ConvNd": layouts.convolution(),
+            "Embedding EmbeddingBag": layouts.embedding(),
+            "modules.batchnorm._NormBase": layouts.norm(mean="running_mean", variance="running_var"),
+            "LayerNorm GroupNorm RMSNorm": layouts.norm(),
+            "MultiheadAttention": layouts.packed_attention,
+            "RNNBase": lambda layer: layouts.flat_recurrent(layer, layer.num_layers, both_ways=layer.bidirectional),
+            "RNNCellBase": layouts.recurrent,
+            "Bilinear": layouts.bilinear(),
+            "PReLU": layouts.prelu(),
+            "TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
+            "TransformerDecoderLayer": decoder,
+            "TransformerEncoder TransformerDecoder": layouts.transformer_stack,
+        },
+    )
 
 
 def _is_kept_copy(value: torch.Tensor) -> bool:

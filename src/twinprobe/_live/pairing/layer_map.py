@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,8 +21,12 @@ from twinprobe.errors import BadInput
 class Group:
     """Layers of one model that together do what those of the other do."""
 
-    one: tuple[Any, ...]
-    other: tuple[Any, ...]
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+
+    def last_in(self, paths: Paths) -> str:
+        """The path of the last layer of that side which is in a model."""
+        return next((paths.of[id(side[-1])] for side in (self.first, self.second) if id(side[-1]) in paths.of), "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +61,12 @@ class LayerMap:
     def map(self, pairs: Mapping[Any, Any]) -> None:
         if not isinstance(pairs, Mapping):
             raise BadInput(f"LayerMap.map is a {type(pairs).__name__}", hint="give a dict {layer: layer}")
-        for one, other in pairs.items():
-            _check(one, "LayerMap.map")
-            _check(other, "LayerMap.map")
-            for known, partner in self._pairs:
-                if (known is one or partner is one) and (known is not other and partner is not other):
-                    raise BadInput(f"{type(one).__name__} is mapped twice, to two different layers")
-            self._pairs.append((one, other))
+        for layer, partner in pairs.items():
+            _check(layer, "LayerMap.map")
+            _check(partner, "LayerMap.map")
+            if self.partner(layer) not in (None, partner):
+                raise BadInput(f"{type(layer).__name__} is mapped twice, to two different layers")
+            self._pairs.append((layer, partner))
 
     @property
     def pairs(self) -> list[tuple[Any, Any]]:
@@ -77,7 +81,7 @@ class LayerMap:
     def group(self, ones: Any, others: Any) -> None:
         """Map several layers, in execution order, to several others: the outputs of the last ones are compared."""
         group = Group(_several(ones, "LayerMap.group"), _several(others, "LayerMap.group"))
-        if not group.one or not group.other:
+        if not group.first or not group.second:
             raise BadInput("LayerMap.group got an empty list", hint="give at least one layer of each model")
         self.groups.append(group)
 
@@ -107,7 +111,7 @@ class LayerMap:
         wanted = classes if classes is not None else _sequential(root)
         if not isinstance(wanted, tuple):
             wanted = (wanted,)
-        if not all(isinstance(one, type) for one in wanted):
+        if not all(isinstance(kind, type) for kind in wanted):
             raise BadInput(f"LayerMap.ignore_class got {classes!r}", hint="give a class or a tuple of classes")
         for _, layer in adapter_of(root).modules(root):
             if isinstance(layer, wanted):
@@ -135,17 +139,16 @@ class LayerMap:
 
     def partner(self, layer: Any) -> Any:
         """The layer that this one is mapped to; None where it is not mapped."""
-        for one, other in self._pairs:
-            if one is layer:
-                return other
-            if other is layer:
-                return one
+        for pair in self._pairs:
+            for known, partner in (pair, pair[::-1]):
+                if known is layer:
+                    return partner
         return None
 
     def refuse_strangers(self, known: set[int]) -> None:
         """Raise where it names a layer that is not among these identities."""
         found = [layer for pair in self._pairs for layer in pair]
-        found += [layer for group in self.groups for layer in (*group.one, *group.other)]
+        found += [layer for group in self.groups for layer in (*group.first, *group.second)]
         found += [api.layer for api in self.apis]
         for layer in (*found, *self._ignored.values()):
             if id(layer) not in known:
@@ -199,21 +202,21 @@ _SPECIAL = {
 
 def kind_of(layer: Any) -> str:
     """What kind of special layer this is; empty for an ordinary one."""
-    for one in type(layer).__mro__:
-        kind = _SPECIAL.get(one.__name__)
+    for parent in type(layer).__mro__:
+        kind = _SPECIAL.get(parent.__name__)
         if kind:
             return kind
     return ""
 
 
-def special_pairs(one: Any, other: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
+def special_pairs(first: Any, second: Any, layer_map: LayerMap) -> list[tuple[Any, Any]]:
     """The special layers of two models, in the order of definition, paired by their place."""
-    found = [special_layers(model, layer_map) for model in (one, other)]
+    found = [special_layers(model, layer_map) for model in (first, second)]
     kinds = [[kind_of(layer) for layer in layers] for layers in found]
     if kinds[0] != kinds[1]:
         raise BadInput(
-            f"LayerMap.auto found {_listed(kinds[0])} in {type(one).__name__} and {_listed(kinds[1])} in "
-            f"{type(other).__name__}",
+            f"LayerMap.auto found {_listed(kinds[0])} in {type(first).__name__} and {_listed(kinds[1])} in "
+            f"{type(second).__name__}",
             hint="map them by hand with LayerMap.map",
         )
     return list(zip(*found, strict=True))
@@ -238,8 +241,6 @@ def _listed(kinds: list[str]) -> str:
     counts = {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "no such layer"
 
-
-# A recorded model with the user's LayerMap laid over it: which calls take part, and what encloses them.
 
 _TAKEN, _GIVEN = frozenset({INPUT}), frozenset({OUTPUT})
 _ALL = _TAKEN | _GIVEN | {PARAMETER, GRADIENT}
@@ -266,21 +267,21 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     """Take out of a recording what the LayerMap leaves out; calls inside move up to what still encloses them."""
     if layer_map.is_empty:
         return
-    hidden = _HiddenCalls(engine.parents, paths, layer_map)
+    is_hidden = _hidden_calls(engine.parents, paths, layer_map)
     kept = LiveRows()
     for call, name in enumerate(engine.rows.names):
-        if not hidden.holds(name):
+        if not is_hidden(name):
             kept.take(name, engine.rows, (call, _ALL))
     for group in layer_map.groups:
-        for side in (group.one, group.other):
+        for side in (group.first, group.second):
             if all(id(layer) in paths.of for layer in side):
                 kept = _merged(kept, [paths.of[id(layer)] for layer in side])
     parents = engine.parents
     moved: dict[str, str | None] = {}
     for name in parents:
-        if not hidden.holds(name):
+        if not is_hidden(name):
             parent = parents[name]
-            while parent is not None and hidden.holds(parent):
+            while parent is not None and is_hidden(parent):
                 parent = parents.get(parent)
             moved[name] = parent
     engine.rows = kept
@@ -288,40 +289,28 @@ def apply_map(engine: MemoryEngine, paths: Paths, layer_map: LayerMap) -> None:
     parents.update(moved)
 
 
-class _HiddenCalls:
-    def __init__(self, parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> None:
-        self._parents = parents
-        self._paths = paths
-        self._map = layer_map
-        grouped = {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
-        whole = {id(layer) for pair in layer_map.pairs for layer in pair} | grouped
-        whole |= {id(api.layer) for api in layer_map.apis}
-        self._closed = {path for path, layer in paths.layer.items() if id(layer) in whole}
-        self._gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
-        self._gone_inside = {path for path, layer in paths.layer.items() if layer_map.is_ignored_inside(layer)}
-        self._known: dict[str, bool] = {}
+def _hidden_calls(parents: dict[str, str | None], paths: Paths, layer_map: LayerMap) -> Callable[[str], bool]:
+    """Tells whether a call takes no part."""
+    whole = {id(layer) for pair in layer_map.pairs for layer in pair} | {id(api.layer) for api in layer_map.apis}
+    whole |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
+    gone = {path for path, layer in paths.layer.items() if layer_map.is_ignored(layer)}
+    closed = [
+        path for path, layer in paths.layer.items() if id(layer) in whole or layer_map.is_ignored_inside(layer)
+    ]  # what is inside of these
 
-    def holds(self, name: str) -> bool:
-        """Whether this call takes no part."""
-        found = self._known.get(name)
-        if found is None:
-            found = self._known[name] = self._is_hidden(name)
-        return found
-
-    def _is_hidden(self, name: str) -> bool:
+    @cache
+    def is_hidden(name: str) -> bool:
         op = parse_op(name)
-        if op.is_module and op.body in self._gone:
-            return True
-        inner = self._closed | self._gone_inside
-        if not inner:
-            return False
         if op.is_module:
-            return any(op.body.startswith(f"{path}.") or (not path and op.body) for path in inner)
-        around = self._parents.get(name)
+            inside = any(op.body.startswith(f"{path}.") or (not path and op.body) for path in closed)
+            return op.body in gone or inside
+        around = parents.get(name)
         if around is None:
             return False
         path = parse_op(around).body
-        return any(path == one or path.startswith(f"{one}.") or not one for one in inner)
+        return any(path == outer or path.startswith(f"{outer}.") or not outer for outer in closed)
+
+    return is_hidden
 
 
 def _merged(rows: LiveRows, members: list[str]) -> LiveRows:

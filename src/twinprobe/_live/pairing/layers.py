@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,8 @@ from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of
 from twinprobe._record.rows import Row
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, TableBuilder, settle
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, Leaf, table_of
 from twinprobe.errors import BadInput
-
-# The layers of a model that take part in copying weights, and their structure in the form of a run.
 
 WHOLE = ("attention", "LSTM", "GRU", "RNN")  # kinds of layers that are one thing, whatever is inside
 
@@ -33,7 +31,6 @@ class LayerTree:
     model: Any
     layers: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, dict[str, Any]] = field(default_factory=dict)
-    partners: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: Any, layer_map: LayerMap) -> LayerTree:
@@ -52,20 +49,20 @@ class LayerTree:
             if kind_of(layer) in WHOLE:
                 closed.append(path)
                 tree.weights[path] = {
-                    f"{inner}.{name}": one
+                    f"{inner}.{name}": tensor
                     for inner, below in tree.adapter.modules(layer)
-                    for name, one in tree.adapter.parameters(below).items()
+                    for name, tensor in tree.adapter.parameters(below).items()
                 }
         return tree
 
     @property
     def holding(self) -> list[str]:
+        """The paths of the layers that hold weights."""
         return [path for path, weights in self.weights.items() if weights]
 
-
-def sizes_of(tensors: Iterable[Any]) -> list[list[int]]:
-    """What tensors look like, whichever way round they are stored."""
-    return sorted(sorted(int(size) for size in tensor.shape) for tensor in tensors)
+    def sizes(self, path: str) -> list[list[int]]:
+        """What the weights of a layer look like, whichever way round they are stored."""
+        return sorted(sorted(int(size) for size in tensor.shape) for tensor in self.weights[path].values())
 
 
 def structure(tree: LayerTree) -> Run:
@@ -76,19 +73,15 @@ def structure(tree: LayerTree) -> Run:
     }
     parents = {name[path]: name.get(_around(path, name)) if path else None for path in name}
     order = _inside_first(list(name))
-    builder = TableBuilder()
+    rows = []
     for op, path in enumerate(order):
-        layer = tree.layers[path]
         for parameter, tensor in tree.weights[path].items():
             shape = [int(size) for size in tensor.shape]
-            if len(shape) == 2 and tree.adapter.is_transposed(layer, parameter):
+            if len(shape) == 2 and tree.adapter.is_transposed(tree.layers[path], parameter):
                 shape.reverse()
-            leaf = Leaf("Tensor", "float32", shape)
-            builder.add(op, PARAMETER, f"{name[path]}.parameters.{parameter}", settle(leaf, parameter))
-    run = Run(
-        Path(type(tree.model).__name__), "statistics", "L0", tree.adapter.name,
-        [name[path] for path in order], builder.build(), [],
-    )  # fmt: skip
+            rows.append((op, PARAMETER, f"{name[path]}.parameters.{parameter}", Leaf("Tensor", "float32", shape)))
+    title, ops = Path(type(tree.model).__name__), [name[path] for path in order]
+    run = Run(title, "statistics", "L0", tree.adapter.name, ops, table_of(rows), [])
     run.__dict__["parents"] = parents
     return run
 
@@ -121,14 +114,14 @@ def _inside_first(paths: list[str]) -> list[str]:
     return order
 
 
-# Layers by what flows into them: what reads the result of paired layers is a pair itself.
-
 Pair = tuple[str, str]
 
 
-def pair_by_flow(target: LayerTree, source: LayerTree, one: Values, other: Values, pairs: list[Pair]) -> None:
+def pair_by_flow(
+    target: LayerTree, source: LayerTree, target_run: Values, source_run: Values, pairs: list[Pair]
+) -> None:
     """Add every layer that no rule has paired and whose input comes from a paired layer, until none is left."""
-    feeds = _feeding(target, one), _feeding(source, other)
+    feeds = _feeding(target, target_run), _feeding(source, source_run)
     while True:
         known = {pair[0]: pair[1] for pair in reversed(pairs)}
         taken = set(known), {pair[1] for pair in pairs}
@@ -140,9 +133,7 @@ def pair_by_flow(target: LayerTree, source: LayerTree, one: Values, other: Value
             fitting = [
                 to
                 for to in source.holding
-                if to not in taken[1]
-                and sources & feeds[1].get(to, set())
-                and sizes_of(source.weights[to].values()) == sizes_of(target.weights[path].values())
+                if to not in taken[1] and sources & feeds[1].get(to, set()) and source.sizes(to) == target.sizes(path)
             ]
             if len(fitting) == 1:
                 found.append((path, fitting[0]))
@@ -167,7 +158,7 @@ def _feeding(tree: LayerTree, run: Values) -> dict[str, set[str]]:
             made.setdefault(held, name.body)
         elif role == INPUT:
             taken[name.body].add(held)
-    return {path: {made[one] for one in ones if one in made} for path, ones in taken.items()}
+    return {path: {made[row] for row in rows if row in made} for path, rows in taken.items()}
 
 
 _MOST_STRANGERS = 0.2  # of the layers that hold weights may have another path where the rest have the same
@@ -190,16 +181,16 @@ def mapped_paths(target: object, source: object, layer_map: LayerMap) -> list[Pa
     """The pairs that the user has mapped, as paths."""
     if not layer_map.pairs:
         return []
-    places = [{id(layer): path for path, layer in adapter_of(model).modules(model)} for model in (target, source)]
+    places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]
     found = []
-    for one, other in layer_map.pairs:
-        if id(one) in places[0] and id(other) in places[1]:
-            found.append((places[0][id(one)], places[1][id(other)]))
-        elif id(other) in places[0] and id(one) in places[1]:
-            found.append((places[0][id(other)], places[1][id(one)]))
+    for layer, partner in layer_map.pairs:
+        if id(layer) in places[0] and id(partner) in places[1]:
+            found.append((places[0][id(layer)], places[1][id(partner)]))
+        elif id(partner) in places[0] and id(layer) in places[1]:
+            found.append((places[0][id(partner)], places[1][id(layer)]))
         else:
             raise BadInput(
-                f"LayerMap.map pairs a {type(one).__name__} and a {type(other).__name__}: not one of each model",
+                f"LayerMap.map pairs a {type(layer).__name__} and a {type(partner).__name__}: not one of each model",
                 hint="map layers of the very models that are compared",
             )
     return found
@@ -211,35 +202,33 @@ def _by_name(target: LayerTree, source: LayerTree) -> list[Pair]:
     return [(path, path) for path in target.layers if path in source.layers]
 
 
-def pair_trees(target: LayerTree, source: LayerTree, one_run: Run, other_run: Run) -> list[Pair]:
+def pair_trees(target: LayerTree, source: LayerTree, target_run: Run, source_run: Run) -> list[Pair]:
     """Pair layers by how the two models ran, or by their structure in the form of a run."""
-    ones, others = set(target.holding), set(source.holding)
+    holding = set(target.holding), set(source.holding)
     known = _specials(target, source)
-    strangers = len(ones ^ others)
-    if strangers <= _MOST_STRANGERS * len(ones | others):
-        taken = {one for one, _ in known}, {other for _, other in known}
+    if len(holding[0] ^ holding[1]) <= _MOST_STRANGERS * len(holding[0] | holding[1]):
+        taken = {path for pair in known for path in pair}
         known += [
             (path, path)
             for path in target.holding
-            if path in others
-            and path not in taken[0] | taken[1]
-            and sizes_of(target.weights[path].values()) == sizes_of(source.weights[path].values())
+            if path in holding[1] and path not in taken and target.sizes(path) == source.sizes(path)
         ]
-    names = [_first_calls(run) for run in (one_run, other_run)]
+    names = [_first_calls(run) for run in (target_run, source_run)]
     given = [
-        (names[0][one], names[1][other]) for one, other in [("", ""), *known] if one in names[0] and other in names[1]
+        (names[0][path], names[1][partner])
+        for path, partner in [("", ""), *known]
+        if path in names[0] and partner in names[1]
     ]
-    alignment = align_sides(Side(one_run), Side(other_run), given)
     found = []
-    for relation in alignment.relations:
+    for relation in align_sides(Side(target_run), Side(source_run), given).relations:
         ends = parse_op(relation.target[0]), parse_op(relation.golden[0])
         if relation.one_to_one and all(end.is_module for end in ends):
             found.append((ends[0].body, ends[1].body))
     found = [pair for pair in dict.fromkeys(found) if pair[0] in target.weights and pair[1] in source.weights]
     pairs = list(known) + [pair for pair in found if bool(target.weights[pair[0]]) == bool(source.weights[pair[1]])]
     _unfold(target, source, [pair for pair in found if pair not in pairs], pairs)
-    if isinstance(one_run, Values) and isinstance(other_run, Values):
-        pair_by_flow(target, source, one_run, other_run, pairs)
+    if isinstance(target_run, Values) and isinstance(source_run, Values):
+        pair_by_flow(target, source, target_run, source_run, pairs)
     _by_looks(target, source, pairs)
     if target.weights.get("") and source.weights.get(""):
         pairs.append(("", ""))
@@ -257,16 +246,12 @@ def _first_calls(run: Run) -> dict[str, str]:
 
 def _unfold(target: LayerTree, source: LayerTree, wrapped: list[Pair], pairs: list[Pair]) -> None:
     """A layer against a module that wraps it: the layers inside, where they look alike and nothing else claims them."""
-    for one, other in wrapped:
+    for ends in wrapped:
         inner = []
-        for at, (tree, path) in enumerate(((target, one), (source, other))):
-            taken = {pair[at] for pair in pairs}
+        for side, (tree, path) in enumerate(zip((target, source), ends, strict=True)):
+            taken = {pair[side] for pair in pairs}
             inner.append([below for below in tree.holding if _within(below, path) and below not in taken])
-        sizes = [
-            [sizes_of(tree.weights[path].values()) for path in paths]
-            for tree, paths in zip((target, source), inner, strict=True)
-        ]
-        if sizes[0] == sizes[1]:
+        if [target.sizes(path) for path in inner[0]] == [source.sizes(path) for path in inner[1]]:
             pairs += zip(*inner, strict=True)
 
 
@@ -282,7 +267,7 @@ def _by_looks(target: LayerTree, source: LayerTree, pairs: list[Pair]) -> None:
                 if path not in taken:
                     outer = path.rpartition(".")[0]
                     place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
-                    found.setdefault((place, str(sizes_of(tree.weights[path].values()))), []).append(path)
+                    found.setdefault((place, str(tree.sizes(path))), []).append(path)
             looks.append(found)
         for look, ones in looks[0].items():
             others = looks[1].get(look, [])

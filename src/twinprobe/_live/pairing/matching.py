@@ -14,11 +14,11 @@ from twinprobe._align.links import NONE, Board, modules_meet
 from twinprobe._align.rows import pairs_of
 from twinprobe._live.console import shortened
 from twinprobe._live.live_run import Values
-from twinprobe._live.pairing.layer_map import ApiCall, LayerMap, Paths
+from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
 
-_MODULES = tuple(f"{one}." for one in sorted(CONTAINERS))
+_MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 
 
 MAPPED = "layer map"
@@ -48,8 +48,9 @@ def match_runs(
     if equal is not None:
         return equal
     board = Board(raw, base)
-    found = Matches()
-    _link_mapped(board, layer_map, raw_paths, base_paths, found)
+    matches = Matches()
+    if raw_paths is not None and base_paths is not None:
+        _link_mapped(board, layer_map, raw_paths, base_paths, matches.notes)
     # The two models themselves belong together, whatever they are called.
     roots = [_head(side.modules, "") for side in (board.target, board.golden)]
     if roots[0] is not None and roots[1] is not None:
@@ -69,22 +70,22 @@ def match_runs(
             for side in (board.target, board.golden):  # what was derived from tables without statistics
                 for cached in ("names", "roles", "shapes", "starts"):
                     side.__dict__.pop(cached, None)
-            known = [(raw.ops[op], base.ops[other]) for op, other in enumerate(board.partner) if other != NONE]
+            known = [(raw.ops[op], base.ops[partner]) for op, partner in enumerate(board.partner) if partner != NONE]
             alignment = align_sides(board.target, board.golden, known)
             links = link_alignment(board, alignment)
-            found.doubtful = {
-                name for relation in alignment.relations if relation.confidence < DOUBTFUL for name in relation.target
-            }
+            doubtful = [relation.target for relation in alignment.relations if relation.confidence < DOUBTFUL]
+            matches.doubtful = {name for names in doubtful for name in names}
             _follow(board)
             pairs = aligned_pairs(board, links)
-    found.notes += [note for note in board.notes if "construct.json" not in note]
-    for row, other, rule in zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True):
-        if NONE not in (row, other):
-            found.rows.append((row, other, rule))
-    _pair_left(board, found)
-    _leave_joined(raw, base, layer_map, raw_paths, found)
-    _tell_alone(board, found)
-    return found
+    matches.notes += [note for note in board.notes if "construct.json" not in note]
+    rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
+    matches.rows = [row for row in rows if NONE not in row[:2]]
+    _pair_left(board, matches)
+    if raw_paths is not None:
+        for group in layer_map.groups:
+            _leave_joined(raw, base, group, raw_paths, matches)
+    _note_alone(board, matches)
+    return matches
 
 
 def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
@@ -146,50 +147,39 @@ def _is_complete(board: Board) -> bool:
 
 
 def _link_mapped(
-    board: Board, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, found: Matches
-) -> None:
-    if raw_paths is None or base_paths is None:
-        return
-    for one, other in [*layer_map.pairs, *((group.one[-1], group.other[-1]) for group in layer_map.groups)]:
-        mine, theirs = (one, other) if id(one) in raw_paths.of else (other, one)
-        if id(mine) not in raw_paths.of or id(theirs) not in base_paths.of:
+    board: Board, layer_map: LayerMap, raw_paths: Paths, base_paths: Paths, notes: list[str]
+) -> None:  # fmt: skip
+    for pair in [*layer_map.pairs, *((group.first[-1], group.second[-1]) for group in layer_map.groups)]:
+        layer, partner = pair if id(pair[0]) in raw_paths.of else pair[::-1]
+        if id(layer) not in raw_paths.of or id(partner) not in base_paths.of:
             continue
-        head = _head(board.target.modules, raw_paths.of[id(mine)])
-        partner = _head(board.golden.modules, base_paths.of[id(theirs)])
-        if head is None or partner is None:
-            found.notes.append(f"the mapped {type(mine).__name__} and {type(theirs).__name__} did not both run")
+        head = _head(board.target.modules, raw_paths.of[id(layer)])
+        golden_head = _head(board.golden.modules, base_paths.of[id(partner)])
+        if head is None or golden_head is None:
+            notes.append(f"the mapped {type(layer).__name__} and {type(partner).__name__} did not both run")
         else:
-            board.link_heads(head, partner, MAPPED)
+            board.link_heads(head, golden_head, MAPPED)
     taken: set[int] = set()
     for api in layer_map.apis:
-        _link_api(board, api, raw_paths, base_paths, taken, found)
-
-
-def _link_api(board: Board, api: ApiCall, raw_paths: Paths, base_paths: Paths, taken: set[int], found: Matches) -> None:
-    mine = id(api.layer) in raw_paths.of
-    side, other, paths = (
-        (board.target, board.golden, raw_paths) if mine else (board.golden, board.target, base_paths)
-    )  # fmt: skip
-    head = _head(side.modules, paths.of.get(id(api.layer), "?"))
-    calls = sorted(
-        op
-        for one in other.apis
-        if one.body.rpartition(".")[2].strip("_") == api.function.strip("_")
-        for op in one.calls.get(FORWARD, {}).values()
-    )
-    if api.call is not None:
-        calls = calls[api.call : api.call + 1]
-    free = [op for op in calls if op not in taken]
-    modules = list(head.calls.get(FORWARD, {}).values()) if head is not None else []
-    if not modules or not free:
-        found.notes.append(f"map_api: no call of {api.function!r} is left for {type(api.layer).__name__}")
-        return
-    for module, call in zip(modules, free, strict=False):
-        taken.add(call)
-        if mine:
-            board.link(module, call, MAPPED)
-        else:
-            board.link(call, module, MAPPED)
+        in_raw = id(api.layer) in raw_paths.of
+        side, other, paths = (
+            (board.target, board.golden, raw_paths) if in_raw else (board.golden, board.target, base_paths)
+        )  # fmt: skip
+        head = _head(side.modules, paths.of.get(id(api.layer), "?"))
+        calls = sorted(
+            op
+            for function in other.apis
+            if function.body.rpartition(".")[2].strip("_") == api.function.strip("_")
+            for op in function.calls.get(FORWARD, {}).values()
+        )
+        calls = calls if api.call is None else calls[api.call : api.call + 1]
+        free = [op for op in calls if op not in taken]
+        modules = list(head.calls.get(FORWARD, {}).values()) if head is not None else []
+        if not modules or not free:
+            notes.append(f"map_api: no call of {api.function!r} is left for {type(api.layer).__name__}")
+        for module, call in zip(modules, free, strict=False):
+            taken.add(call)
+            board.link(*((module, call) if in_raw else (call, module)), MAPPED)
 
 
 def _head(heads: list[Head], path: str) -> Head | None:
@@ -223,72 +213,33 @@ def _follow(board: Board) -> None:
                     board.link(ones[call], others[call], board.rule[op])
 
 
-def _pair_left(board: Board, found: Matches) -> None:
+def _pair_left(board: Board, matches: Matches) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
+    sides = board.target, board.golden
     left = (
-        _unpaired(board.target, {row for row, _, _ in found.rows}),
-        _unpaired(board.golden, {row for _, row, _ in found.rows}),
+        _unpaired(board.target, {row for row, _, _ in matches.rows}),
+        _unpaired(board.golden, {row for _, row, _ in matches.rows}),
     )
     for op in sorted(left[0].keys() | {board.back[other] for other in left[1] if board.back[other] != NONE}):
         other = board.partner[op]
         if other == NONE or not board.target.head_of[op].is_module:
             continue
         for role in (OUTPUT, INPUT):
-            mine, theirs = (
-                [row for row in rows.get(at, ()) if side.roles[row] == role]
-                for rows, at, side in zip(left, (op, other), (board.target, board.golden), strict=True)
+            targets, goldens = (
+                [row for row in rows.get(call, ()) if side.roles[row] == role]
+                for rows, call, side in zip(left, (op, other), sides, strict=True)
             )
-            if role == INPUT and [board.target.shapes[row] for row in mine] != [
-                board.golden.shapes[row] for row in theirs
-            ]:
+            shapes = [board.target.shapes[row] for row in targets], [board.golden.shapes[row] for row in goldens]
+            if role == INPUT and shapes[0] != shapes[1]:
                 continue
-            found.rows += [
-                (row, partner, f"{board.rule[op]}, in order") for row, partner in zip(mine, theirs, strict=False)
-            ]
-            if role == OUTPUT and len(mine) != len(theirs) and board.target.direction[op] == FORWARD:
-                names = board.target.ops[op], board.golden.ops[other]
-                found.notes.append(
-                    f"{names[0]} and {names[1]} give different numbers of tensors; what both have is compared"
+            rule = f"{board.rule[op]}, in order"
+            matches.rows += [(row, partner, rule) for row, partner in zip(targets, goldens, strict=False)]
+            if role == OUTPUT and len(targets) != len(goldens) and board.target.direction[op] == FORWARD:
+                matches.notes.append(
+                    f"{board.target.ops[op]} and {board.golden.ops[other]} give different numbers of tensors; what "
+                    "both have is compared"
                 )
-    found.rows.sort()
-
-
-def _leave_joined(raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, found: Matches) -> None:
-    """Layers side by side that are one layer in the other model (q, k and v): only what goes in can be compared."""
-    if raw_paths is None or not layer_map.groups:
-        return
-    ops, roles = raw.columns["op"], raw.columns["role"]
-    shapes = raw.columns["shape"], base.columns["shape"]
-    for group in layer_map.groups:
-        counts = len(group.one), len(group.other)
-        if 1 not in counts or counts[0] == counts[1]:
-            continue
-        last = next(
-            (raw_paths.of[id(side[-1])] for side in (group.one, group.other) if id(side[-1]) in raw_paths.of), ""
-        )
-        calls = {at for at, op in enumerate(map(parse_op, raw.ops)) if op.is_module and op.body == last}
-        forward = {at for at in calls if _is_forward(raw.ops[at])}
-        if not any(
-            ops[row] in forward and roles[row] == OUTPUT and _sizes(shapes[0][row], shapes[1][other]) == max(counts)
-            for row, other, _ in found.rows
-        ):
-            continue
-        found.rows = [
-            pair
-            for pair in found.rows
-            if ops[pair[0]] not in calls or (ops[pair[0]] in forward and roles[pair[0]] == INPUT)
-        ]
-        names = (" + ".join(type(layer).__name__ for layer in side) for side in (group.one, group.other))
-        found.notes.append(
-            f"the group {' and '.join(names)} is one layer here and several there: its outputs are not compared, "
-            "what follows is"
-        )
-
-
-def _sizes(one: str, other: str) -> float:
-    """How many times the larger of two shapes holds the smaller one."""
-    small, large = sorted(prod(json.loads(shape)) for shape in (one, other))
-    return large / small if small else 0
+    matches.rows.sort()
 
 
 def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
@@ -301,17 +252,48 @@ def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
     return found
 
 
-def _tell_alone(board: Board, found: Matches) -> None:
+def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, matches: Matches) -> None:
+    """Layers side by side that are one layer in the other model (q, k and v): only what goes in can be compared."""
+    members = group.first, group.second
+    counts = len(group.first), len(group.second)
+    if 1 not in counts or counts[0] == counts[1]:
+        return
+    ops, roles = raw.columns["op"], raw.columns["role"]
+    shapes = raw.columns["shape"], base.columns["shape"]
+    last = group.last_in(raw_paths)
+    calls = {number for number, op in enumerate(map(parse_op, raw.ops)) if op.is_module and op.body == last}
+    forward = {call for call in calls if _is_forward(raw.ops[call])}
+
+    def times(target: str, golden: str) -> float:
+        """How many times the larger of two shapes holds the smaller one."""
+        small, large = sorted(prod(json.loads(shape)) for shape in (target, golden))
+        return large / small if small else 0
+
+    if any(
+        ops[row] in forward and roles[row] == OUTPUT and times(shapes[0][row], shapes[1][other]) == max(counts)
+        for row, other, _ in matches.rows
+    ):
+        kept = {row for row, op in enumerate(ops) if op not in calls or (op in forward and roles[row] == INPUT)}
+        matches.rows = [pair for pair in matches.rows if pair[0] in kept]
+        names = (" + ".join(type(layer).__name__ for layer in side) for side in members)
+        matches.notes.append(
+            f"the group {' and '.join(names)} is one layer here and several there: its outputs are not compared, "
+            "what follows is"
+        )
+
+
+def _note_alone(board: Board, matches: Matches) -> None:
+    """Tell which calls are paired, and which only one model makes."""
     for who, side, partner, alone in (
-        ("raw", board.target, board.partner, found.raw_alone),
-        ("base", board.golden, board.back, found.base_alone),
+        ("raw", board.target, board.partner, matches.raw_alone),
+        ("base", board.golden, board.back, matches.base_alone),
     ):
         for op, other in enumerate(partner):
             if side.direction[op] == FORWARD:
                 if other == NONE:
                     alone.append(side.ops[op])
                 elif side is board.target:
-                    found.calls[side.ops[op]] = board.golden.ops[other]
+                    matches.calls[side.ops[op]] = board.golden.ops[other]
         modules = [name for name in alone if name.startswith(_MODULES)]
         if modules:
-            found.notes.append(f"only in the {who} model, not compared: {shortened(modules)}")
+            matches.notes.append(f"only in the {who} model, not compared: {shortened(modules)}")

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from twinprobe._live.console import shortened
+from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.adapter import Adapter
+from twinprobe._live.frameworks.layouts import AS_IS, Layout, View
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
-from twinprobe._live.weights.copying import WeightReport, copy_aligned
-from twinprobe._live.weights.layers import modules_below
+from twinprobe._live.weights.copying import WeightReport, check_models, copy_aligned
 from twinprobe._live.weights.special import has_rules
-from twinprobe._live.weights.stores import AS_IS, Layout, Store, View, store_of
 from twinprobe.errors import TwinProbeError
 
 
@@ -42,6 +43,7 @@ def copy_weights(
     """
     chosen = as_layer_map(layer_map)
     mapped = mapped_paths(target, source, chosen)
+    check_models(target, source)
     left_out = _left_out(target, chosen), _left_out(source, chosen)
     pairs = [
         pair
@@ -63,10 +65,10 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
     alone: set[int] = set()
     if not ignored_only:
         alone |= {id(api.layer) for api in layer_map.apis}
-        alone |= {id(layer) for group in layer_map.groups for layer in (*group.one, *group.other)}
+        alone |= {id(layer) for group in layer_map.groups for layer in (*group.first, *group.second)}
     found: set[str] = set()
     below: list[str] = []
-    for path, layer in modules_below(store_of(model), model):
+    for path, layer in adapter_of(model).modules(model):
         if any(not outer or path.startswith(f"{outer}.") for outer in below):
             found.add(path)
         elif id(layer) in alone or layer_map.is_ignored_inside(layer):
@@ -86,6 +88,7 @@ def _left_out(model: Any, layer_map: LayerMap, *, ignored_only: bool = False) ->
 # Families whose layout is told by the class alone, with all weights in the layer itself.
 _BY_CLASS = frozenset({"linear", "convolution", "transposed convolution", "embedding", "norm", "bilinear", "prelu"})
 
+Holding = dict[str, tuple[Any, dict[str, Any]]]  # the layers that hold tensors, by path, with what they hold
 Plan = list[tuple[str, str, View, View]]  # where a weight lies in target and source, and how each is seen
 Copy = tuple[Any, Any, View, View]
 
@@ -94,22 +97,33 @@ def copy_plain(target: Any, source: Any) -> bool:
     """Copy the weights of a plain pair of models; False, and nothing changed, where they are not plain."""
     if has_rules():
         return False
-    stores = store_of(target), store_of(source)
-    sides = _holding(stores[0], target), _holding(stores[1], source)
+    adapters = adapter_of(target), adapter_of(source)
+    sides = _holding(adapters[0], target), _holding(adapters[1], source)
     if sides[0] is None or sides[1] is None or sides[0].keys() != sides[1].keys():
         return False
-    copies = _copies(stores, sides[0], sides[1])
-    if copies is None or not _all_apart(stores, copies):
+    copies = _copies(adapters, sides[0], sides[1])
+    if copies is None or not all(_fit(adapters, *one) for one in copies):
         return False
+    for at, adapter in enumerate(adapters):  # what is shared needs a closer look
+        if len({adapter.key(one[at]) for one in copies}) != len(copies):
+            return False
     for wanted, offered, here, there in copies:
-        _copy(stores, wanted, offered, here, there)
+        values = there.of(adapters[1].read(offered))
+        memory = adapters[0].memory(wanted)
+        if memory is not None:
+            here.of(memory)[...] = values
+            continue
+        if here is not AS_IS or not (values.flags.c_contiguous and values.flags.writeable):
+            array = np.empty(adapters[0].shape(wanted), values.dtype)
+            here.of(array)[...] = values
+            values = array
+        adapters[0].write(wanted, values)
     return True
 
 
-def _holding(store: Store, model: Any) -> dict[str, tuple[Any, dict[str, Any]]] | None:
-    """The layers that hold tensors, by path (with a dot at its end), with what they hold; None where one layer is in
-    two places."""
-    found: dict[str, tuple[Any, dict[str, Any]]] = {}
+def _holding(adapter: Adapter, model: Any) -> Holding | None:
+    """None where one layer is in two places."""
+    found: Holding = {}
     seen: set[int] = set()
     todo = [("", model)]
     while todo:
@@ -117,36 +131,32 @@ def _holding(store: Store, model: Any) -> dict[str, tuple[Any, dict[str, Any]]] 
         if id(module) in seen:
             return None
         seen.add(id(module))
-        own = store.own(module)
+        own = adapter.weights(module)
         if own:
             found[front] = module, own
-        todo += [(f"{front}{name}.", child) for name, child in store.children(module).items()]
+        todo += [(f"{front}{name}.", child) for name, child in adapter.children(module).items()]
     return found
 
 
-def _copies(
-    stores: tuple[Store, Store],
-    target: dict[str, tuple[Any, dict[str, Any]]],
-    source: dict[str, tuple[Any, dict[str, Any]]],
-) -> list[Copy] | None:
+def _copies(adapters: tuple[Adapter, Adapter], target: Holding, source: Holding) -> list[Copy] | None:
     plans: dict[tuple[type, type], Plan | None] = {}
     found: list[Copy] = []
-    for path, (here, mine) in target.items():
-        there, theirs = source[path]
+    for path, (here, own) in target.items():
+        there, partners = source[path]
         kinds = type(here), type(there)
         if kinds not in plans:
-            plans[kinds] = _plan(stores[0].layout(here), stores[1].layout(there))
+            plans[kinds] = _plan(adapters[0].layout(here), adapters[1].layout(there))
         plan = plans[kinds]
-        if plan is None or len(mine) != len(theirs):
+        if plan is None or len(own) != len(partners):
             return None
         before = len(found)
         for place, other_place, view, other_view in plan:
-            wanted, offered = mine.get(place), theirs.get(other_place)
+            wanted, offered = own.get(place), partners.get(other_place)
             if wanted is not None and offered is not None:
                 found.append((wanted, offered, view, other_view))
-        if len(found) - before != len(mine):
+        if len(found) - before != len(own):
             return None
-    return found if all(_fit(stores, *one) for one in found) else None
+    return found
 
 
 def _plan(target: Layout | None, source: Layout | None) -> Plan | None:
@@ -154,33 +164,15 @@ def _plan(target: Layout | None, source: Layout | None) -> Plan | None:
         return None
     if target.whole or source.whole:
         return None
-    others = {part.name: part for part in source.parts}
-    pairs = [(part, others[part.name]) for part in target.parts if part.name in others]
-    return [(one.place, other.place, one.view, other.view) for one, other in pairs]
+    partners = {part.name: part for part in source.parts}
+    pairs = [(part, partners[part.name]) for part in target.parts if part.name in partners]
+    return [(part.place, partner.place, part.view, partner.view) for part, partner in pairs]
 
 
-def _fit(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> bool:
-    shapes = stores[0].shape(wanted), stores[1].shape(offered)
-    if stores[0].dtype(wanted) != stores[1].dtype(offered):
+def _fit(adapters: tuple[Adapter, Adapter], wanted: Any, offered: Any, here: View, there: View) -> bool:
+    shapes = adapters[0].shape(wanted), adapters[1].shape(offered)
+    if adapters[0].dtype(wanted) != adapters[1].dtype(offered):
         return False
     if here is there:  # the common views are one object each
         return shapes[0] == shapes[1]
     return here.shape(shapes[0]) == there.shape(shapes[1])
-
-
-def _all_apart(stores: tuple[Store, Store], copies: list[Copy]) -> bool:
-    """Whether no two of them are one tensor: what is shared needs a closer look."""
-    return all(len({store.key(one[at]) for one in copies}) == len(copies) for at, store in enumerate(stores))
-
-
-def _copy(stores: tuple[Store, Store], wanted: Any, offered: Any, here: View, there: View) -> None:
-    values = there.of(stores[1].read(offered))
-    memory = stores[0].memory(wanted)
-    if memory is not None:
-        here.of(memory)[...] = values
-        return
-    if here is not AS_IS or not (values.flags.c_contiguous and values.flags.writeable):
-        array = np.empty(stores[0].shape(wanted), values.dtype)
-        here.of(array)[...] = values
-        values = array
-    stores[0].write(wanted, values)

@@ -10,71 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.frameworks import framework_of
+from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.layouts import AS_IS, Array
 from twinprobe._live.pairing.layer_map import Group
-from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, modules_below, slots_below
-from twinprobe._live.weights.matching import Match, Paths, Problem, StoredModel, Work, match_layers, refuse, works_of
-from twinprobe._live.weights.stores import AS_IS, Array, Store, store_of, submodule
+from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below, submodule
+from twinprobe._live.weights.matching import Match, Paths, Problem, Work, match_layers, refusal, works_of
 from twinprobe.errors import BadInput
-
-# Weights of layers that a LayerMap groups: copied where they pair up in their order, shape by shape.
-
-
-def match_group(target: StoredModel, source: StoredModel, group: Group) -> Match | None:
-    """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
-    places = [
-        {id(module): path for path, module in reversed(list(modules_below(side.store, side.model)))}
-        for side in (target, source)
-    ]  # a module in two places counts at the first
-    members = [group.one, group.other]
-    if not all(id(layer) in places[0] for layer in members[0]):
-        members.reverse()
-    if not all(id(layer) in known for side, known in zip(members, places, strict=True) for layer in side):
-        return None
-    wanted, offered = (
-        [slot for layer in layers for slot in slots_below(side.store, layer, known[id(layer)])]
-        for side, known, layers in zip((target, source), places, members, strict=True)
-    )  # in the order of the group and of definition
-    if not wanted and not offered:
-        return Match()
-    across = framework_of(target.model) != framework_of(source.model)
-    if [slot.shape for slot in wanted] == [slot.shape for slot in offered] and not (
-        across and any(_may_be_turned(*pair) for pair in zip(wanted, offered, strict=True))
-    ):
-        return Match(copies=list(zip(wanted, offered, strict=True)))
-    thirds = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
-    if thirds and not (across and any(_may_be_turned(*pair) for pair in thirds)):
-        return Match(copies=thirds)
-    return Match(notices=[_kept(members, wanted, offered)])
-
-
-def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
-    """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
-    found = []
-    for slot in whole:
-        names = [part for part in parts if part.name == slot.name]
-        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
-    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
-    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
-
-
-def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
-    """A square matrix of a class of the user's own may be stored either way."""
-    known = wanted.name == "weight" and offered.name == "weight"
-    return not known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]
-
-
-def _kept(members: list[tuple[Any, ...]], wanted: list[Slot], offered: list[Slot]) -> str:
-    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in members)
-    shapes = [", ".join(str(list(slot.shape)) for slot in slots) or "none" for slots in (wanted, offered)]
-    return (
-        f"the group {ones} and {others} keeps the weights it has: they do not pair up in order ({shapes[0]} against"
-        f" {shapes[1]}); set them yourself, or put each side into a module of its own, map the two and register a rule"
-        " for them with add_special_init"
-    )
-
-
-# What a copy of weights did.
 
 
 @dataclass
@@ -100,9 +41,19 @@ _Value = Slot | float  # what a slot of the target receives
 _Filled = dict[object, tuple[Held, list[tuple[Slot, _Value]]]]  # for each tensor of the target what goes into it
 
 
+def check_models(*models: Any) -> None:
+    """Refuse what is no model of a known framework."""
+    for model in models:
+        if framework_of(model) is None:
+            raise BadInput(
+                f"weights cannot be copied to or from a {type(model).__name__}",
+                hint="give a torch.nn.Module, a paddle.nn.Layer or a mindspore.nn.Cell",
+            )
+
+
 def copy_aligned(
-    target: object,
-    source: object,
+    target: Any,
+    source: Any,
     pairs: Iterable[Paths],
     *,
     mapped: Collection[Paths] | None = None,
@@ -115,92 +66,77 @@ def copy_aligned(
     `mapped` are the pairs that the user's own map made: without a rule they keep their values and cost a notice. (Not
     given, pairs of composed modules with nothing paired inside count as mapped.) With `left_out`, paths of the
     target's and the source's modules, a parameter that no pair covers is an error too, unless its module is there.
-    Weights of `groups` are copied where they pair up in order; otherwise they are left and a notice says so.
+    Weights of `groups` are copied where they pair up in order; otherwise a notice says so.
     """
-    sides = StoredModel(target, store_of(target)), StoredModel(source, store_of(source))
-    works = works_of(*sides, pairs, mapped)
+    check_models(target, source)
+    works = works_of(target, source, pairs, mapped)
     report = WeightReport()
-    matches = _match_all(works, *sides, report, left_out)
-    for match in (match_group(*sides, group) for group in groups):
+    matches = _match_all(works, target, source, report, left_out)
+    for match in (match_group(target, source, group) for group in groups):
         if match is not None:
             matches.append(match)
             report.notices += match.notices
     filled = _assignments(matches)
     # Made before anything is written: weights that share a tensor may be in conflict.
-    ready = {key: _array(held, parts, *sides) for key, (held, parts) in filled.items() if len(parts) > 1}
-    _run_special(works, sides[0].store)
+    ready = {key: _array(held, parts, target, source) for key, (held, parts) in filled.items() if len(parts) > 1}
+    _run_special(works)
+    write = adapter_of(target).write
     for key, (held, parts) in filled.items():
-        sides[0].store.write(held.tensor, ready[key] if key in ready else _array(held, parts, *sides))
+        write(held.tensor, ready[key] if key in ready else _array(held, parts, target, source))
     report.copied = [(wanted.held.name, offered.held.name) for match in matches for wanted, offered in match.copies]
-    report.notices += _rounding(filled, *sides) + _untied(filled)
-    special = {held.key for work in works if work.special for held in _everything(sides[0], work.target)}
-    report.kept = [
-        held.name for held in sides[0].held if not held.is_buffer and held.key not in filled and held.key not in special
-    ]
+    report.notices += _rounding(filled, target, source) + _untied(filled)
+    spoken = {held.key for work in works if work.special for held in held_below(work.target.module)} | filled.keys()
+    report.kept = [held.name for held in held_below(target) if not held.is_buffer and held.key not in spoken]
     return report
 
 
 def _match_all(
     works: list[Work],
-    target: StoredModel,
-    source: StoredModel,
+    target: Any,
+    source: Any,
     report: WeightReport,
     left_out: tuple[Collection[str], Collection[str]] | None,
 ) -> list[Match]:
-    one_framework = framework_of(target.model) == framework_of(source.model)
     matches, problems = [], []
+    read = adapter_of(source).read
     for work in works:
+        here, there = work.target, work.source
         if work.without_rule:
-            report.notices.append(_no_rule(work))
+            report.notices.append(
+                f"{here.shown} and {there.shown} are mapped, but there is no rule to copy their weights: they keep the"
+                f" values they have; register one with add_special_init({here.kind}, {there.kind}, function)"
+            )
         elif work.special is None:
-            match = match_layers(work.target, work.source, one_framework=one_framework)
+            match = match_layers(here, there)
             matches.append(match)
             problems += match.problems
-            read = source.store.read
             problems += [problem for slot, value, problem in match.must_be if (read(slot.held.tensor) != value).any()]
             report.notices += match.notices
     if left_out is not None:
-        problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in _alone(works, target, left_out[0], 0)]
+        alone = _alone([(work, work.target) for work in works], target, left_out[0])
+        problems += [Problem(layer, None, slot, None, _ALONE) for layer, slot in alone]
         if not problems:
-            alone = _alone(works, source, left_out[1], 1)
+            alone = _alone([(work, work.source) for work in works], source, left_out[1])
             problems += [Problem(None, layer, None, slot, _ALONE) for layer, slot in alone]
     if problems:
-        raise refuse(
-            problems, list(slots_below(target.store, target.model)), list(slots_below(source.store, source.model))
-        )
+        raise refusal(problems, list(slots_below(target)), list(slots_below(source)))
     return matches
 
 
-def _everything(side: StoredModel, layer: Layer) -> list[Held]:
-    return held_below(side.store, layer.module, layer.path)
-
-
-def _alone(works: list[Work], side: StoredModel, left_out: Collection[str], which: int) -> list[tuple[Layer, Slot]]:
+def _alone(works: list[tuple[Work, Layer]], model: Any, left_out: Collection[str]) -> list[tuple[Layer, Slot]]:
     """Parameters of a model that no aligned pair covers."""
     spoken: set[object] = set()
-    for work in works:
-        layer = (work.target, work.source)[which]
-        if work.special or work.without_rule:
-            spoken |= {held.key for held in _everything(side, layer)}
-        else:
-            spoken |= {slot.held.key for slot in layer.weights}
+    for work, layer in works:
+        whole = work.special or work.without_rule
+        spoken |= {held.key for held in (held_below(layer.module) if whole else [s.held for s in layer.weights])}
     found = []
-    for held in side.held:
+    for held in held_below(model):
         path = held.name.rpartition(".")[0]
         if not held.is_buffer and held.key not in spoken and path not in left_out:
-            layer = layer_at(side.store, submodule(side.store, side.model, path), path)
+            layer = layer_at(submodule(model, path), path)
             found.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
             spoken.add(held.key)
     return found
-
-
-def _no_rule(work: Work) -> str:
-    here, there = work.target, work.source
-    return (
-        f"{here.path or 'the model'} ({here.kind}) and {there.path or 'the model'} ({there.kind}) are mapped,"
-        f" but there is no rule to copy their weights: they keep the values they have; register one with"
-        f" add_special_init({here.kind}, {there.kind}, function)"
-    )
 
 
 def _assignments(matches: list[Match]) -> _Filled:
@@ -217,69 +153,59 @@ def _assignments(matches: list[Match]) -> _Filled:
     return found
 
 
-def _array(held: Held, parts: list[tuple[Slot, _Value]], target: StoredModel, source: StoredModel) -> Array:
+def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: Any) -> Array:
     """The new content of a tensor, in the layout of the target."""
-    wanted, value = parts[0]
-    covers = len(parts) == 1 and math.prod(wanted.shape) == math.prod(held.shape)
-    values = _value(value, source.store)
-    if covers:
-        plain = wanted.view == AS_IS and values.shape == held.shape
-        if plain and values.flags.c_contiguous and values.flags.writeable:
-            return values
-        array: Array = np.empty(held.shape, dtype=values.dtype)
-        wanted.view.of(array)[...] = values
+    read = adapter_of(source).read
+    values = [
+        value.view.of(read(value.held.tensor)) if isinstance(value, Slot) else np.asarray(value, np.float32)
+        for _, value in parts
+    ]
+    wanted, first = parts[0][0], values[0]
+    if len(parts) == 1 and math.prod(wanted.shape) == math.prod(held.shape):
+        plain = wanted.view == AS_IS and first.shape == held.shape
+        if plain and first.flags.c_contiguous and first.flags.writeable:
+            return first
+        array: Array = np.empty(held.shape, dtype=first.dtype)
+        wanted.view.of(array)[...] = first
         return array
-    array = np.array(target.store.read(held.tensor))
+    array = np.array(adapter_of(target).read(held.tensor))
     done = np.zeros(held.shape, dtype=bool)
-    for wanted, value in parts:
-        place, before, values = wanted.view.of(array), wanted.view.of(done), _value(value, source.store)
-        fresh = values.astype(array.dtype, copy=False)
+    for (slot, _), given in zip(parts, values, strict=True):
+        place, before, fresh = slot.view.of(array), slot.view.of(done), given.astype(array.dtype, copy=False)
         if not np.array_equal(
             place[before], np.broadcast_to(fresh, place.shape)[before], equal_nan=fresh.dtype.kind in "fc"
         ):
-            raise _torn(held, parts)
+            sources = ", ".join(str(value.held) if isinstance(value, Slot) else str(value) for _, value in parts)
+            raise BadInput(
+                f"{held} is one tensor shared by several layers of the target, but the source has different values for"
+                f" them: {sources}; nothing was changed",
+                hint="tie the source's weights too, or untie the target's",
+            )
         place[...] = fresh
         before[...] = True
     return array
 
 
-def _value(value: _Value, store: Store) -> Array:
-    return value.view.of(store.read(value.held.tensor)) if isinstance(value, Slot) else np.asarray(value, np.float32)
-
-
-def _torn(held: Held, parts: list[tuple[Slot, _Value]]) -> BadInput:
-    sources = ", ".join(str(value.held) if isinstance(value, Slot) else str(value) for _, value in parts)
-    return BadInput(
-        f"{held} is one tensor shared by several layers of the target, but the source has different values for them:"
-        f" {sources}; nothing was changed",
-        hint="tie the source's weights too, or untie the target's",
-    )
-
-
-def _run_special(works: list[Work], store: Store) -> None:
+def _run_special(works: list[Work]) -> None:
     """The user's own rules; what they wrote is taken back when one of them fails."""
-    before = [
-        (held.tensor, np.array(store.read(held.tensor)))
-        for work in works
-        if work.special
-        for held in held_below(store, work.target.module)
-    ]
+    special = [(work.special, work.target.module, work.source.module) for work in works if work.special]
+    held = [(adapter_of(module), one.tensor) for _, module, _ in special for one in held_below(module)]
+    before = [(adapter, tensor, np.array(adapter.read(tensor))) for adapter, tensor in held]
     try:
-        for work in works:
-            if work.special:
-                work.special(work.target.module, work.source.module)
+        for function, module, partner in special:
+            function(module, partner)
     except BaseException:
-        for tensor, values in before:
-            store.write(tensor, values)
+        for adapter, tensor, values in before:
+            adapter.write(tensor, values)
         raise
 
 
-def _rounding(filled: _Filled, target: StoredModel, source: StoredModel) -> list[str]:
+def _rounding(filled: _Filled, target: Any, source: Any) -> list[str]:
     counts: Counter[tuple[str, str]] = Counter()
     for held, parts in filled.values():
-        to = target.store.dtype(held.tensor)
+        to = adapter_of(target).dtype(held.tensor)
         for _, value in parts:
-            given = source.store.dtype(value.held.tensor) if isinstance(value, Slot) else to
+            given = adapter_of(source).dtype(value.held.tensor) if isinstance(value, Slot) else to
             if _BITS.get(given, 0) > _BITS.get(to, 99):
                 counts[given, to] += 1
     return [f"{count} weights were rounded from {given} to {to}" for (given, to), count in counts.items()]
@@ -298,3 +224,52 @@ def _untied(filled: _Filled) -> list[str]:
         for names in takers.values()
         if len(names) > 1
     ]
+
+
+def match_group(target: Any, source: Any, group: Group) -> Match | None:
+    """The copies that a group asks for, or the notice why there are none; None for a group of other models."""
+    places = [{id(module): path for path, module in adapter_of(model).modules(model)} for model in (target, source)]
+    members = [group.first, group.second]
+    if not all(id(layer) in places[0] for layer in members[0]):
+        members.reverse()
+    if not all(id(layer) in known for side, known in zip(members, places, strict=True) for layer in side):
+        return None
+    wanted, offered = (
+        [slot for layer in layers for slot in slots_below(layer, known[id(layer)])]
+        for known, layers in zip(places, members, strict=True)
+    )  # in the order of the group and of definition
+    if not wanted and not offered:
+        return Match()
+    across = framework_of(target) != framework_of(source)
+    copies = []
+    if [slot.shape for slot in wanted] == [slot.shape for slot in offered]:
+        copies = list(zip(wanted, offered, strict=True))
+    if not copies or (across and any(_may_be_turned(*pair) for pair in copies)):
+        copies = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
+    if copies and not (across and any(_may_be_turned(*pair) for pair in copies)):
+        return Match(copies=copies)
+    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in members)
+    shapes = [", ".join(str(list(slot.shape)) for slot in slots) or "none" for slots in (wanted, offered)]
+    return Match(
+        notices=[
+            f"the group {ones} and {others} keeps the weights it has: they do not pair up in order ({shapes[0]} against"
+            f" {shapes[1]}); set them yourself, or put each side into a module of its own, map the two and register a"
+            " rule for them with add_special_init"
+        ]
+    )
+
+
+def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
+    """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
+    found = []
+    for slot in whole:
+        names = [part for part in parts if part.name == slot.name]
+        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
+    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
+    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
+
+
+def _may_be_turned(wanted: Slot, offered: Slot) -> bool:
+    """A square matrix of a class of the user's own may be stored either way."""
+    known = wanted.name == "weight" and offered.name == "weight"
+    return not known and len(wanted.shape) == 2 and wanted.shape[0] == wanted.shape[1]

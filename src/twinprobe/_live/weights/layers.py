@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinprobe._live.weights.stores import AS_IS, Layout, Store, View, separate_attention
+from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.layouts import AS_IS, Layout, View, separate_attention
+from twinprobe.errors import BadInput
 
 # What the frameworks call the same thing in layers that users write themselves.
 _ALIASES = {
@@ -75,88 +77,94 @@ class Layer:
     def kind(self) -> str:
         return type(self.module).__name__
 
+    @property
+    def shown(self) -> str:
+        """The layer in a sentence."""
+        return f"{self.path or 'the model'} ({self.kind})"
+
 
 def joined(*names: str) -> str:
     """Dotted path of the parts that are not empty."""
     return ".".join(filter(None, names))
 
 
-def modules_below(store: Store, module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A module and all inside it, with their paths."""
-    yield path, module
-    for name, child in store.children(module).items():
-        yield from modules_below(store, child, joined(path, name))
-
-
-def held_below(store: Store, module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
-    """Parameters and buffers of a module, its own first, each under its full name."""
-    front = f"{path}." if path else ""
-    found = [
-        Held(
-            front + name, tensor, store.shape(tensor), store.key(tensor), store.trainable(tensor),
-            store.is_buffer(module, name),
-        )
-        for name, tensor in store.own(module).items()
-    ]  # fmt: skip
-    if deep:
-        for name, child in store.children(module).items():
-            found += held_below(store, child, front + name)
+def submodule(model: Any, path: str) -> Any:
+    """The module at a dotted path; the empty path is the model itself."""
+    adapter, found = adapter_of(model), model
+    for name in path.split(".") if path else ():
+        children = adapter.children(found)
+        if name not in children:
+            raise BadInput(
+                f"{type(model).__name__} has no module {path!r}: {type(found).__name__} holds"
+                f" {', '.join(children) or 'no modules'}, not {name!r}"
+            )
+        found = children[name]
     return found
 
 
-def layer_at(store: Store, module: Any, path: str, layout: Layout | None = None) -> Layer:
+def held_below(module: Any, path: str = "", *, deep: bool = True) -> list[Held]:
+    """Parameters and buffers of a module, its own first, each under its full name."""
+    adapter, front = adapter_of(module), f"{path}." if path else ""
+    found = [
+        Held(
+            front + name, tensor, adapter.shape(tensor), adapter.key(tensor), adapter.trainable(tensor),
+            adapter.is_buffer(module, name),
+        )
+        for name, tensor in adapter.weights(module).items()
+    ]  # fmt: skip
+    if deep:
+        for name, child in adapter.children(module).items():
+            found += held_below(child, front + name)
+    return found
+
+
+def layer_at(module: Any, path: str, layout: Layout | None = None) -> Layer:
     """The layer with all its weights; without a layout the one of its class is taken."""
-    layout = layout or store.layout(module)
+    layout = layout or adapter_of(module).layout(module)
     if layout is None:
-        return raw_layer(store, module, path)
-    held = {one.name: one for one in held_below(store, module, path, deep=layout.whole)}
-    slots = _slots(store, module, path, layout, held)
+        return raw_layer(module, path)
+    held = {weight.name: weight for weight in held_below(module, path, deep=layout.whole)}
+    slots = _slots(module, path, layout, held)
     covered = {slot.held.key for slot in slots.values()}
-    others = _raw_slots([one for one in held.values() if one.key not in covered], path)
+    others = _raw_slots([weight for weight in held.values() if weight.key not in covered], path)
     return Layer(path, module, layout.family, slots, others, layout.whole)
 
 
-def slots_below(store: Store, module: Any, path: str = "") -> Iterator[Slot]:
+def slots_below(module: Any, path: str = "") -> Iterator[Slot]:
     """Every weight of a model in the common form."""
-    layer = layer_at(store, module, path)
+    layer = layer_at(module, path)
     yield from layer.weights
     if not layer.whole:
-        for name, child in store.children(module).items():
-            yield from slots_below(store, child, joined(path, name))
+        for name, child in adapter_of(module).children(module).items():
+            yield from slots_below(child, joined(path, name))
 
 
-def raw_layer(store: Store, module: Any, path: str, *, deep: bool = False) -> Layer:
+def raw_layer(module: Any, path: str, *, deep: bool = False) -> Layer:
     """The layer without any rule: attributes as they are."""
-    others = _raw_slots(held_below(store, module, path, deep=deep), path)
-    return Layer(path, module, None, {}, others, deep)
+    return Layer(path, module, None, {}, _raw_slots(held_below(module, path, deep=deep), path), deep)
 
 
 def _raw_slots(held: list[Held], path: str) -> dict[str, Slot]:
-    names = [(one.name[len(path) + 1 :] if path else one.name, one) for one in held]
-    return {name: Slot(name, one) for name, one in names}
+    names = [(weight.name[len(path) + 1 :] if path else weight.name, weight) for weight in held]
+    return {name: Slot(name, weight) for name, weight in names}
 
 
-def _slots(store: Store, module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
+def _slots(module: Any, path: str, layout: Layout, held: dict[str, Held]) -> dict[str, Slot]:
     slots = {}
     for part in layout.parts:
         found = held.get(joined(path, part.place))
         if found is not None:
             slots[part.name] = Slot(part.name, found, part.view, part.neutral)
+    adapter = adapter_of(module)
     for name, place in layout.nested.items():
-        below = _below(store, module, place)
-        inner = None if below is None else store.layout(below)
+        below = module
+        for step in place.split("."):
+            below = adapter.children(below).get(step) if below is not None else None
+        inner = None if below is None else adapter.layout(below)
         if inner is not None:
-            nested = _slots(store, below, joined(path, place), inner, held)
+            nested = _slots(below, joined(path, place), inner, held)
             slots |= {f"{name}.{key}": Slot(f"{name}.{key}", s.held, s.view, s.neutral) for key, s in nested.items()}
     return slots
-
-
-def _below(store: Store, module: Any, place: str) -> Any:
-    for name in place.split("."):
-        module = store.children(module).get(name)
-        if module is None:
-            return None
-    return module
 
 
 # Attention that users write themselves: four linear layers under the usual names.
@@ -170,17 +178,18 @@ _NAMES = {
 PROJECTIONS = frozenset(name for role in "qkv" for name in _NAMES[role])
 
 
-def own_attention(store: Store, module: Any) -> Layout | None:
+def own_attention(module: Any) -> Layout | None:
     """The layout of a module that projects with four linear layers and holds nothing else, or None."""
-    children = store.children(module)
-    with_weights = {name for name, child in children.items() if store.own(child) or store.children(child)}
+    adapter = adapter_of(module)
+    children = adapter.children(module)
+    with_weights = {name for name, child in children.items() if adapter.weights(child) or adapter.children(child)}
     found = {}
     for role, names in _NAMES.items():
-        name = next((one for one in names if one in with_weights), None)
-        layout = None if name is None else store.layout(children[name])
+        name = next((candidate for candidate in names if candidate in with_weights), None)
+        layout = None if name is None else adapter.layout(children[name])
         if name is None or layout is None or layout.family != "linear":
             return None
         found[role] = name
-    if store.own(module) or with_weights != set(found.values()):
+    if adapter.weights(module) or with_weights != set(found.values()):
         return None
-    return separate_attention(found["q"], found["k"], found["v"], found["out"])
+    return separate_attention(**found)

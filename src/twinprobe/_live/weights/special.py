@@ -86,13 +86,13 @@ def special_init(target: Any, source: Any) -> Init | None:
         )
         if None not in distance:
             found.append((sum(filter(None, distance)), -age, function))
-    return min(found, key=lambda one: one[:2])[2] if found else None
+    return min(found, key=lambda rule: rule[:2])[2] if found else None
 
 
 def _distance(layer: Any, named: Named, framework: str | None) -> int | None:
     if framework is not None and framework_of(layer) != framework:
         return None
-    for distance, one in enumerate(type(layer).__mro__):
-        if one is named or one.__name__ == named:
+    for distance, kind in enumerate(type(layer).__mro__):
+        if kind is named or kind.__name__ == named:
             return distance
     return None

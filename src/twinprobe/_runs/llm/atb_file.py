@@ -16,8 +16,6 @@ from twinprobe._runs.dtypes import DTYPES, STORAGE, small_floats
 from twinprobe._runs.tensors.elements import Contents, HostTensor, elements
 from twinprobe.errors import DamagedTensor
 
-# The element types of ATB tensor files: their codes, and how packed or foreign ones become plain elements.
-
 # Codes whose elements are stored as the kernels take them.
 PLAIN = {dtype.atb: name for name, dtype in DTYPES.items() if dtype.atb is not None}
 # Codes whose elements have another width or form: bits per element, the name shown, the dtype after decoding.

@@ -11,15 +11,12 @@ from typing import Any
 
 import msgspec
 
-from twinprobe._runs.llm.files import Files, atb_files, torch_files
+from twinprobe._runs.llm.files import ATB, TORCH, Files, TokenFolder
 from twinprobe._runs.llm.tree import OpNode, Topology, read_model_tree, read_topology
 from twinprobe._runs.places import remote, scan
 from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput
 
-# Where the parts of an inference dump lie: torch and ATB folders of every generation, named at any level.
-
-TORCH, ATB = "torch", "atb"
 TREE = "model_tree.json"
 _TORCH_DEVICE = re.compile(
     r"(?P<pid>\d+)_(?P<kind>[a-z]+)(?P<number>\d*)|(?P<kind2>[a-z]+)(?P<number2>\d*)_(?P<pid2>\d+)"
@@ -249,9 +246,9 @@ class LlmDump:
         names = sorted((entry.name for entry in folder.iterdir() if is_round(entry.name) and entry.is_dir()), key=int)
         return names or [""]
 
-    def files(self, token: Token) -> Files:
-        """The tensor files of a token, by operator folder."""
-        return (torch_files if self.kind == TORCH else atb_files)(self.root, token.folder)
+    def folder(self, token: Token) -> TokenFolder:
+        """Where the tensor files of a token lie."""
+        return TokenFolder(self.kind, self.root, token.folder)
 
     def tree(self, token: Token, files: Files) -> OpNode:
         """The operators of a token. Folders that the topology does not know are hung where their names belong."""
@@ -302,7 +299,7 @@ def _fit_numbers(dump: LlmDump, device: Device) -> None:
         if not dump.models:
             return
         model = dump.models[token.model]
-        tops = {name for name in dump.files(token) if "/" not in name}
+        tops = {name for name in dump.folder(token).files if "/" not in name}
         if not tops:
             continue
         offset = _offset(model, tops)
@@ -374,8 +371,6 @@ def _tree_of_folders(files: Files) -> OpNode:
         nodes[parent if parent in nodes else ""].children.append(node)
     return top
 
-
-# Pairs that the user named while recording: ``golden_tensor/metadata.json``.
 
 METADATA, FOLDER = "metadata.json", "golden_tensor"
 _FORM = '{"data_id": {"token_id": ["golden tensor", "my tensor"]}}'

@@ -1,10 +1,12 @@
-"""Which tensor files a token folder holds, and which operator each belongs to."""
+"""The tensor files of one token: which operator each belongs to, opened one by one or read many at a time."""
 
 from __future__ import annotations
 
 import os
 import re
-from functools import lru_cache
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
@@ -12,10 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.llm.tensor import DTYPES, HEAD, Described, Known
+from twinprobe._runs.llm.atb_file import AtbHeader
+from twinprobe._runs.llm.tensor import DTYPES, HEAD, Described, Known, open_llm_header, open_llm_tensor
 from twinprobe._runs.places import Entry, expect_all, remote, scan
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.whole_files import READING
 
+TORCH, ATB = "torch", "atb"
 INPUT, OUTPUT = "input", "output"
 _TORCH = re.compile(r"(?P<io>input|output)(?:_(?P<place>.+))?\.(?:pth|pt|npy)")
 _ATB = re.compile(r"(?P<io>in|out)tensor(?P<place>\d{1,9})(?:_(?P<label>[^/]*))?\.bin")
@@ -50,9 +55,57 @@ class TensorFile(NamedTuple):
 Files = dict[str, tuple[TensorFile, ...]]
 
 
-def under(folder: str, file: TensorFile) -> str:
-    """The path of a file from the dump's root on, by the folder of its token."""
-    return f"{folder}/{file.file}" if folder else file.file
+@dataclass(frozen=True)
+class TokenFolder:
+    """One token on one device: the dump's kind and root, the token's folder, and its folders on all cards."""
+
+    kind: str
+    root: Path
+    folder: str
+    cards: tuple[str, ...] = ()
+
+    @cached_property
+    def files(self) -> Files:
+        """The tensor files by operator; none where their names are given and not listed."""
+        list_files = {TORCH: torch_files, ATB: atb_files}.get(self.kind)
+        return list_files(self.root, self.folder) if list_files is not None else {}
+
+    @property
+    def base(self) -> str:
+        """What stands before the names of the files."""
+        return f"{self.root}/{self.folder}/" if self.folder else f"{self.root}/"
+
+    def name(self, file: TensorFile) -> str:
+        """The path of a file from the dump's root on."""
+        return f"{self.folder}/{file.file}" if self.folder else file.file
+
+    def names(self, files: Iterable[TensorFile]) -> str:
+        """The paths of several."""
+        return ";".join(map(self.name, files))
+
+    def open(self, file: TensorFile, *, enough: int | None = None) -> HostTensor:
+        """One tensor; ``enough`` is how many bytes of it will be looked at."""
+        return open_llm_tensor(self.root, self.name(file), linked=file.linked, enough=enough)
+
+    def header(self, file: TensorFile) -> AtbHeader:
+        """What an ATB file says of its tensor."""
+        return open_llm_header(self.root, self.name(file), linked=file.linked)
+
+    def shards(self, file: TensorFile) -> list[HostTensor]:
+        """The tensor of every card, in their order."""
+        return [open_llm_tensor(self.root, f"{folder}/{file.file}") for folder in self.cards]
+
+    def cut_widths(self, file: TensorFile, width: int) -> list[int]:
+        """How an operator beside this tensor's own cuts a tensor of this width: fused q, k and v have three widths."""
+        operator = file.file.rsplit("/", 2)[0]
+        parent = operator.rpartition("/")[0]
+        for folder, files in self.files.items():
+            if folder.rpartition("/")[0] == parent and "split" in folder.rpartition("/")[2].lower():
+                outputs = [file for file in files if file.io == OUTPUT] if len(files) > 1 else []
+                widths = [shape[-1] for shape in (self.open(output).shape for output in outputs) if shape]
+                if len(widths) > 1 and sum(widths) == width:
+                    return widths
+        return []
 
 
 def torch_files(root: Path, token: str) -> Files:
@@ -157,8 +210,6 @@ def _kind(entry: Entry | os.DirEntry[str]) -> str:
     return _LINK if entry.is_symlink() else _FILE
 
 
-# A tensor file that is read piece by piece, each piece measured while the processor's cache still holds it.
-
 # Elements of still larger files are shared out among threads.
 _LARGEST = 64 << 20
 FLAGS = READING | getattr(os, "O_NOFOLLOW", 0)
@@ -216,8 +267,6 @@ class LargeFile:
         if (now.st_size, now.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
             raise NotLarge
 
-
-# Tensor files of one folder, read one after the other into memory that is used again and again.
 
 # A larger file gains nothing from being read whole.
 LARGEST = 4 << 20

@@ -10,9 +10,7 @@ from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 
-from twinprobe._runs.llm.dump import TORCH
-from twinprobe._runs.llm.files import INPUT, OUTPUT, Files, TensorFile, atb_files, torch_files, under
-from twinprobe._runs.llm.tensor import open_llm_header
+from twinprobe._runs.llm.files import INPUT, OUTPUT, TORCH, Files, TensorFile, TokenFolder
 from twinprobe._runs.whole_files import csv_rows, open_file
 from twinprobe.errors import DamagedTensor
 
@@ -32,18 +30,18 @@ class Recorded:
     values: tuple[float | None, ...]
 
 
-def recorded_statistics(kind: str, root: Path, folder: str) -> tuple[Files, dict[str, Recorded]]:
+def recorded_statistics(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
     """The tensors of a token of which statistics were kept, by operator folder, and the statistics by file name."""
-    return _torch(root, folder) if kind == TORCH else _atb(root, folder)
+    return _torch(token) if token.kind == TORCH else _atb(token)
 
 
-def _torch(root: Path, token: str) -> tuple[Files, dict[str, Recorded]]:
+def _torch(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
     files: Files = {}
     found: dict[str, Recorded] = {}
-    for folder in torch_files(root, token):
+    for folder in token.files:
         listed: list[TensorFile] = []
         count: Counter[str] = Counter()
-        for row in _rows(root / token / folder / _TORCH_FILE):
+        for row in _rows(token.root / token.folder / folder / _TORCH_FILE):
             io = INPUT if row.get("InputOutput", "").lower() == INPUT else OUTPUT
             # The file's own index is that of the innermost tuple, not unique: rows stand in the order of the tensors.
             at = count[io]
@@ -57,29 +55,29 @@ def _torch(root: Path, token: str) -> tuple[Files, dict[str, Recorded]]:
     return files, found
 
 
-def _atb(root: Path, round_folder: str) -> tuple[Files, dict[str, Recorded]]:
-    files = atb_files(root, round_folder)
+def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
+    files = dict(token.files)
     found: dict[str, Recorded] = {}
     for listed in files.values():
         for file in listed:
             try:
-                header = open_llm_header(root, under(round_folder, file), linked=file.linked)
+                header = token.header(file)
             except DamagedTensor:
                 continue
             if header.statistics:
                 values = tuple(header.statistics.get(name) for name in STATS)
                 found[file.file] = Recorded(header.dtype_text, header.shape, values)
     if not found:
-        _from_round_file(root, round_folder, files, found)
+        _from_round_file(token.root / token.folder / _ROUND_FILE, files, found)
     return files, found
 
 
-def _from_round_file(root: Path, round_folder: str, files: Files, found: dict[str, Recorded]) -> None:
+def _from_round_file(path: Path, files: Files, found: dict[str, Recorded]) -> None:
     """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
     folders = {_numbers_of(folder): folder for folder in files}
     known = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
     added: dict[str, list[TensorFile]] = {}
-    for row in _rows(root / round_folder / _ROUND_FILE):
+    for row in _rows(path):
         folder = folders.get(row.get("Op Id", "").replace("_", "/"))
         if folder is None:
             continue

@@ -178,21 +178,21 @@ class Known:
         """How many names are known."""
         return len(self._heads) + len(self._frames)
 
-    def described(self, name: str, view: memoryview, at: int, length: int) -> Described | None:
+    def described(self, name: str, view: memoryview, offset: int, length: int) -> Described | None:
         """What the bytes at a place of the memory are, which were read from a file of this name.
 
         Of an ATB file only the first bytes have to be there; ``length`` is that of the file.
         """
         known = self._heads.get(name)
-        if known is not None and known[1].end <= length and view[at : at + len(known[0])].tobytes() == known[0]:
+        if known is not None and known[1].end <= length and view[offset : offset + len(known[0])].tobytes() == known[0]:
             return known[1]
         frame = self._frames.get(name)
-        if frame is not None and _fits(frame, view, at, length):
+        if frame is not None and _fits(frame, view, offset, length):
             return frame.found
         if name.endswith(".bin"):
-            return self._atb(name, view[at : at + min(length, HEAD)].tobytes(), length)
+            return self._atb(name, view[offset : offset + min(length, HEAD)].tobytes(), length)
         if name.endswith((".pth", ".pt")):
-            return self._torch(name, view[at : at + length].tobytes())
+            return self._torch(name, view[offset : offset + length].tobytes())
         return None
 
     def _atb(self, name: str, head: bytes, length: int) -> Described | None:
@@ -210,15 +210,15 @@ class Known:
         return None if frame is None else frame.found
 
 
-def _fits(frame: _Frame, view: memoryview, at: int, length: int) -> bool:
+def _fits(frame: _Frame, view: memoryview, offset: int, length: int) -> bool:
     if frame.length != length:
         return False
     found = frame.found
-    head = view[at : at + found.start].tobytes()
+    head = view[offset : offset + found.start].tobytes()
     for start, stop, piece in frame.head:
         if head[start:stop] != piece:
             return False
-    tail = view[at + found.end : at + length].tobytes()
+    tail = view[offset + found.end : offset + length].tobytes()
     for start, stop, piece in frame.tail:  # noqa: SIM110  by the million: a generator costs as much as the work
         if tail[start:stop] != piece:
             return False
@@ -261,11 +261,11 @@ def _frame(data: bytes) -> _Frame | None:
 
 def _pieces(data: bytes, holes: list[tuple[int, int]], start: int, stop: int) -> tuple[Piece, ...]:
     """What lies between the holes from one place to another, counted from the first."""
-    pieces, at = [], start
+    pieces, offset = [], start
     for first, last in [*sorted(hole for hole in holes if hole[0] < stop), (stop, stop)]:
-        if first > at:
-            pieces.append((at - start, first - start, data[at:first]))
-        at = max(at, last)
+        if first > offset:
+            pieces.append((offset - start, first - start, data[offset:first]))
+        offset = max(offset, last)
     return tuple(pieces)
 
 
@@ -289,13 +289,13 @@ def _unread(data: bytes, found: Described) -> list[tuple[int, int]]:
 def _directory_checksums(data: bytes, headers: set[int]) -> list[tuple[int, int]]:
     """Where the directory has the checksums of the members with these headers."""
     signature, _, _, _, count, size, _, _ = _LAST_RECORD.unpack(data[-_LAST_RECORD.size :])
-    at, holes = len(data) - _LAST_RECORD.size - size, []
-    if signature != b"PK\5\6" or at < 0:
+    offset, holes = len(data) - _LAST_RECORD.size - size, []
+    if signature != b"PK\5\6" or offset < 0:
         return []
     for _ in range(count):
-        if data[at : at + 4] != b"PK\1\2":
+        if data[offset : offset + 4] != b"PK\1\2":
             return []  # a directory of another build: its checksums stay part of the frame
-        if _ENTRY_HEADER.unpack(data[at + 42 : at + 46])[0] in headers:
-            holes.append((at + 16, at + 20))
-        at += 46 + sum(_ENTRY_LENGTHS.unpack(data[at + 28 : at + 34]))
+        if _ENTRY_HEADER.unpack(data[offset + 42 : offset + 46])[0] in headers:
+            holes.append((offset + 16, offset + 20))
+        offset += 46 + sum(_ENTRY_LENGTHS.unpack(data[offset + 28 : offset + 34]))
     return holes

@@ -61,23 +61,10 @@ class OpNode:
 def read_model_tree(path: Path) -> OpNode:
     """Read model_tree.json: ``{"name": ..., "type": ..., "children": [...]}``."""
     document = _document(path)
-    tree = _torch_node(document, path, "", 0, [_MOST_NODES])
+    tree = _Reader(path, "modules").module(document, "", 0)
     if document.get(ORDER) == EXECUTION:
         tree.param[ORDER] = EXECUTION
     return tree
-
-
-def _torch_node(value: Any, path: Path, where: str, depth: int, budget: list[int]) -> OpNode:
-    budget[0] -= 1
-    if depth > _DEEPEST or budget[0] < 0:
-        raise BadInput("is nested too deeply or has too many modules", where=f"{path}: {where or 'top level'}")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise BadInput('is no module: it needs a "name"', where=f"{path}: {where or 'top level'}")
-    name, kind, children = value["name"], value.get("type", ""), value.get("children", [])
-    if not isinstance(kind, str) or not isinstance(children, list):
-        raise BadInput('"type" must be a text and "children" a list', where=f"{path}: {name}")
-    nodes = [_torch_node(child, path, f"{name}[{at}]", depth + 1, budget) for at, child in enumerate(children)]
-    return OpNode(name, kind, name, nodes, called=value.get("called") is not False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +83,49 @@ def read_topology(path: Path, *, shift: int = 0) -> Topology:
         raise BadInput('is no ATB topology: it needs a list "nodes"', where=path)
     name = document.get("modelName")
     name = name if isinstance(name, str) and name else path.stem
-    nodes = document["nodes"]
-    first = _first_number(nodes, path)
-    budget = [_MOST_NODES]
+    first = _first_number(document["nodes"], path) + shift
     tree = OpNode(name, name, "", inputs=_texts(document, "inTensors"), outputs=_texts(document, "outTensors"))
-    tree.children = [
-        _atb_node(node, path, f"{first + shift + at}_", f"nodes[{at}]", 0, budget) for at, node in enumerate(nodes)
-    ]
-    return Topology(name, tree, first + shift)
+    tree.children = _Reader(path, "operators").operators(document["nodes"], "", first, "nodes", 0)
+    return Topology(name, tree, first)
 
 
-def _atb_node(value: Any, path: Path, front: str, where: str, depth: int, budget: list[int]) -> OpNode:
-    budget[0] -= 1
-    if depth > _DEEPEST or budget[0] < 0:
-        raise BadInput("is nested too deeply or has too many operators", where=f"{path}: {where}")
-    if not isinstance(value, dict) or not isinstance(value.get("opType"), str):
-        raise BadInput('is no operator: it needs an "opType"', where=f"{path}: {where}")
-    kind = value["opType"]
-    name = value.get("opName")
-    param, children = value.get("param"), value.get("nodes", [])
-    if not isinstance(children, list):
-        raise BadInput('"nodes" must be a list', where=f"{path}: {where}")
-    folder = f"{front}{kind}"
-    return OpNode(
-        name if isinstance(name, str) else kind,
-        kind,
-        folder,
-        [
-            _atb_node(child, path, f"{folder}/{at}_", f"{where}.nodes[{at}]", depth + 1, budget)
-            for at, child in enumerate(children)
-        ],
-        param if isinstance(param, dict) else {},
-        _texts(value, "inTensors"),
-        _texts(value, "outTensors"),
-    )
+class _Reader:
+    """Makes nodes of a document, so many and so deep at most."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._path, self._what = path, what
+        self._left = _MOST_NODES
+
+    def _check(self, value: Any, key: str, mistake: str, where: str, depth: int) -> None:
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
+            raise BadInput(f"is nested too deeply or has too many {self._what}", where=f"{self._path}: {where}")
+        if not isinstance(value, dict) or not isinstance(value.get(key), str):
+            raise BadInput(mistake, where=f"{self._path}: {where}")
+
+    def module(self, value: Any, where: str, depth: int) -> OpNode:
+        self._check(value, "name", 'is no module: it needs a "name"', where or "top level", depth)
+        name, kind, children = value["name"], value.get("type", ""), value.get("children", [])
+        if not isinstance(kind, str) or not isinstance(children, list):
+            raise BadInput('"type" must be a text and "children" a list', where=f"{self._path}: {name}")
+        nodes = [self.module(child, f"{name}[{at}]", depth + 1) for at, child in enumerate(children)]
+        return OpNode(name, kind, name, nodes, called=value.get("called") is not False)
+
+    def operators(self, values: list[Any], front: str, first: int, where: str, depth: int) -> list[OpNode]:
+        """``front`` stands before the numbers of their folders, which begin with ``first``."""
+        found = []
+        for at, value in enumerate(values):
+            place = f"{where}[{at}]"
+            self._check(value, "opType", 'is no operator: it needs an "opType"', place, depth)
+            kind, name, param, children = (*map(value.get, ("opType", "opName", "param")), value.get("nodes", []))
+            if not isinstance(children, list):
+                raise BadInput('"nodes" must be a list', where=f"{self._path}: {place}")
+            folder = f"{front}{first + at}_{kind}"
+            below = self.operators(children, f"{folder}/", 0, f"{place}.nodes", depth + 1)
+            tensors = _texts(value, "inTensors"), _texts(value, "outTensors")
+            name, param = name if isinstance(name, str) else kind, param if isinstance(param, dict) else {}
+            found.append(OpNode(name, kind, folder, below, param, *tensors))
+        return found
 
 
 def _first_number(nodes: list[Any], path: Path) -> int:

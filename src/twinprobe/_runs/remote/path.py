@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import total_ordering
@@ -17,13 +17,11 @@ from pathlib import Path, PurePath, PurePosixPath
 from stat import S_IFDIR, S_IFREG
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from twinprobe._runs.remote.store import FOLDER, Options, Store, refuse_denied, store_of
+from twinprobe._runs.remote.store import FOLDER, Found, Options, Store, refuse_denied, store_of
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-# The names of remote paths, taken apart and put together as pathlib does it; nothing is asked of anybody here.
 
 
 @total_ordering
@@ -153,9 +151,6 @@ def _arrived(kind: type[UrlName], own: tuple[Any, ...], sender: int) -> UrlName:
     return path
 
 
-# A remote file as a file object: what is read is fetched, nothing else.
-
-
 class Ranges(Protocol):
     """Whatever hands out ranges of bytes."""
 
@@ -202,8 +197,6 @@ class RemotePath(UrlName):
     """What lies behind a URL."""
 
     __slots__ = ()
-
-    # -- looking ------------------------------------------------------------------------------------------------------
 
     @property
     def store(self) -> Store:
@@ -291,8 +284,6 @@ class RemotePath(UrlName):
         """Look anew: what lies there may have changed since it was last listed."""
         self.store.forget(self._inner)
 
-    # -- bytes --------------------------------------------------------------------------------------------------------
-
     def read_range(self, start: int, stop: int) -> bytes:
         """The bytes from ``start`` up to ``stop``, exactly."""
         return self.store.read(self._inner, start, stop, str(self))
@@ -333,35 +324,75 @@ class RemotePath(UrlName):
         reader = io.BufferedReader(RangeReader(self, self.file_size()), buffering if buffering > 1 else _BUFFER)
         return reader if mode == "rb" else io.TextIOWrapper(reader, encoding or "utf-8", errors, newline)
 
-    # -- writing ------------------------------------------------------------------------------------------------------
+    def _put(self, call: Callable[[Any], Found]) -> Found:
+        """Send something there; what was known of the place is forgotten."""
+        try:
+            return self.store.ask(str(self), call)
+        except FileNotFoundError:
+            if self.store.has_folders:
+                raise
+            raise FileNotFoundError(2, f"there is no bucket {self._inner.strip('/').partition('/')[0]}") from None
+        finally:
+            self.forget()
 
     def write_bytes(self, content: bytes) -> int:
-        self.store.write(self._inner, content, str(self))
+        self._put(lambda fs: fs.pipe_file(self._inner, content))
         return len(content)
 
     def write_text(self, text: str, encoding: str = "utf-8") -> int:
         return self.write_bytes(text.encode(encoding))
 
     def create(self, content: bytes) -> bool:
-        """Write a file unless there is one already; whether it was written."""
-        return self.store.create(self._inner, content, str(self))
+        """Write a file unless there is one already; whether it was written. Only some storages can tell for sure."""
+
+        def put(fs: Any) -> bool:
+            try:
+                fs.pipe_file(self._inner, content, mode="create")
+            except FileExistsError:
+                return False
+            except (TypeError, NotImplementedError):  # this one knows no such mode
+                if fs.exists(self._inner):
+                    return False
+                fs.pipe_file(self._inner, content)
+            return True
+
+        return self._put(put)
 
     def touch(self, exist_ok: bool = True) -> None:
         if exist_ok or not self.exists():
             self.write_bytes(b"")
 
     def upload(self, local: Path) -> None:
-        """Make this a copy of a local file; where the storage can do that, it appears whole or not at all."""
-        self.store.upload(local, self._inner, str(self))
+        """Make this a copy of a local file. Object stores show it when it is whole; others get it under another name
+        first, if renaming is an operation of its own there and not a copy."""
+        from fsspec import AbstractFileSystem
+
+        def put(fs: Any) -> None:
+            if not self.store.has_folders or type(fs).mv is AbstractFileSystem.mv:
+                fs.put_file(str(local), self._inner)
+                return
+            folder, _, name = self._inner.rpartition("/")
+            unfinished = f"{folder}/.{name}.{local.name[-20:]}.part"
+            try:
+                fs.put_file(str(local), unfinished)
+                fs.mv(unfinished, self._inner)
+            except BaseException:
+                with suppress(Exception):  # the failure that led here is the one to tell
+                    fs.rm_file(unfinished)
+                raise
+
+        self._put(put)
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:  # noqa: ARG002  as pathlib has it
-        """Make the folder, where folders are things of their own."""
-        self.store.make_folder(self._inner, str(self))
+        """Make the folder with its parents, where folders are things of their own."""
+        if self.store.has_folders:
+            self._put(lambda fs: fs.makedirs(self._inner, exist_ok=True))
 
     def remove_tree(self) -> None:
         """Remove this folder and all below it; what is not there is no trouble."""
         with suppress(OSError):
-            self.store.remove_tree(self._inner, str(self))
+            self.store.ask(str(self), lambda fs: fs.rm(self._inner, recursive=True))
+            self.forget()
 
     def rmdir(self) -> None:
         """Remove an empty folder, where folders are things of their own."""
@@ -370,7 +401,8 @@ class RemotePath(UrlName):
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            self.store.remove(self._inner, str(self))
+            self.store.ask(str(self), lambda fs: fs.rm_file(self._inner))
+            self.forget()
         except FileNotFoundError:
             if not missing_ok:
                 raise

@@ -8,7 +8,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from twinprobe.errors import BadInput
@@ -68,8 +67,6 @@ def _one_line(error: BaseException) -> str:
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(str(text).split())[:_LONGEST]
 
-
-# Asking a file system of fsspec: with bounded patience, and whatever goes wrong put into words.
 
 Found = TypeVar("Found")
 Options = tuple[tuple[str, Any], ...]
@@ -177,8 +174,6 @@ class Store(Asking):
         """Whether folders are made, and files renamed, as on a disk."""
         return self.protocol not in _OBJECT_STORES
 
-    # -- looking ------------------------------------------------------------------------------------------------------
-
     def size(self, path: str, where: str) -> int:
         """The size of a file, or FOLDER; FileNotFoundError where there is nothing."""
         if path in self._listings:
@@ -260,8 +255,6 @@ class Store(Asking):
             for known in [one for one in self._listings if one.startswith(path) or path.startswith(one)]:
                 self._entries -= len(self._listings.pop(known))
 
-    # -- bytes --------------------------------------------------------------------------------------------------------
-
     def read(self, path: str, start: int, stop: int, where: str) -> bytes:
         """The bytes of a range, exactly; OSError where the file has become shorter."""
         if stop - start <= _PIECE:
@@ -297,72 +290,6 @@ class Store(Asking):
             return b""
         return _whole(self.ask(where, lambda fs: fs.cat_file(path, start=start, end=stop)), stop - start)
 
-    # -- writing ------------------------------------------------------------------------------------------------------
-
-    def write(self, path: str, content: bytes, where: str) -> None:
-        """Put a small file there."""
-        self._send(path, where, lambda fs: fs.pipe_file(path, content))
-
-    def create(self, path: str, content: bytes, where: str) -> bool:
-        """Put a small file there unless there is one; whether it was put. Only some storages can tell for sure."""
-
-        def put(fs: Any) -> bool:
-            try:
-                fs.pipe_file(path, content, mode="create")
-            except FileExistsError:
-                return False
-            except (TypeError, NotImplementedError):  # this one knows no such mode
-                if fs.exists(path):
-                    return False
-                fs.pipe_file(path, content)
-            return True
-
-        return self._send(path, where, put)
-
-    def upload(self, local: Path, path: str, where: str) -> None:
-        """Put a local file there. Object stores show it when it is whole; others get it under another name first."""
-
-        def put(fs: Any) -> None:
-            if not self.has_folders or not _renames(fs):
-                fs.put_file(str(local), path)
-                return
-            folder, _, name = path.rpartition("/")
-            unfinished = f"{folder}/.{name}.{local.name[-20:]}.part"
-            try:
-                fs.put_file(str(local), unfinished)
-                fs.mv(unfinished, path)
-            except BaseException:
-                _try_to_remove(fs, unfinished)
-                raise
-
-        self._send(path, where, put)
-
-    def _send(self, path: str, where: str, call: Callable[[Any], Found]) -> Found:
-        try:
-            return self.ask(where, call)
-        except FileNotFoundError:
-            if self.has_folders:
-                raise
-            raise FileNotFoundError(2, f"there is no bucket {path.strip('/').partition('/')[0]}") from None
-        finally:
-            self.forget(path)
-
-    def make_folder(self, path: str, where: str) -> None:
-        """Make a folder with its parents, where folders are things of their own."""
-        if self.has_folders:
-            self.ask(where, lambda fs: fs.makedirs(path, exist_ok=True))
-            self.forget(path)
-
-    def remove(self, path: str, where: str) -> None:
-        """Remove a file."""
-        self.ask(where, lambda fs: fs.rm_file(path))
-        self.forget(path)
-
-    def remove_tree(self, path: str, where: str) -> None:
-        """Remove a folder and all below it."""
-        self.ask(where, lambda fs: fs.rm(path, recursive=True))
-        self.forget(path)
-
 
 def refuse_denied(error: OSError, where: str) -> BadInput:
     """What cannot even be looked at ends the command: it is no matter of one tensor."""
@@ -386,17 +313,3 @@ def _whole(piece: bytes, length: int) -> bytes:
     if len(piece) != length:
         raise OSError(5, f"only {len(piece)} of {length} bytes came: the file changed while it was read")
     return piece
-
-
-def _renames(fs: Any) -> bool:
-    """Whether renaming is an operation of its own there, and not a copy."""
-    from fsspec import AbstractFileSystem
-
-    return type(fs).mv is not AbstractFileSystem.mv
-
-
-def _try_to_remove(fs: Any, path: str) -> None:
-    try:
-        fs.rm_file(path)
-    except Exception:  # the failure that led here is the one to tell
-        return

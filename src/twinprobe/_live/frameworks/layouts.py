@@ -1,22 +1,17 @@
-"""Reading and writing the weights of a model, one store per framework."""
+"""Where layers keep their weights, in words that all frameworks share.
+
+A layout names each weight of a layer (`weight`, `q.bias`, `l0.weight_ih`), says under which attribute it lies, and how
+that array is turned to the common form: [out, in] for a matrix, one vector for a norm, one part each for q, k and v.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from functools import reduce
+from typing import Any
 
 import numpy as np
-
-from twinprobe._live.frameworks import framework_of
-from twinprobe.errors import BadInput
-
-# Where a layer keeps its weights, in words that all frameworks share.
-#
-# A layout names each weight of a layer (`weight`, `q.bias`, `l0.weight_ih`), says under which attribute it lies, and
-# how that array is turned to the common form: [out, in] for a matrix, one vector for a norm, one part each for q, k
-# and v.
 
 Array = np.ndarray[Any, Any]
 
@@ -80,13 +75,20 @@ class Layout:
         return bool(self.nested) or any("." in part.place for part in self.parts)
 
 
-Rule = Callable[[Any], Layout]
+Rule = Layout | Callable[[Any], Layout]
 Rules = list[tuple[tuple[type, ...], Rule]]
 
 
-def always(layout: Layout) -> Rule:
-    """A rule that does not depend on the layer at hand."""
-    return lambda _: layout
+def rules_for(package: Any, table: Mapping[str, Rule]) -> Rules:
+    """The rules of a framework by its classes: dotted names under a package, of which old versions lack some."""
+    return [
+        (tuple(filter(None, (reduce(_attribute, name.split("."), package) for name in names.split()))), rule)
+        for names, rule in table.items()
+    ]
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
 
 
 def linear(*, transposed: bool = False) -> Layout:
@@ -141,8 +143,13 @@ def separate_attention(q: str = "q_proj", k: str = "k_proj", v: str = "v_proj", 
     return Layout("attention", nested={"q": q, "k": k, "v": v, "out": out})
 
 
-def recurrent(family: str, cells: Iterable[tuple[str, str, str]], projection: View = AS_IS) -> Layout:
+def recurrent(
+    layer: Any, cells: Iterable[tuple[str, str, str]] = (("l0", "", ""),), projection: View = AS_IS
+) -> Layout:
     """Gates of a recurrent layer: for each cell its common name, and what stands before and after an attribute."""
+    # lstm, gru or rnn, by the class or the cell that all frameworks call alike.
+    names = {kind.__name__.removesuffix("Cell") for kind in type(layer).__mro__}
+    family = "lstm" if "LSTM" in names else "gru" if "GRU" in names else "rnn"
     parts = []
     for name, before, after in cells:
         for weight in ("weight_ih", "weight_hh"):
@@ -154,15 +161,10 @@ def recurrent(family: str, cells: Iterable[tuple[str, str, str]], projection: Vi
     return Layout(family, tuple(parts))
 
 
-def flat_recurrent(family: str, layers: int, *, both_ways: bool) -> Layout:
+def flat_recurrent(layer: Any, layers: int, *, both_ways: bool) -> Layout:
     """All cells side by side: weight_ih_l0, weight_ih_l0_reverse, weight_ih_l1, ..."""
     ends = [f"l{index}{way}" for index in range(layers) for way in (("", "_reverse") if both_ways else ("",))]
-    return recurrent(family, [(end, "", f"_{end}") for end in ends])
-
-
-def one_cell(family: str) -> Layout:
-    """A single cell: weight_ih, weight_hh, bias_ih, bias_hh."""
-    return recurrent(family, [("l0", "", "")])
+    return recurrent(layer, [(end, "", f"_{end}") for end in ends])
 
 
 def transformer_layer(first: str, second: str, cross: str = "") -> Layout:
@@ -173,97 +175,8 @@ def transformer_layer(first: str, second: str, cross: str = "") -> Layout:
     return Layout("decoder layer" if cross else "encoder layer", nested=nested)
 
 
-def transformer_stack(family: str, layers: int) -> Layout:
+def transformer_stack(layer: Any) -> Layout:
     """Layers in a row and perhaps a norm after them."""
-    return Layout(family, nested={f"layers.{index}": f"layers.{index}" for index in range(layers)} | {"norm": "norm"})
-
-
-def recurrent_kind(layer: Any) -> str:
-    """lstm, gru or rnn, by the class or the cell that all frameworks call alike."""
-    names = {one.__name__.removesuffix("Cell") for one in type(layer).__mro__}
-    return "lstm" if "LSTM" in names else "gru" if "GRU" in names else "rnn"
-
-
-class Store(Protocol):
-    """What copying needs to know of a framework. The attributes are those of its modules."""
-
-    parameters: str = "_parameters"
-    buffers: str = "_buffers"
-    passing: str = "_non_persistent_buffers_set"  # names of the buffers that are not saved
-    modules: str = "_modules"
-
-    def own(self, module: Any) -> dict[str, Any]:
-        """Parameters and persistent buffers that belong to the module itself, by attribute."""
-        held = {name: value for name, value in getattr(module, self.parameters).items() if value is not None}
-        buffers = getattr(module, self.buffers, None)
-        if not buffers:
-            return held
-        passing = getattr(module, self.passing, ())
-        return held | {name: value for name, value in buffers.items() if value is not None and name not in passing}
-
-    def state(self, module: Any) -> dict[str, Any]:
-        """What a forward pass may change in the module itself: all buffers, and running statistics."""
-
-    def children(self, module: Any) -> dict[str, Any]:
-        """Modules directly below, by attribute."""
-        return {name: child for name, child in getattr(module, self.modules).items() if child is not None}
-
-    def rules(self) -> Rules:
-        """The layouts of the classes that are known, the first that fits first."""
-
-    def layout(self, module: Any) -> Layout | None:
-        """Where a layer of a known class keeps its weights."""
-        return next((rule(module) for classes, rule in self.rules() if isinstance(module, classes)), None)
-
-    def trainable(self, tensor: Any) -> bool:
-        """Whether training changes it."""
-
-    def is_buffer(self, module: Any, name: str) -> bool:
-        """Whether the attribute is a buffer that the user registered, not a parameter."""
-        return name not in getattr(module, self.parameters)
-
-    def key(self, tensor: Any) -> object:
-        """Equal for two tensors that are the same memory."""
-        return id(tensor)
-
-    def shape(self, tensor: Any) -> tuple[int, ...]:
-        """The shape as plain numbers."""
-        return tuple(tensor.shape)
-
-    def dtype(self, tensor: Any) -> str:
-        """The dtype in NumPy's words, or bfloat16."""
-
-    def read(self, tensor: Any) -> Array:
-        """The values; bfloat16 and narrower as float32, which holds them exactly."""
-
-    def memory(self, _tensor: Any, /) -> Array | None:
-        """The tensor's own memory, to be written to; None where that is not possible or would go unnoticed."""
-        return None
-
-    def write(self, tensor: Any, values: Array) -> None:
-        """Set the values in place, in the tensor's own dtype and on its own device."""
-
-
-def store_of(model: Any) -> Store:
-    """The store for a model's framework."""
-    framework = framework_of(model)
-    if framework is None:
-        raise BadInput(
-            f"weights cannot be copied to or from a {type(model).__name__}",
-            hint="give a torch.nn.Module, a paddle.nn.Layer or a mindspore.nn.Cell",
-        )
-    return cast(Store, importlib.import_module(f"twinprobe._live.weights.{framework}_store").STORE)
-
-
-def submodule(store: Store, model: Any, path: str) -> Any:
-    """The module at a dotted path; the empty path is the model itself."""
-    found = model
-    for name in path.split(".") if path else ():
-        children = store.children(found)
-        if name not in children:
-            raise BadInput(
-                f"{type(model).__name__} has no module {path!r}: {type(found).__name__} holds"
-                f" {', '.join(children) or 'no modules'}, not {name!r}"
-            )
-        found = children[name]
-    return found
+    family = "encoder" if any(kind.__name__ == "TransformerEncoder" for kind in type(layer).__mro__) else "decoder"
+    places = [*(f"layers.{index}" for index in range(len(layer.layers))), "norm"]
+    return Layout(family, nested=dict(zip(places, places, strict=True)))
