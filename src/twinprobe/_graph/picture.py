@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._graph.communication import Communication, read_communication
-from twinprobe._graph.layouts.merge import Merged, ShapeFitter
+from twinprobe._layout.merge import Merged, ShapeFitter
 from twinprobe._graph.links import NONE, Matcher, TreeMatcher
 from twinprobe._graph.node_values import CallValues, call_values, overflow_levels
 from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree, call_sites

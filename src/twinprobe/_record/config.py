@@ -24,6 +24,7 @@ _SECTION_KEYS = {
 }
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
+    "optimizer",
 )  # fmt: skip
 
 
@@ -49,6 +50,7 @@ class RecordConfig:
     bench_path: Path | None = None
     diff_nums: int = 1
     source: Path | None = None
+    optimizer: bool = True
 
     def wants(self, side: str) -> bool:
         """Whether data_mode asks for this side: forward, backward, input or output."""
@@ -130,6 +132,7 @@ def _build(
         bench_path=bench_path,
         diff_nums=diff_nums,
         source=source,
+        optimizer=_flag(common, "optimizer", True, where),
     )
 
 

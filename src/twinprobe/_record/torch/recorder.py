@@ -8,7 +8,6 @@ from types import FrameType
 from typing import IO, Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.calls import Api, ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
@@ -24,45 +23,18 @@ from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import ModuleHooks, has_fast_path
 from twinprobe._record.torch.host import host_digest
 from twinprobe._record.torch.names import make_api
+from twinprobe._record.torch.optimizer import OptimizerScope, with_total_norm
+from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchValues
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 
-# What runs inside an optimizer's step or gradient clipping, and what an optimizer does to memory.
+# The parents of what runs inside an optimizer's step or gradient clipping.
 
 OPTIMIZER = "optimizer"
 CLIP_GRAD = "clip_grad"
-
-
-class OptimizerScope:
-    """Knows whether an optimizer is at work. Parameters change there, so rows are forgotten afterwards."""
-
-    def __init__(self, recorder: Any) -> None:
-        self._recorder = recorder
-        self._handles: list[Any] = []
-        self.inside = 0
-
-    def attach(self) -> None:
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-
-    def detach(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self.inside = 0
-
-    def _before(self, *_: Any) -> None:
-        self.inside += 1
-        self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
-
-    def _after(self, *_: Any) -> None:
-        self.inside = max(0, self.inside - 1)
-        self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
 
 
 class PassGradients(ParameterGradients):
@@ -107,6 +79,7 @@ class TorchRecorder(Recorder):
         self.capture = Capturer(self.values, self.failed, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.optimizer = OptimizerScope(self)
+        self.pipeline = PipelineStages(self)
         self.modules = ModuleHooks(self)
         self.parameters: GradientWatch = PassGradients(self)
         self.collectives = Collectives(self)
@@ -138,6 +111,9 @@ class TorchRecorder(Recorder):
 
     def let_go(self) -> None:
         self.book.let_go()
+
+    def finished(self, update: Entry) -> Entry:
+        return with_total_norm(update) if update.name.startswith("Optimizer.total_norm.") else update
 
     def checksum(self, payload: torch.Tensor) -> Any:
         return host_digest(payload, "md5")
@@ -188,10 +164,14 @@ class TorchRecorder(Recorder):
                 self.modules.fast_paths.look_over(models)
             if token_range is not None:
                 self.modules.watch_tokens(models, token_range)
-            self.optimizer.attach()
+            self.optimizer.attach(models)
             if self.records_apis:
                 self.collectives.attach()
             self.distributed = self.rank() is not None
+            if self.distributed and self.config.optimizer and self.engine.places is None:
+                self.engine.places = Placements(self.pipeline.known)
+            if self.distributed:
+                self.pipeline.attach()
             self.mode.attach()
             self.compiled.attach()
             self.book.may_wait = True
@@ -204,7 +184,7 @@ class TorchRecorder(Recorder):
         self.book.may_wait = False
         for part in (
             self.mode.detach, self.compiled.detach, self.graph.close, self.parameters.detach, self.modules.detach,
-            self.collectives.detach, self.optimizer.detach,
+            self.collectives.detach, self.optimizer.detach, self.pipeline.detach,
         ):  # fmt: skip
             self.work("stopping", part)
         super()._release()

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twinprobe._graph.tree import is_module
-from twinprobe._runs.names import GRADIENTS, parse_op
+from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import Run
 
 _NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")

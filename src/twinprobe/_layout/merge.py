@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._align.links import Pairs
-from twinprobe._graph.layouts.layout import Layout
-from twinprobe._graph.layouts.shards import (
+from twinprobe._layout.layout import Layout
+from twinprobe._layout.shards import (
     AXES,
     ONE,
     PARTIAL,
@@ -28,7 +28,7 @@ from twinprobe._graph.layouts.shards import (
     shown,
     whole_shapes,
 )
-from twinprobe._graph.layouts.stages import Part, StageNames, chunk_of, experts_in, in_expert, in_order
+from twinprobe._layout.stages import Part, StageNames, chunk_of, experts_in, in_expert, in_order
 from twinprobe._report.console import json_bytes
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
