@@ -27,6 +27,7 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
+from twinprobe._compare.whole import compare_whole, plan_whole, puts_together, whole_files
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
@@ -51,7 +52,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
-            return Outcome([run_job(jobs[0], lambda done, total: advance("tensors", done, total))], lost, notes)
+            summary = run_job(jobs[0], lambda done, total: advance("tensors", done, total))
+            return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)
@@ -81,6 +83,8 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
+    if puts_together(request):
+        return plan_whole(request)
     if request.target.is_dir() != request.golden.is_dir():
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
@@ -111,8 +115,12 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     elif session is not None:
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
     options = Options(match, job.request.thresholds, progress, measure)
-    with unchanged(job.target, job.golden):
-        comparison = compare_paths(job.target, job.golden, options)
+    if job.ranks is not None:
+        with unchanged(*whole_files(job)):
+            comparison = compare_whole(job, options)
+    else:
+        with unchanged(job.target, job.golden):
+            comparison = compare_paths(job.target, job.golden, options)
     if not comparison.summary.matched:
         calls = comparison.summary.target.ops
         raise NothingToCompare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._layout.pieces import files_of, is_recipe, load_whole
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
@@ -242,6 +244,9 @@ def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> I
         from twinprobe._compare.pair_table import laid_out_jobs
 
         return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
+    if any(is_recipe(names[at]) for at in rows for _, names in sides):
+        loads = (partial(load_whole, folder, names[at]) for at in rows for folder, names in sides)
+        return zip(loads, loads, strict=True)
     files = ((folder, names[at]) for at in rows for folder, names in sides)
     loaders = tensor_loaders(files, at_once=AT_ONCE)
     return zip(loaders, loaders, strict=True)
@@ -258,7 +263,7 @@ def file_sizes(folder: Path, names: list[str]) -> list[int]:
     sizes = []
     for name in names:
         try:
-            sizes.append(inside(folder, name).stat().st_size)
+            sizes.append(sum(inside(folder, file).stat().st_size for file in files_of(name)))
         except (OSError, DamagedTensor):
             sizes.append(0)
     return sizes

@@ -44,7 +44,7 @@ _REDUCTIONS = r"^(Mint)?Distributed\.(all_reduce|_?reduce_scatter\w*|reduce)\."
 _EXTRA = ("relation", "ranks", "shapes", "sign", *(f"{stat}_all" for stat in STATS))
 
 
-Rank = tuple[tuple[int, int, int], Run]  # where it stands in its stage, and what it recorded
+Rank = tuple[tuple[int, ...], Run]  # where it stands in its stage (along ep first), and what it recorded
 
 
 @dataclass
@@ -69,11 +69,11 @@ def merge_ranks(runs: dict[int, Run], layout: Layout) -> Merged:
     for chunk in range(layout.vpp):
         for stage in range(layout.pp):
             ranks = sorted(stages[stage], key=lambda one: one[0])
-            parts += _parts_of(ranks, stage, chunk, names, layout)
+            parts += parts_of(ranks, stage, chunk, names, layout)
     return _assemble(parts, stages[0][0][1])
 
 
-def _parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
+def parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
     """The parts of one stage (and chunk): the calls of all its ranks, and the experts of some."""
     first = ranks[0][1]
     renamed = names.stage(_chosen(first, chunk, layout))
@@ -120,7 +120,7 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
     for at, part in enumerate(parts):
         rows = pl.concat([_renamed_rows(run, part.names, shard) for shard, run in part.ranks])
         frames.append(merged_rows(rows, len(part.ranks)).with_columns(part=pl.lit(at)))
-    rows = _after_reduction(_one_of_each(pl.concat(frames), parts))
+    rows = _after_reduction(one_of_each(pl.concat(frames), parts))
     ops = in_order(parts, [part.first.ops for part in parts])
     ops = [name for name in ops if name in set(rows["op"].to_list())]
     place = {name: at for at, name in enumerate(ops)}
@@ -131,8 +131,8 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
     run = Run(first.path, first.task, first.level, first.framework, ops, table, list(first.notes))
-    run.parents = _parents(parts)
-    run.stacks = _stacks(parts)
+    run.parents = merged_parents(parts)
+    run.stacks = merged_stacks(parts)
     return Merged(run, rows.select("op", "suffix", *_EXTRA), _info(rows))
 
 
@@ -151,7 +151,7 @@ def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, int, int]) 
     return table.with_columns(op=pl.col("renamed"), suffix=suffix, **places).drop("renamed", "length", "name")
 
 
-def _one_of_each(rows: pl.DataFrame, parts: list[Part]) -> pl.DataFrame:
+def one_of_each(rows: pl.DataFrame, parts: list[Part]) -> pl.DataFrame:
     """A module that wraps several stages takes its inputs from the first and its outputs from the last."""
     import polars as pl
 
@@ -184,7 +184,7 @@ def _after_reduction(rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("reduced", *(f"{stat}_sum" for stat in STATS))
 
 
-def _parents(parts: list[Part]) -> dict[str, str | None]:
+def merged_parents(parts: list[Part]) -> dict[str, str | None]:
     merged: dict[str, str | None] = {}
     for part in parts:
         for name, above in part.first.parents.items():
@@ -195,7 +195,7 @@ def _parents(parts: list[Part]) -> dict[str, str | None]:
     return {name: merged[name] for name in order if name in merged}
 
 
-def _stacks(parts: list[Part]) -> Stacks:
+def merged_stacks(parts: list[Part]) -> Stacks:
     stacks = Stacks()
     for part in parts:
         known = part.first.stacks

@@ -121,7 +121,7 @@ class Part:
 
     stage: int
     chunk: int
-    ranks: list[tuple[tuple[int, int, int], Run]]
+    ranks: list[tuple[tuple[int, ...], Run]]
     names: dict[str, str]
     expert: int | None = None
     around: dict[str, str] = field(default_factory=dict)

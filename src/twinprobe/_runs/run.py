@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
 DEBUG_PART = "debug.json.part"
 RUN_FILES = (DUMP, PART, DEBUG, DEBUG_PART)
+OPTIMIZER_FILE = "optimizer.json"  # what optimizers saw and did, in the same grammar
 TENSOR_FOLDER = "dump_tensor_data"
 
 # The three ways two runs can be measured against each other.
@@ -121,7 +122,7 @@ def find_run(path: Path) -> Path:
         raise BadInput("holds neither dump.json nor debug.json", where=path)
     if not path.exists():
         raise BadInput("does not exist", where=path)
-    if path.name not in RUN_FILES:
+    if path.name not in (*RUN_FILES, OPTIMIZER_FILE):
         raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
     return path
 

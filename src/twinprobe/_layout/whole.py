@@ -1,0 +1,588 @@
+"""The ranks of one step as one run, as if a single process had computed everything.
+
+Names are mapped through the layout first. What the pieces of a value are to one another is settled when the value has
+been paired, since the other side's shape tells most; until then a row has the shape that its name has there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe._align.calls import dims
+from twinprobe._align.links import Pairs
+from twinprobe._layout.layout import Layout
+from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
+from twinprobe._layout.pieces import (
+    AXES,
+    BATCH_AXES,
+    COPIES,
+    PLAIN,
+    SUM,
+    Arithmetic,
+    Known,
+    Piece,
+    Shape,
+    along,
+    fitting_way,
+    known,
+    of_concatenation,
+    of_placement,
+    put_together,
+    same,
+)
+from twinprobe._layout.ranks import OPTIMIZER, RankDump, fold_calls, token_shape
+from twinprobe._layout.stages import Part, StageNames, in_order
+from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
+from twinprobe._runs.run import TENSOR_FOLDER, Run
+from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
+
+
+@dataclass(repr=False)
+class Whole(Run):
+    """A run made of several ranks' runs. ``pieces`` has, for each row of the table, what every rank has of it."""
+
+    layout: Layout
+    ranks: dict[int, RankDump]
+    pieces: pl.DataFrame
+    micro: int = 1
+    assumed: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+    @property
+    def tensor_folder(self) -> Path:
+        """The folder of the step: recipes name the files of all ranks."""
+        return self.path.parent
+
+    @cached_property
+    def mode(self) -> str:
+        return next(iter(self.ranks.values())).run.mode
+
+    def pieces_of(self, row: int) -> list[Piece]:
+        """What the ranks have of one row's value."""
+        columns = self.pieces.row(row, named=True)
+        found = []
+        for at, rank in enumerate(columns["rank"]):
+            place = tuple(columns[axis][at] for axis in AXES)
+            placement = self.ranks[rank].placements.get(columns["own_name"][at])
+            shape = placement.local if placement is not None else dims(columns["shape"][at])
+            stats = tuple(columns[stat][at] for stat in STATS)
+            found.append(Piece(rank, place, shape, stats, columns["file"][at], columns["digest"][at]))  # type: ignore[arg-type]
+        return found
+
+    def placements_of(self, row: int) -> list[Any]:
+        """The recorded placements of one row's value, in the order of its pieces."""
+        ranks, names = self.pieces["rank"][row].to_list(), self.pieces["own_name"][row].to_list()
+        return [self.ranks[rank].placements.get(name) for rank, name in zip(ranks, names, strict=True)]
+
+
+def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None) -> Whole:
+    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there."""
+    import polars as pl
+
+    stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
+    of_run: dict[int, RankDump] = {}
+    for rank, dump in ranks.items():
+        fold_calls(dump, micro)
+        place = layout.place(rank)
+        stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
+        of_run[id(dump.run)] = dump
+    names = StageNames(chunks=layout.vpp > 1)
+    parts: list[Part] = []
+    for chunk in range(layout.vpp):
+        for stage in sorted(stages):
+            parts += parts_of(sorted(stages[stage], key=lambda one: one[0]), stage, chunk, names, layout)
+    frames = []
+    for at, part in enumerate(parts):
+        rows = pl.concat([_rows(of_run[id(run)], part.names, shard, layout) for shard, run in part.ranks])
+        frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit((part.expert or 0) >= 0 and part.expert is not None)))
+    rows = one_of_each(pl.concat(frames), parts)
+    present = set(rows["op"].to_list())
+    ops = [name for name in in_order(parts, [part.first.ops for part in parts]) if name in present]
+    number = {name: at for at, name in enumerate(ops)}
+    rows = rows.with_columns(place=pl.col("op").replace_strict(number, return_dtype=pl.Int32))
+    rows = rows.sort("place", "role", maintain_order=True)
+    first = parts[0].first
+    table = rows.select(
+        pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
+        *(name for name in first.table.columns if name not in ("op", "role", "name")),
+    )  # fmt: skip
+    pieces = rows.select("op", "suffix", "expert", "equal", *(f"{name}_all" for name in _LISTS))
+    pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
+    notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
+    whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
+    whole.parents = merged_parents(parts)
+    whole.stacks = merged_stacks(parts)
+    _lend_shapes(whole, other)
+    return whole
+
+
+def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...], layout: Layout) -> pl.DataFrame:
+    """A rank's rows with the names of their calls in the whole model, and where the rank stands."""
+    import polars as pl
+
+    run = dump.run
+    per_op = pl.DataFrame({
+        "renamed": pl.Series([names.get(name) for name in run.ops], dtype=pl.String),
+        "micro": pl.Series(dump.micro, dtype=pl.Int32),
+    })  # fmt: skip
+    ep, cp, tp, dp, rank = shard
+    table = run.table.with_columns(dump.suffixes.alias("suffix")).with_columns(per_op[run.table["op"].to_numpy()])
+    prefix = f"{dump.folder.name}/{TENSOR_FOLDER}/"
+    return table.filter(pl.col("renamed").is_not_null()).with_columns(
+        pl.col("name").alias("own_name"), pl.col("renamed").alias("op"), (pl.lit(prefix) + pl.col("file")).alias("file"),
+        rank=pl.lit(rank), dp=pl.lit(dp), ep=pl.lit(ep), cp=pl.lit(cp), tp=pl.lit(tp),
+    ).drop("renamed", "name")  # fmt: skip
+
+
+def _grouped(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row per value, with lists of what the ranks have of it; statistics are merged as those of shards, for now."""
+    import polars as pl
+
+    kept = [name for name in rows.columns if name not in ("op", "suffix", *_LISTS)] + ["shape", *STATS, "file", "digest"]
+    own = ("shape", "digest", "kind", *(f"{stat}{end}" for stat in STATS for end in ("", "_kind", "_text")))
+    # Values that are no tensors are equal if their texts and meanings are.
+    equal = pl.all_horizontal(*(pl.col(name).n_unique() == 1 for name in (*own, "value_digest", "meaning")))
+    return rows.group_by("op", "suffix", maintain_order=True).agg(
+        *(pl.col(name).first() for name in kept),
+        equal.alias("equal"),
+        *(pl.col(name).implode().alias(f"{name}_all") for name in _LISTS),
+    )
+
+
+def _lend_shapes(whole: Whole, other: Run | None) -> None:
+    """Before values are paired, they have the shapes that their names have on the other side."""
+    import polars as pl
+
+    if other is None:
+        return
+    known = dict(zip(other.table["name"].to_list(), other.table["shape"].to_list(), strict=True))
+    tensor = whole.table["kind"] == TENSOR
+    shapes = [
+        known.get(name, shape) if is_tensor else shape
+        for name, shape, is_tensor in zip(whole.table["name"].to_list(), whole.table["shape"].to_list(), tensor.to_list(), strict=True)
+    ]  # fmt: skip
+    whole.table = whole.table.with_columns(pl.Series("shape", shapes, dtype=pl.String))
+
+
+# Settling: once rows are paired, what the pieces of each are to one another, and the whole value they make.
+
+Match = Callable[[Run, Run], Pairs]
+
+
+class Settler:
+    """A matcher that, once the rows are paired, puts the pieces of every value together on each side."""
+
+    def __init__(self, match: Match) -> None:
+        self._match = match
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        """Pair the rows and settle them."""
+        pairs = self._match(target, golden)
+        both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
+        partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
+        if isinstance(golden, Whole):
+            _Side(golden, target, [(mine, other) for other, mine in partners]).settle()
+        if isinstance(target, Whole):
+            _Side(target, golden, partners).settle()
+        return pairs
+
+
+class _Side:
+    """One side's rows while they are settled."""
+
+    def __init__(self, whole: Whole, other: Run, partners: Sequence[tuple[int, int]]) -> None:
+        self.whole, self.other = whole, other
+        self.partner = dict(partners)
+        self.changes: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.unfit: list[str] = []
+        self.ways: Counter[str] = Counter()
+        self.optimizer = whole.path.name.startswith("optimizer")
+        self.kinds = {stat: whole.table[f"{stat}_kind"].to_list() for stat in STATS}
+        self.golden = {stat: other.table[stat].to_list() for stat in STATS}
+        self.reduced = self._reductions()
+        self.partial: set[Any] = set()
+        self.shares = self._shares()
+
+    # -- what is known before any row is looked at -------------------------------------------------------------------
+
+    def _reductions(self) -> dict[Any, int] | None:
+        """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
+        import polars as pl
+
+        pieces = self.whole.pieces
+        names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
+        reductions = pieces.with_row_index("row").filter(pl.col("op").str.starts_with("Distributed.") & names)
+        if not reductions.height:
+            return None if not self.whole.level.startswith(("L1", "mix")) else {}
+        roles = self.whole.table["role"].to_list()
+        outputs = {op: row for row, op in reductions.select("row", "op").iter_rows() if roles[row] == OUTPUT}
+        found: dict[Any, int] = {}
+        for row, op in reductions.select("row", "op").iter_rows():
+            if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
+                for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
+                    found.setdefault(_signature(pieces_of), outputs.get(op, -1))
+        return found
+
+    def _shares(self) -> dict[str, list[float]]:
+        """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
+        layout, shares = self.whole.layout, {}
+        for axis in ("dp", "ep", "cp"):
+            size = layout.size(axis)
+            if size > 1:
+                counts = [0.0] * size
+                for rank, dump in self.whole.ranks.items():
+                    tokens = token_shape(dump.run)
+                    counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
+                total = sum(counts)
+                shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
+        if self.whole.micro > 1:
+            shares["micro"] = [1 / self.whole.micro] * self.whole.micro
+        return self._of_loss(shares)
+
+    def _of_loss(self, shares: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Where the loss was divided before backward began, gradients carry their shares already."""
+        if not shares or self.optimizer:
+            return shares
+        for row in range(self.whole.table.height):
+            if self.whole.table["role"][row] != INPUT or self.whole.table["shape"][row] != "[]":
+                continue
+            if f".{BACKWARD}" not in self.whole.pieces["op"][row] or row not in self.partner:
+                continue
+            goal = self.golden["max"][self.partner[row]]
+            values = [(piece.place, piece.stats[0]) for piece in self.whole.pieces_of(row) if not any(piece.place[4:])]
+            if goal is None or any(value is None for _, value in values):
+                break
+            total = sum(value for _, value in values if value is not None)
+            if len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0][1] != goal:
+                self.whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
+                return {}
+            break
+        return shares
+
+    # -- the rows ----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Settle every row, and write what is known into the run's table."""
+        whole = self.whole
+        table, pieces = whole.table, whole.pieces
+        equal, kinds, shapes = pieces["equal"].to_list(), table["kind"].to_list(), table["shape"].to_list()
+        own_shapes, roles = pieces["shape"].to_list(), table["role"].to_list()
+        other_shapes, other_kinds = self.other.table["shape"].to_list(), self.other.table["kind"].to_list()
+        experts, ops = pieces["expert"].to_list(), pieces["op"].to_list()
+        placed = any(dump.placements for dump in whole.ranks.values())
+        for row in range(table.height):
+            partner = self.partner.get(row)
+            if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
+                self._settle_value(row, partner)
+            if kinds[row] != TENSOR:
+                continue
+            goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
+            gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
+            plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
+            if plain and not placed and not (experts[row] and gradient):
+                if shapes[row] != own_shapes[row][0]:
+                    self.changes["shape"][row] = own_shapes[row][0]
+                continue
+            self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
+        self._write()
+        self._tell()
+
+    def _settle_value(self, row: int, partner: int) -> None:
+        """A whole number that counts what is split, such as a size given to view, counts all of it."""
+        kind = self.kinds["max"][row]
+        mine, goal = self.whole.table["max"][row], self.golden["max"][partner]
+        if kind != INT or mine == goal or not mine or not goal or goal % mine:
+            return
+        layout = self.whole.layout
+        sizes = [layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro]
+        products = {1}
+        for size in sizes:
+            products |= {size * one for one in products}
+        if goal // mine in products:
+            for stat in STATS:
+                self.changes[stat][row] = goal
+                self.changes[f"{stat}_text"][row] = self.other.table[f"{stat}_text"][partner]
+            for column in ("value_digest", "meaning"):
+                self.changes[column][row] = self.other.table[column][partner]
+            self.ways["sizes counted over the ranks"] += 1
+
+    def _settle_row(self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool) -> None:
+        pieces = self.whole.pieces_of(row)
+        blocks = self._blocks(row, pieces)
+        if blocks is None:
+            return
+        if goal is None:
+            goal = blocks[0].shape if all(same([blocks[0], block]) for block in blocks[1:]) else None
+            if goal is None:
+                self._guess(row, blocks)
+                return
+        weight = role in (PARAMETER, GRADIENT) or self.optimizer
+        copies = tuple(all(same(line) for line in along(blocks, axis)) for axis in range(len(AXES)))
+        if any(block.shape is None for block in blocks):
+            self._nothing(row, "a piece has no shape")
+            return
+        way = fitting_way(tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight)
+        if way is None:
+            self._flat(row, blocks, goal)
+            return
+        arithmetic = self._arithmetic(row, gradient and not self.optimizer, blocks[0], way)
+        odd = self._odd_axis(row, blocks, way, role, gradient)
+        if odd == "unknown":
+            self._nothing(row, "its pieces differ, and nothing tells how they fit together")
+            return
+        if odd:
+            blocks, way = self._worst(row, partner, blocks, way, odd)
+        elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
+            arithmetic = Arithmetic(self.shares, {}, 1)
+        found = put_together(blocks, way, arithmetic)
+        if found is None:
+            self._nothing(row, "a piece is not known")
+            return
+        self._count(way)
+        self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
+
+    def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
+        """Pieces of distributed tensors put together on each mesh; the others as they are."""
+        placements = self.whole.placements_of(row)
+        if not any(placement is not None for placement in placements):
+            return pieces
+        if any(placement is None for placement in placements):
+            self._nothing(row, "only some ranks have recorded how it is placed")
+            return None
+        blocks = []
+        seen: set[Any] = set()
+        by_micro: dict[int, dict[int, Piece]] = defaultdict(dict)
+        for piece in pieces:
+            by_micro[piece.place[0]][piece.rank] = piece
+        for piece, placement in zip(pieces, placements, strict=True):
+            key = piece.place[0], placement.mesh
+            if key in seen:
+                continue
+            seen.add(key)
+            owners = by_micro[piece.place[0]]
+            node = of_placement(owners, placement)
+            if node is None:
+                self._nothing(row, "a rank of its mesh is missing")
+                return None
+            self._check_replicas(row, owners, placement)
+            first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
+            blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
+            if not all(node[2]):
+                found = known(node)
+                self._take(row, self.partner.get(row), found)
+                if len({placement.mesh for placement in placements}) == 1:
+                    return None
+        for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
+            self.ways["placements as recorded"] += count if kind != COPIES else 0
+        return blocks
+
+    def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
+        ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+        for at, way in enumerate(placement.ways):
+            if way != COPIES:
+                continue
+            for line in np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at]):
+                group = [owners[int(rank)] for rank in line]
+                if not same(group):
+                    self._report(row, self.partner.get(row), group)
+
+    def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
+        if not gradient:
+            return Arithmetic({}, self.orders, self._groups(block, way))
+        factor = 1.0
+        if self.whole.pieces["expert"][row] and "ep" in self.shares:
+            factor = 1 / self.whole.layout.ep  # words of all ranks meet in an expert, each with its rank's mean loss
+        return Arithmetic(self.shares, self.orders, self._groups(block, way), factor)
+
+    @cached_property
+    def orders(self) -> dict[str, str]:
+        """In which order pieces along an axis follow one another: context parallel ranks may have two stretches each."""
+        return {"cp": "zigzag"} if self.whole.layout.cp > 1 else {}
+
+    def _groups(self, block: Piece, way: Any) -> int:
+        """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
+        tokens = self._tokens
+        dim = way[AXES.index("cp")]
+        if tokens is None or dim < 0 or block.shape is None or block.shape[dim] != prod(tokens):
+            return 1
+        return tokens[0]
+
+    @cached_property
+    def _tokens(self) -> Shape | None:
+        return token_shape(next(iter(self.whole.ranks.values())).run)
+
+    def _odd_axis(self, row: int, blocks: list[Piece], way: Any, role: int, gradient: bool) -> str:
+        """The axis along which values that should be copies differ; "unknown" where it cannot be said; or nothing."""
+        for at, axis in enumerate(AXES):
+            if way[at] != SUM:
+                continue
+            if self.optimizer or role == PARAMETER:
+                return axis
+            if axis in BATCH_AXES:
+                if gradient or blocks[0].shape == ():
+                    continue
+                return "unknown"
+            if not all(self._is_partial(line, role) for line in along(blocks, at)):
+                return axis
+        return ""
+
+    def _is_partial(self, line: list[Piece], role: int) -> bool:
+        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them, or they came from such."""
+        if self.reduced is None:
+            return role in (OUTPUT, GRADIENT, INPUT)  # no collective was recorded
+        signature = _signature(line)
+        if signature in self.reduced:
+            return True
+        scaled = [piece for piece in line if piece.stats[3]]
+        return bool(scaled) and signature in self.partial
+
+    def _worst(
+        self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str
+    ) -> tuple[list[Piece], Any]:
+        """Copies that differ: the finding, and the copy that is farthest from the other side's value stands for all."""
+        at = AXES.index(axis)
+        odd = self._report(row, partner, along(blocks, at)[0])
+        chosen = [block for block in blocks if block.place[at] == odd.place[at]]
+        return chosen, tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+
+    def _report(self, row: int, partner: int | None, group: list[Piece]) -> Piece:
+        """Say which rank's copy differs: from the other side's value, or from most others."""
+        name = self.whole.table["name"][row]
+        goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
+
+        def distance(piece: Piece) -> float:
+            if goal is not None:
+                pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
+                return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
+            return -sum(same([piece, one]) for one in group)
+
+        ordered = sorted(group, key=distance)
+        odd, good = ordered[-1], ordered[0]
+        wrong = [piece.rank for piece in group if not same([piece, good])]
+        if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
+            text = f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
+        else:
+            text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
+        if len(self.whole.findings) < 1000:
+            self.whole.findings.append(text)
+        return odd
+
+    def _after_reduction(self, blocks: list[Piece], way: Any, found: Known, arithmetic: Arithmetic) -> Known:
+        """Of partial sums that a recorded reduction took, the statistics of its result are known exactly."""
+        at = AXES.index("tp")
+        if way[at] != SUM or not self.reduced or all(found.exact):
+            return found
+        lines = along(blocks, at)
+        rows = [self.reduced.get(_signature(line), -1) for line in lines]
+        if -1 in rows or len(lines) > 1 or arithmetic.shares:
+            return found
+        result = self.whole.pieces_of(rows[0])
+        if same(result) and result[0].shape == found.shape:
+            return Known(found.shape, result[0].stats, (True,) * 4, found.recipe)
+        return found
+
+    def _flat(self, row: int, blocks: list[Piece], goal: Shape) -> None:
+        """Stretches of a flattened tensor, as FSDP1 has them; else there is no way."""
+        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        if all(block.shape is not None and len(block.shape) == 1 for block in blocks) and sum(counts) == prod(goal):
+            stats = of_concatenation([block.stats for block in blocks], counts)
+            self.ways["stretches of flat parameters"] += 1
+            self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
+            return
+        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}")
+
+    def _guess(self, row: int, blocks: list[Piece]) -> None:
+        """Nobody on the other side: statistics as of shards, the shape left open."""
+        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        stats = of_concatenation([block.stats for block in blocks], counts)
+        self._take(row, None, Known((), stats, (True,) * 4, None))
+        self.changes["shape"][row] = None
+
+    def _nothing(self, row: int, why: str) -> None:
+        self.unfit.append(f"{self.whole.table['name'][row]}: {why}")
+        for stat in STATS:
+            self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
+        self.changes["file"][row] = self.changes["digest"][row] = None
+
+    def _take(self, row: int, partner: int | None, found: Known) -> None:
+        """Write a whole value into its row. A statistic that is only a bound counts where the other side breaks it."""
+        self.changes["shape"][row] = str(list(found.shape))
+        self.changes["file"][row] = found.recipe
+        self.changes["digest"][row] = None
+        for stat, value, exact in zip(STATS, found.stats, found.exact, strict=True):
+            kind = self.kinds[stat][row]
+            if kind not in (FLOAT, INT, BOOL) or value is None:
+                continue
+            if not exact and not self._breaks(stat, value, partner):
+                self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
+                continue
+            self.changes[stat][row] = value
+            if kind == INT:
+                even = value == round(value)
+                self.changes[f"{stat}_text"][row] = str(int(value)) if even else None
+                self.changes[f"{stat}_kind"][row] = INT if even else FLOAT
+            elif kind == BOOL:
+                self.changes[f"{stat}_text"][row] = str(bool(value))
+
+    def _breaks(self, stat: str, bound: float, partner: int | None) -> bool:
+        goal = self.golden[stat][partner] if partner is not None else None
+        if goal is None or goal != goal or bound != bound:
+            return False
+        slack = 1e-3 * max(abs(goal), abs(bound))
+        return goal < bound - slack if stat == "min" else goal > bound + slack
+
+    def _count(self, way: Any) -> None:
+        for axis, dim in zip(AXES, way, strict=True):
+            if dim == SUM:
+                self.ways[f"{axis}: added up"] += 1
+            elif dim >= 0:
+                self.ways[f"{axis}: concatenated along dimension {dim}"] += 1
+
+    def _write(self) -> None:
+        import polars as pl
+
+        columns = []
+        for name, values in self.changes.items():
+            column = self.whole.table[name]
+            whole = column.to_list()
+            for row, value in values.items():
+                whole[row] = value
+            columns.append(pl.Series(name, whole, dtype=column.dtype))
+        self.whole.table = self.whole.table.with_columns(columns)
+
+    def _tell(self) -> None:
+        whole = self.whole
+        whole.assumed += [f"{count:,} values {way}" for way, count in sorted(self.ways.items())]
+        if self.unfit:
+            more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
+            whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
+
+
+def _signature(pieces: Sequence[Piece]) -> Any:
+    return tuple((piece.shape, piece.stats) for piece in pieces)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+
+
+def _shapes(blocks: Sequence[Piece]) -> str:
+    found = dict.fromkeys(str(list(block.shape)) if block.shape is not None else "no shape" for block in blocks)
+    return " and ".join(list(found)[:3])
+
+
+__all__ = ["OPTIMIZER", "PLAIN", "Settler", "Whole", "make_whole"]
