@@ -395,7 +395,7 @@ def finish_gradients(model: nn.Module, micro: int) -> None:
 
 
 def clip(model: nn.Module) -> None:
-    if Layout.kind in ("tp", "sp", "megatron", "pp", "ep"):
+    if not Layout.clip:
         return
     if Layout.kind == "fsdp1":
         model.clip_grad_norm_(Layout.clip)
@@ -403,7 +403,7 @@ def clip(model: nn.Module) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), Layout.clip)
 
 
-Layout.clip = 1.0  # type: ignore[attr-defined]
+Layout.clip = 0.0  # type: ignore[attr-defined]
 
 
 def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str, dtype: str, fault: str) -> None:
@@ -411,6 +411,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     base, *options = kind.split("+")
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
     Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
+    Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1
     if ranks > 1:
         meeting = f"file://{output}.meet"

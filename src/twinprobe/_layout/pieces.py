@@ -28,7 +28,7 @@ AXES = ("micro", "dp", "ep", "cp", "tp")
 BATCH_AXES = frozenset({"micro", "dp", "ep", "cp"})
 # The orders in which pieces along an axis follow one another.
 BLOCKS, ZIGZAG, INTERLEAVED = "blocks", "zigzag", "interleaved"
-COPIES, SUM = -1, -2  # what becomes of an axis instead of a dimension along which it is concatenated
+COPIES, SUM, NORM, MEAN, UNKNOWN = -1, -2, -3, -4, -5  # what becomes of an axis instead of a dimension along which it is concatenated
 
 Shape = tuple[int, ...]
 Stats = tuple[float | None, float | None, float | None, float | None]  # max, min, mean, norm
@@ -274,7 +274,8 @@ def read_placement(value: Any, shape: Shape) -> Placement | str:
     try:
         mesh = np.asarray(value["mesh"])
         whole, local = (tuple(int(size) for size in value[key]) for key in ("global_shape", "local_shape"))
-        ways = [_way_of(one) for one in value["placements"]]
+        ops = value.get("reduce_ops") or [""] * len(value["placements"])
+        ways = [_way_of(one, op) for one, op in zip(value["placements"], ops, strict=True)]
         factors = value.get("split_factors") or [None] * len(ways)
         if mesh.dtype.kind not in "iu" or mesh.ndim != len(ways) or len(factors) != len(ways) or mesh.size > 1 << 20:
             return "its mesh and its placements do not fit"
@@ -299,19 +300,22 @@ def read_placement(value: Any, shape: Shape) -> Placement | str:
     return placement if fits else f"a piece of {list(whole)} in {expected} parts cannot be {list(local)}"
 
 
-def _way_of(placement: Mapping[str, Any]) -> int:
+def _way_of(placement: Mapping[str, Any], reduce_op: str) -> int:
     (kind,) = placement
     if kind == "Shard":
         dim = placement[kind]["dim"]
         if not isinstance(dim, int) or dim < 0:
             raise ValueError(kind)
         return dim
-    return {"Replicate": COPIES, "Partial": SUM}[kind]
+    if kind == "Replicate":
+        return COPIES
+    reduce_op = reduce_op or placement["Partial"].get("reduce_op", "sum")
+    return {"sum": SUM, "norm": NORM, "avg": MEAN}.get(reduce_op, UNKNOWN)
 
 
 def of_placement(pieces: Mapping[int, Piece], placement: Placement) -> Any:
     """The node of the whole tensor whose pieces lie on the ranks of a mesh; None where one of them is missing."""
-    if any(rank not in pieces for rank in placement.mesh):
+    if any(rank not in pieces for rank in placement.mesh) or UNKNOWN in placement.ways:
         return None
     ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
     # Strided pieces were cut from what the later dimensions of the mesh had cut already.
@@ -327,7 +331,14 @@ def _of_mesh(ranks: Any, order: list[int], ways: tuple[int, ...], pieces: Mappin
     dim = ways[at]
     parts = np.split(ranks, ranks.shape[at], axis=at)
     nodes = [_of_mesh(part, rest, ways, pieces) for part in (parts[:1] if dim == COPIES else parts)]
-    return None if None in nodes else joined(nodes, dim, BLOCKS, 1)
+    if None in nodes:
+        return None
+    if dim == NORM and nodes[0][0] == ():
+        norms = [None if None in (node[1]) else node[1][0] for node in nodes]
+        total = None if None in norms else sqrt(sum(norm * norm for norm in norms))
+        return (), (total,) * 4, EXACT, None
+    node = joined(nodes, SUM if dim == MEAN else dim, BLOCKS, 1)
+    return node if dim != MEAN or node is None else _times(node, 1 / len(nodes))
 
 
 # Recipes: the files of a value's pieces and what is done with them, as one text in place of a file's name.

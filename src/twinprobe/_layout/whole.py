@@ -47,7 +47,9 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 if TYPE_CHECKING:
     import polars as pl
 
+_COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_TOTAL_NORM = f"{OPTIMIZER}total_norm."
 _LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
 
 
@@ -225,7 +227,7 @@ class _Side:
 
         pieces = self.whole.pieces
         names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
-        reductions = pieces.with_row_index("row").filter(pl.col("op").str.starts_with("Distributed.") & names)
+        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(_COLLECTIVES) & names)
         if not reductions.height:
             return None if not self.whole.level.startswith(("L1", "mix")) else {}
         roles = self.whole.table["role"].to_list()
@@ -288,7 +290,7 @@ class _Side:
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
                 self._settle_value(row, partner)
-            if kinds[row] != TENSOR:
+            if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
@@ -298,8 +300,26 @@ class _Side:
                     self.changes["shape"][row] = own_shapes[row][0]
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
+        if self.optimizer:
+            self._total_norms()
         self._write()
         self._tell()
+
+    def _total_norms(self) -> None:
+        """The norm that all gradients of a step have together, of which each rank knows only its own."""
+        table, ops = self.whole.table, self.whole.pieces["op"].to_list()
+        norms, suffixes = self.changes["norm"], self.whole.pieces["suffix"].to_list()
+        totals: dict[str, float] = defaultdict(float)
+        rows: dict[str, int] = {}
+        for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
+            step = ".".join(op.rsplit(".", 3)[1:])
+            if op.startswith(_TOTAL_NORM):
+                rows |= {step: row} if suffix == ".output.0" else {}
+            elif suffix == ".input.0":
+                totals[step] += (norms.get(row, table["norm"][row]) or 0.0) ** 2
+        for step, row in rows.items():
+            for stat in STATS:
+                self.changes[stat][row] = totals[step] ** 0.5
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -376,7 +396,7 @@ class _Side:
             owners = by_micro[piece.place[0]]
             node = of_placement(owners, placement)
             if node is None:
-                self._nothing(row, "a rank of its mesh is missing")
+                self._nothing(row, "a rank of its mesh is missing, or its values do not add up")
                 return None
             self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)

@@ -371,8 +371,8 @@ class Engine:
         """optimizer.json, in the grammar of dump.json: statistics, whatever else the task keeps."""
         folder = DumpFolder(step.folder.path, step.folder.header | {"task": "statistics"}, index="optimizer")
         (folder.path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, told again below
-        for entry in step.updates:
-            folder.add(entry.name, self._renderer.entry(self.framework.finished(entry)))
+        for entry in map(self.framework.finished, step.updates):
+            folder.add(entry.name, self._renderer.entry(entry))
             if self.places is not None:
                 self.places.look(entry, step.placed)
         folder.close({})

@@ -171,7 +171,7 @@ def plain_type(tensor: torch.Tensor) -> torch.Tensor | None:  # noqa: PLR0911
         local = tensor.to_local()
         return local if type(local) is torch.Tensor else plain_type(local)
     if name == "AsyncCollectiveTensor":
-        return None  # reading it would wait for the collective
+        return tensor.trigger_wait()  # which the program will do as well, before anyone reads it
     with torch.no_grad():
         if tensor.is_quantized:
             return tensor.dequantize()

@@ -96,10 +96,10 @@ class OptimizerScope:
                     "input_kwargs": settings,
                     "parameters": {"before": recorder.book.note(parameter)},
                 }
-                noted.append((Entry(f"Optimizer.{name}.{kind}.forward.{number}", parts), parameter))
+                noted.append((Entry(f"Optimizer.{name}.{kind}.{number}.forward", parts), parameter))
         self._open[id(optimizer)] = noted
         before, self._before_clipping = self._before_clipping, None
-        total = Entry(f"Optimizer.total_norm.{kind}.forward.{number}", {"input_args": [before], "output": gradients})
+        total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
         recorder.engine.note_update(total)
 
     def _note_parameters(self, optimizer: Any) -> None:
@@ -156,4 +156,6 @@ def with_total_norm(entry: Entry) -> Entry:
         return entry
     norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
     total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
-    return Entry(entry.name, entry.parts | {"output": [Leaf({"type": "float", "value": total})]})
+    four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), total)
+    leaf = Leaf({"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], **four})
+    return Entry(entry.name, entry.parts | {"output": [leaf]})

@@ -20,6 +20,7 @@ class Placed(dict[str, Any]):
 
     local: tuple[int, ...] = ()
     names: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()  # how the values of ranks add up, for each dimension of the mesh
 
 
 def placement_of(tensor: Any) -> Placed:
@@ -36,10 +37,23 @@ def placement_of(tensor: Any) -> Placed:
     placed = Placed(device_mesh=mesh.mesh.tolist(), placements=placements)
     placed.local = tuple(int(size) for size in tensor._local_tensor.shape)
     placed.names = tuple(mesh.mesh_dim_names or ())
+    placed.sums = tuple(_sum_of(placement) for placement in tensor.placements)
     strided = [getattr(placement, "split_factor", None) for placement in tensor.placements]
     if any(strided):
         placed["split_factors"] = strided
     return placed
+
+
+def _sum_of(placement: Any) -> str:
+    """How the values of ranks add up: torch has kinds of partial values that are no plain sums."""
+    if not placement.is_partial():
+        return ""
+    kind = type(placement).__name__
+    if "Norm" in kind:
+        return "norm" if getattr(placement, "norm_type", 2) == 2 else "unknown"
+    if "Mask" in kind:
+        return "unknown"  # what lies under the mask means nothing
+    return str(getattr(placement, "reduce_op", "sum"))
 
 
 class Placements:
@@ -69,6 +83,8 @@ class Placements:
 def _described(note: Note, placed: Placed) -> dict[str, Any]:
     described = {"mesh": placed["device_mesh"], "names": list(placed.names), "placements": placed["placements"],
                  "statistics": "local", "global_shape": list(note.shape), "local_shape": list(placed.local)}  # fmt: skip
+    if any(placed.sums):
+        described["reduce_ops"] = list(placed.sums)
     return described | ({"split_factors": placed["split_factors"]} if "split_factors" in placed else {})
 
 
