@@ -93,6 +93,13 @@ class ColumnParallelLinear(nn.Linear):
         return super().forward(x)
 
 
+class Row(nn.Linear):
+    """A layer that tensor parallel ranks cut along its inputs: its bias is added to the sum."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self.weight) + self.bias
+
+
 class RowParallelLinear(nn.Linear):
     """Columns of the weight on each rank; the partial outputs add up."""
 
@@ -132,7 +139,7 @@ class Attention(nn.Module):
         self.q = nn.Linear(WIDTH, WIDTH, bias=False)
         self.k = nn.Linear(WIDTH, WIDTH, bias=False)
         self.v = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.o = nn.Linear(WIDTH, WIDTH)
+        self.o = Row(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (self.heads(one(x)) for one in (self.q, self.k, self.v))
@@ -168,7 +175,7 @@ class Mlp(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(WIDTH, INNER)
-        self.down = nn.Linear(INNER, WIDTH)
+        self.down = Row(INNER, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(functional.gelu(self.up(x)))

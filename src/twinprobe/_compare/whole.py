@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
+from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, silent
 from twinprobe._compare.request import Job, Request
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
@@ -122,7 +123,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     lost: list[str] = []
     opened = [open_ranks(side.files(job.target.name), lost) for side in sides]
     single = [next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)]
-    layouts, notes = _layouts(job, sides, opened, single)
+    layouts, notes = _layouts(job.request.layouts, sides)
     calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
     micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
     runs: list[Run] = []
@@ -133,38 +134,39 @@ def compare_whole(job: Job, options: Options) -> Comparison:
             continue
         path = side.root / job.target.name if side.world > 1 else side.root.parent / job.target.name
         runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
-    comparison = compare_runs(*runs, replace(options, match=Settler(options.match)))
+    # Parameters have one name on every rank, but no order.
+    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
+    comparison = compare_runs(*runs, replace(options, match=Settler(match)))
     findings = []
     for name, run in zip(("target", "golden"), runs, strict=True):
         if isinstance(run, Whole):
-            notes += [f"{name}: {text}" for text in run.assumed]
+            notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
     shown = findings[:20] + ([f"{len(findings) - 20:,} more replicas differ"] if len(findings) > 20 else [])
     summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
 
 
-def _layouts(
-    job: Job, sides: Sequence[Side], opened: Sequence[dict[int, RankDump]], single: Sequence[Run | None]
-) -> tuple[list[Layout], list[str]]:
-    """The layout of each side, and what is said of them."""
-    texts = list(job.request.layouts)
+@lru_cache(maxsize=64)
+def _layouts(texts: tuple[str, ...], sides: tuple[Side, Side]) -> tuple[list[Layout], list[str]]:
+    """The layout of each side, and what is said of them. Where it is not given, the dumps of all ranks tell."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:
-        texts = [texts[0] if at in many else "" for at in range(2)]
+        texts = (texts[0], "") if many == [0] else ("", texts[0])
     layouts, notes = [], []
     for at, side in enumerate(sides):
-        text = texts[at] if at < len(texts) else ""
-        where = str(side.root)
+        text, where = texts[at] if at < len(texts) else "", str(side.root)
         if side.world == 1:
-            layout, how = Layout(1, 1, 1), ""
-        elif text:
+            layouts.append(Layout(1, 1, 1))
+            continue
+        if text:
             layout, how = layout_for(read_sizes(text), side.world, where), "as given"
         else:
-            layout, how = find_layout(opened[at], single[1 - at], side.world, where)
+            other = sides[1 - at]
+            alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
+            layout, how = find_layout(open_ranks(side.files(DUMP), []), alone, side.world, where)
         layouts.append(layout)
-        if how:
-            notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
+        notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
     return layouts, notes
 
 

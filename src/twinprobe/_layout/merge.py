@@ -76,7 +76,8 @@ def merge_ranks(runs: dict[int, Run], layout: Layout) -> Merged:
 def parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
     """The parts of one stage (and chunk): the calls of all its ranks, and the experts of some."""
     first = ranks[0][1]
-    renamed = names.stage(_chosen(first, chunk, layout))
+    chosen = [_chosen(run, chunk, layout) for _, run in ranks]
+    renamed = names.stage(dict.fromkeys(name for own in chosen for name in own))
     if layout.ep == 1:
         return [Part(stage, chunk, ranks, renamed)]
     shared = {old: new for old, new in renamed.items() if not in_expert(old, first.parents)}

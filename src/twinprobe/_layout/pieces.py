@@ -333,10 +333,10 @@ def _of_mesh(ranks: Any, order: list[int], ways: tuple[int, ...], pieces: Mappin
     nodes = [_of_mesh(part, rest, ways, pieces) for part in (parts[:1] if dim == COPIES else parts)]
     if None in nodes:
         return None
-    if dim == NORM and nodes[0][0] == ():
-        norms = [None if None in (node[1]) else node[1][0] for node in nodes]
+    if dim == NORM:  # each element is the root of the ranks' summed squares
+        shape, norms = nodes[0][0], [node[1][3] for node in nodes]
         total = None if None in norms else sqrt(sum(norm * norm for norm in norms))
-        return (), (total,) * 4, EXACT, None
+        return shape, ((total,) * 4 if shape == () else (None, None, None, total)), EXACT, None
     node = joined(nodes, SUM if dim == MEAN else dim, BLOCKS, 1)
     return node if dim != MEAN or node is None else _times(node, 1 / len(nodes))
 

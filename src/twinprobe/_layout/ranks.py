@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout, layout_for
 from twinprobe._layout.pieces import Placement, Shape, read_placement
-from twinprobe._layout.stages import experts_in
+from twinprobe._layout.stages import OPTIMIZER, experts_in
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 LAYOUT_FILE = "layout.json"
-OPTIMIZER = "Optimizer."
+_AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
 @dataclass
@@ -46,7 +47,7 @@ def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump
     opened: dict[int, RankDump] = {}
     for rank, file in sorted(files.items()):
         try:
-            run = open_run(file)
+            run = without_updates(open_run(file))
         except TwinProbeError as error:
             lost.append(f"rank {rank} is left out: {error}")
             continue
@@ -152,6 +153,25 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     dump.run.stacks = stacks
 
 
+def without_updates(run: Run) -> Run:
+    """The run without the calls inside of optimizers and clipping, which ranks make for their own parameters only.
+
+    What these did to each parameter stands in optimizer.json.
+    """
+    import polars as pl
+
+    kept = [run.parents.get(name) not in _AFTER_BACKWARD and name not in _AFTER_BACKWARD for name in run.ops]
+    if all(kept):
+        return run
+    number = np.cumsum(kept, dtype=np.int32) - 1
+    table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
+    table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))
+    ops = [name for name, keep in zip(run.ops, kept, strict=True) if keep]
+    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes)
+    shorter.parents, shorter.stacks = run.parents, run.stacks
+    return shorter
+
+
 # The layout: given, recorded, or found by comparing the ranks' shapes with those of the other side.
 
 
@@ -165,6 +185,8 @@ def parameter_shapes(run: Run) -> dict[str, Shape]:
         call = parse_op(run.ops[op])
         if call.is_module:
             found[f"{bare_path(call.body)}.{name.rpartition('.')[2]}"] = dims(shape) or ()
+        elif call.text.startswith(OPTIMIZER):
+            found[bare_path(call.body.rpartition(".")[0])] = dims(shape) or ()
     return found
 
 

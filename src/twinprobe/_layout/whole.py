@@ -38,9 +38,9 @@ from twinprobe._layout.pieces import (
     put_together,
     same,
 )
-from twinprobe._layout.ranks import OPTIMIZER, RankDump, fold_calls, token_shape
-from twinprobe._layout.stages import Part, StageNames, in_order
-from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
+from twinprobe._layout.ranks import RankDump, fold_calls, token_shape
+from twinprobe._layout.stages import OPTIMIZER, Part, StageNames, in_expert, in_order
+from twinprobe._runs.names import BACKWARD, is_module
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -112,8 +112,12 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         rows = pl.concat([_rows(of_run[id(run)], part.names, shard, layout) for shard, run in part.ranks])
         frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit((part.expert or 0) >= 0 and part.expert is not None)))
     rows = one_of_each(pl.concat(frames), parts)
+    parents = merged_parents(parts)
+    routing = _routing(parents) if layout.ep > 1 else set()
+    rows = rows.filter(~pl.col("op").is_in(list(routing)))
     present = set(rows["op"].to_list())
-    ops = [name for name in in_order(parts, [part.first.ops for part in parts]) if name in present]
+    called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
+    ops = [name for name in in_order(parts, called) if name in present]
     number = {name: at for at, name in enumerate(ops)}
     rows = rows.with_columns(place=pl.col("op").replace_strict(number, return_dtype=pl.Int32))
     rows = rows.sort("place", "role", maintain_order=True)
@@ -126,10 +130,19 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
-    whole.parents = merged_parents(parts)
+    whole.parents = parents
+    if routing:
+        whole.assumed.append(f"left out: {len(routing):,} calls that send words to experts, which one process does not")
     whole.stacks = merged_stacks(parts)
     _lend_shapes(whole, other)
     return whole
+
+
+def _routing(parents: Mapping[str, str | None]) -> set[str]:
+    """Functions called beside experts: where experts lie on several ranks, words reach them in another way."""
+    inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
+    around = {name for name in inside if not in_expert(name, {})}
+    return {name for name, above in parents.items() if above in around and not is_module(name)}
 
 
 def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...], layout: Layout) -> pl.DataFrame:
@@ -545,9 +558,9 @@ class _Side:
         self.changes["digest"][row] = None
         for stat, value, exact in zip(STATS, found.stats, found.exact, strict=True):
             kind = self.kinds[stat][row]
-            if kind not in (FLOAT, INT, BOOL) or value is None:
+            if kind not in (FLOAT, INT, BOOL):
                 continue
-            if not exact and not self._breaks(stat, value, partner):
+            if value is None or not exact and not self._breaks(stat, value, partner):
                 self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
                 continue
             self.changes[stat][row] = value
@@ -605,4 +618,3 @@ def _shapes(blocks: Sequence[Piece]) -> str:
     return " and ".join(list(found)[:3])
 
 
-__all__ = ["OPTIMIZER", "PLAIN", "Settler", "Whole", "make_whole"]

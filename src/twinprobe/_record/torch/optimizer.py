@@ -7,6 +7,7 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
@@ -112,10 +113,13 @@ class OptimizerScope:
     # -- the norm before clipping -----------------------------------------------------------------------------------
 
     def _watch_clipping(self) -> None:
-        home = torch.nn.utils.clip_grad
-        name = next((name for name in _NORMS if hasattr(home, name)), None)
-        if name is None:
-            return
+        home: Any = torch.nn.utils.clip_grad
+        self._watch_norm(home, next(name for name in _NORMS if hasattr(home, name)))
+        sharded = sys.modules.get("torch.distributed.fsdp")
+        if sharded is not None:
+            self._watch_norm(sharded.FullyShardedDataParallel, "clip_grad_norm_")
+
+    def _watch_norm(self, home: Any, name: str) -> None:
         original = getattr(home, name)
 
         @functools.wraps(original)
