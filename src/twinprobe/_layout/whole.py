@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import bare_path, dims
 from twinprobe._align.links import Pairs
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
@@ -40,7 +40,7 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import RankDump, fold_calls, token_shape
 from twinprobe._layout.stages import OPTIMIZER, Part, StageNames, in_expert, in_order
-from twinprobe._runs.names import BACKWARD, is_module
+from twinprobe._runs.names import BACKWARD, GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 
@@ -184,13 +184,21 @@ def _lend_shapes(whole: Whole, other: Run | None) -> None:
 
     if other is None:
         return
-    known = dict(zip(other.table["name"].to_list(), other.table["shape"].to_list(), strict=True))
-    tensor = whole.table["kind"] == TENSOR
-    shapes = [
-        known.get(name, shape) if is_tensor else shape
-        for name, shape, is_tensor in zip(whole.table["name"].to_list(), whole.table["shape"].to_list(), tensor.to_list(), strict=True)
-    ]  # fmt: skip
-    whole.table = whole.table.with_columns(pl.Series("shape", shapes, dtype=pl.String))
+    known = dict(zip(_keys(other), other.table["shape"].to_list(), strict=True))
+    shapes, kinds = whole.table["shape"].to_list(), whole.table["kind"].to_list()
+    lent = [known.get(key, shape) if kind == TENSOR else shape
+            for key, shape, kind in zip(_keys(whole), shapes, kinds, strict=True)]  # fmt: skip
+    whole.table = whole.table.with_columns(pl.Series("shape", lent, dtype=pl.String))
+
+
+def _keys(run: Run) -> list[str]:
+    """Names without wrappers and classes, which ranks of a layout may have of their own."""
+    heads = []
+    for name in run.ops:
+        op = parse_op(name)
+        path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
+        heads.append((len(name), f"{path} {op.direction} {op.call} "))
+    return [heads[op][1] + name[heads[op][0] :] for op, name in run.table.select("op", "name").iter_rows()]
 
 
 # Settling: once rows are paired, what the pieces of each are to one another, and the whole value they make.
