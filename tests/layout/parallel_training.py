@@ -377,7 +377,7 @@ DATA_PARALLEL = ("ddp", "fsdp1", "fsdp2", "ep")
 def words_of(step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 + step)
     words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=generator)
-    if Layout.kind in DATA_PARALLEL and Layout.fault != "random_not_split":
+    if Layout.kind in DATA_PARALLEL:
         words = own_part(words, 0)
     return words
 
@@ -404,9 +404,11 @@ def finish_gradients(model: nn.Module, micro: int) -> None:
 def clip(model: nn.Module) -> None:
     if not Layout.clip:
         return
+    if Layout.has("no_clip", rank=-2):
+        return
     if Layout.kind == "fsdp1":
         model.clip_grad_norm_(Layout.clip)
-    elif Layout.fault != "no_clip":
+    else:
         torch.nn.utils.clip_grad_norm_(model.parameters(), Layout.clip)
 
 
@@ -425,8 +427,6 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
         dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
     torch.manual_seed(7)
     model: Any = Model()
-    if fault == "late_bias" and base == "single":
-        pass
     prepare: dict[str, Callable[[Any], Any]] = {
         "megatron": split_weights, "sp": split_weights, "tp": tensor_parallel, "fsdp2": fully_sharded,
         "fsdp1": fully_sharded_first, "ddp": nn.parallel.DistributedDataParallel, "ep": spread_experts, "pp": own_stage,
@@ -473,7 +473,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
 def steps_loss(model: Any, step: int, micro: int) -> Any:
     words = words_of(step)
     if Layout.dropout:
-        torch.manual_seed(step if Layout.fault == "random_not_split" else 1000 * step + Layout.rank)
+        torch.manual_seed(1000 * step + (Layout.rank if Layout.fault == "random_not_split" else 0))
     x, y = words[:, :-1], words[:, 1:]
     if Layout.kind == "cp":
         own = zigzag(Layout.rank)

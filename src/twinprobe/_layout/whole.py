@@ -6,6 +6,7 @@ been paired, since the other side's shape tells most; until then a row has the s
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 _COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
 _LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
 
@@ -313,6 +315,9 @@ class _Side:
                 self._settle_value(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
                 continue
+            if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
+                self._nothing(row, "each rank looks up its own words")
+                continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
@@ -477,19 +482,47 @@ class _Side:
                 if gradient or blocks[0].shape == ():
                     continue
                 return "unknown"
-            if not all(self._is_partial(line, role) for line in along(blocks, at)):
+            if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
                 return axis
         return ""
 
-    def _is_partial(self, line: list[Piece], role: int) -> bool:
-        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them, or they came from such."""
-        if self.reduced is None:
-            return role in (OUTPUT, GRADIENT, INPUT)  # no collective was recorded
+    def _is_partial(self, row: int, line: list[Piece], role: int) -> bool:
+        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them.
+
+        Where no collective was recorded, gradients of parameters are (sequence parallel ranks add them up later), and
+        so is what the module around hands on as copies.
+        """
         signature = _signature(line)
-        if signature in self.reduced:
-            return True
-        scaled = [piece for piece in line if piece.stats[3]]
-        return bool(scaled) and signature in self.partial
+        if self.reduced is not None:
+            return signature in self.reduced
+        if role == INPUT:
+            return signature in self.partial
+        above = self.outputs.get(self.whole.parents.get(self.whole.pieces["op"][row]) or "")
+        partial = role == GRADIENT or (above is not None and all(map(same, self._lines(above))))
+        if partial:
+            self.partial.add(signature)
+        return partial
+
+    @cached_property
+    def outputs(self) -> dict[str, int]:
+        """The row of each call's first output."""
+        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True))
+        return {op: row for row, (op, role) in reversed(list(rows)) if role == OUTPUT}
+
+    def _lines(self, row: int) -> list[list[Piece]]:
+        return along(self.whole.pieces_of(row), AXES.index("tp"))
+
+    @cached_property
+    def vocabulary(self) -> set[str]:
+        """Lookups in a table of which each rank has some words: for those of others it looks something else up."""
+        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.pieces["suffix"].to_list(), strict=True))
+        shapes, goals = self.whole.pieces["shape"], self.other.table["shape"]
+        found = set()
+        for row, (op, suffix) in rows if self.whole.layout.tp > 1 else ():
+            weight = suffix == ".input.1" and _VOCABULARY.match(op) and row in self.partner
+            if weight and shapes[row][0] != goals[self.partner[row]] and not any(self.whole.placements_of(row)):
+                found |= {op, op.replace(".forward", f".{BACKWARD}")}
+        return found
 
     def _worst(
         self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str

@@ -101,12 +101,13 @@ class OptimizerScope:
         self._open[id(optimizer)] = noted
         before, self._before_clipping = self._before_clipping, None
         total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
-        recorder.engine.note_update(total)
+        noted.append((total, None))  # last, so that a parameter is the first to differ
 
     def _note_parameters(self, optimizer: Any) -> None:
         recorder = self._recorder
         for entry, parameter in self._open.pop(id(optimizer), ()):
-            entry.parts["output"] = [recorder.book.note(parameter)]
+            if parameter is not None:
+                entry.parts["output"] = [recorder.book.note(parameter)]
             recorder.engine.note_update(entry)
         recorder.book.forget()
 
