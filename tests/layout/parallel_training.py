@@ -324,12 +324,12 @@ def split_weights(model: Model) -> None:
         weight.data.copy_(parts[Layout.ranks - 1 - Layout.rank])
 
 
-def tensor_parallel(model: Model) -> None:
+def tensor_parallel(model: Model, mesh: Any = None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = init_device_mesh("cpu", (Layout.ranks,), mesh_dim_names=("tp",))
+    mesh = mesh or init_device_mesh("cpu", (Layout.ranks,), mesh_dim_names=("tp",))
     plan = {"embedding": RowwiseParallel(input_layouts=Replicate())}
     for at in range(LAYERS):
         plan |= {f"layers.{at}.attention.{name}": ColwiseParallel() for name in "qkv"}
@@ -338,12 +338,21 @@ def tensor_parallel(model: Model) -> None:
     parallelize_module(model, mesh, plan)
 
 
-def fully_sharded(model: Model) -> None:
+def fully_sharded(model: Model, mesh: Any = None) -> None:
     from torch.distributed.fsdp import fully_shard
 
     for block in model.layers:
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def two_dimensions(model: Model) -> None:
+    """Tensor parallel pairs of ranks, each pair with its own part of the batch and of the parameters."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (Layout.ranks // 2, 2), mesh_dim_names=("dp", "tp"))
+    tensor_parallel(model, mesh["tp"])
+    fully_sharded(model, mesh["dp"])
 
 
 def fully_sharded_first(model: Model) -> nn.Module:
@@ -379,6 +388,8 @@ def words_of(step: int) -> torch.Tensor:
     words = torch.randint(0, WORDS, (BATCH, LENGTH + 1), generator=generator)
     if Layout.kind in DATA_PARALLEL:
         words = own_part(words, 0)
+    if Layout.kind == "2d":
+        words = words.chunk(Layout.ranks // 2)[Layout.rank // 2]
     return words
 
 
@@ -430,6 +441,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     prepare: dict[str, Callable[[Any], Any]] = {
         "megatron": split_weights, "sp": split_weights, "tp": tensor_parallel, "fsdp2": fully_sharded,
         "fsdp1": fully_sharded_first, "ddp": nn.parallel.DistributedDataParallel, "ep": spread_experts, "pp": own_stage,
+        "2d": two_dimensions,
     }  # fmt: skip
     model = model.to(getattr(torch, dtype))
     if base in prepare:

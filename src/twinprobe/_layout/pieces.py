@@ -135,6 +135,36 @@ def fitting_way(
     return best[1] if best is not None else None
 
 
+Places = tuple[tuple[tuple[int, ...], Shape], ...]
+
+
+@lru_cache(maxsize=65536)
+def common_shape(
+    target: Places, golden: Places, copies: tuple[tuple[bool, ...], tuple[bool, ...]], weight: bool
+) -> Shape | None:
+    """The shape that the pieces of two runs in different layouts make on both sides, along the same dimensions."""
+    length = len(target[0][1])
+    if any(len(shape) != length for _, shape in (*target, *golden)):
+        return None
+    choices = []
+    for at, axis in enumerate(AXES):
+        used = [len({place[at] for place, _ in side}) > 1 for side in (target, golden)]
+        likely = _WEIGHTS if weight else _LIKELY[axis]
+        dims = dict.fromkeys(dim % length for dim in likely if -length <= dim < length) if length and any(used) else {}
+        choices.append([COPIES, *dims])
+    best: tuple[Any, Shape] | None = None
+    for way in product(*choices):
+        shapes = [_whole_shape(side, way, 0) for side in (target, golden)]
+        if shapes[0] is None or shapes[0] != shapes[1]:
+            continue
+        wrong = sum((dim >= 0) == same for flags in copies for dim, same in zip(way, flags, strict=True)
+                    if dim >= 0 or not same)  # fmt: skip
+        key = wrong, tuple(choices[at].index(one) for at, one in enumerate(way))
+        if best is None or key < best[0]:
+            best = key, shapes[0]
+    return best[1] if best is not None else None
+
+
 def _whole_shape(places: Sequence[tuple[tuple[int, ...], Shape]], way: Way, axis: int) -> Shape | None:
     if axis == len(AXES):
         return places[0][1]

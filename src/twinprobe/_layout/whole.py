@@ -25,15 +25,15 @@ from twinprobe._layout.pieces import (
     AXES,
     BATCH_AXES,
     COPIES,
-    PLAIN,
+    EXACT,
     SUM,
     Arithmetic,
     Known,
     Piece,
     Shape,
     along,
+    common_shape,
     fitting_way,
-    known,
     of_concatenation,
     of_placement,
     put_together,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 _COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
+_VOCABULARY_CLASS = re.compile(r"(Vocab|Parallel)\w*Embedding")
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
 _LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
 
@@ -65,6 +66,7 @@ class Whole(Run):
     micro: int = 1
     assumed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    settled: bool = False
 
     @property
     def tensor_folder(self) -> Path:
@@ -115,7 +117,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit((part.expert or 0) >= 0 and part.expert is not None)))
     rows = one_of_each(pl.concat(frames), parts)
     parents = merged_parents(parts)
-    routing = _routing(parents) if layout.ep > 1 else set()
+    routing = _routing(parents, layout)
     rows = rows.filter(~pl.col("op").is_in(list(routing)))
     present = set(rows["op"].to_list())
     called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
@@ -134,16 +136,23 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
     whole.parents = parents
     if routing:
-        whole.assumed.append(f"left out: {len(routing):,} calls that send words to experts, which one process does not")
+        whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
     _lend_shapes(whole, other)
     return whole
 
 
-def _routing(parents: Mapping[str, str | None]) -> set[str]:
-    """Functions called beside experts: where experts lie on several ranks, words reach them in another way."""
-    inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
-    around = {name for name in inside if not in_expert(name, {})}
+def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
+    """Functions that deal with a rank's own words, so that each rank computes something else with them.
+
+    They are called beside experts that lie on several ranks, and in a table of which each rank has some words.
+    """
+    around: set[str | None] = set()
+    if layout.ep > 1:
+        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
+        around |= {name for name in inside if not in_expert(name, {})}
+    if layout.tp > 1:
+        around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
     return {name for name, above in parents.items() if above in around and not is_module(name)}
 
 
@@ -219,17 +228,53 @@ class Settler:
         pairs = self._match(target, golden)
         both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
         partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
+        goals: dict[int, Shape] = {}
         if isinstance(golden, Whole):
-            _Side(golden, target, [(mine, other) for other, mine in partners]).settle()
+            back = [(mine, other) for other, mine in partners]
+            if isinstance(target, Whole):
+                goals = _common_shapes(target, golden, partners)
+                blind = {mine: goals[other] for mine, other in back if other in goals}
+                _Side(golden, target, back, blind).settle()
+            else:
+                _Side(golden, target, back).settle()
         if isinstance(target, Whole):
-            _Side(target, golden, partners).settle()
+            _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
         return pairs
+
+
+def _common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
+    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
+    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
+    found = {}
+    for rows in partners:
+        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        sides, copies = [], []
+        for whole, row in zip((target, golden), rows, strict=True):
+            placement = next((one for one in whole.placements_of(row) if one is not None), None)
+            pieces = whole.pieces_of(row)
+            if placement is not None:
+                pieces = [pieces[0]._replace(shape=placement.whole)]
+            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
+            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
+        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        if goal is not None:
+            found[rows[0]] = goal
+    return found
 
 
 class _Side:
     """One side's rows while they are settled."""
 
-    def __init__(self, whole: Whole, other: Run, partners: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        whole: Whole,
+        other: Run,
+        partners: Sequence[tuple[int, int]],
+        goals: Mapping[int, Shape] | None = None,
+    ) -> None:
+        self.goals = goals
         self.whole, self.other = whole, other
         self.partner = dict(partners)
         self.changes: dict[str, dict[int, Any]] = defaultdict(dict)
@@ -237,7 +282,9 @@ class _Side:
         self.ways: Counter[str] = Counter()
         self.optimizer = whole.path.name.startswith("optimizer")
         self.kinds = {stat: whole.table[f"{stat}_kind"].to_list() for stat in STATS}
-        self.golden = {stat: other.table[stat].to_list() for stat in STATS}
+        # The values of a side that is itself not put together yet say nothing.
+        settled = goals is None or not isinstance(other, Whole) or other.settled
+        self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
         self.reduced = self._reductions()
         self.partial: set[Any] = set()
         self.shares = self._shares()
@@ -319,6 +366,8 @@ class _Side:
                 self._nothing(row, "each rank looks up its own words")
                 continue
             goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
+            if self.goals is not None:
+                goal_text = str(list(self.goals[row])) if row in self.goals else None
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
             if plain and not placed and not (experts[row] and gradient):
@@ -330,6 +379,7 @@ class _Side:
             self._total_norms()
         self._write()
         self._tell()
+        whole.settled = True
 
     def _total_norms(self) -> None:
         """The norm that all gradients of a step have together, of which each rank knows only its own."""
@@ -342,8 +392,12 @@ class _Side:
             if op.startswith(_TOTAL_NORM):
                 rows |= {step: row} if suffix == ".output.0" else {}
             elif suffix == ".input.0":
-                totals[step] += (norms.get(row, table["norm"][row]) or 0.0) ** 2
+                norm = norms.get(row, table["norm"][row])
+                totals[step] += float("nan") if norm is None else norm**2
         for step, row in rows.items():
+            if totals[step] != totals[step] and not any(norm != norm for norm in self.golden["norm"] if norm):
+                self._nothing(row, "a gradient is not known")
+                continue
             for stat in STATS:
                 self.changes[stat][row] = totals[step] ** 0.5
 
@@ -368,6 +422,7 @@ class _Side:
 
     def _settle_row(self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool) -> None:
         pieces = self.whole.pieces_of(row)
+        self.exact: tuple[bool, ...] = EXACT
         blocks = self._blocks(row, pieces)
         if blocks is None:
             return
@@ -399,6 +454,8 @@ class _Side:
             self._nothing(row, "a piece is not known")
             return
         self._count(way)
+        exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
+        found = found._replace(exact=exact)  # type: ignore[arg-type]
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
 
     def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
@@ -427,11 +484,7 @@ class _Side:
             self._check_replicas(row, owners, placement)
             first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
             blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
-            if not all(node[2]):
-                found = known(node)
-                self._take(row, self.partner.get(row), found)
-                if len({placement.mesh for placement in placements}) == 1:
-                    return None
+            self.exact = tuple(one and other for one, other in zip(self.exact, node[2], strict=True))
         for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
             self.ways["placements as recorded"] += count if kind != COPIES else 0
         return blocks
@@ -551,7 +604,7 @@ class _Side:
             text = f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
         else:
             text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
-        if len(self.whole.findings) < 1000:
+        if wrong and partner is not None and len(self.whole.findings) < 1000:
             self.whole.findings.append(text)
         return odd
 

@@ -27,12 +27,12 @@ def placement_of(tensor: Any) -> Placed:
     """The mesh and the placements of a DTensor."""
     placements = []
     for placement in tensor.placements:
-        if placement.is_shard():
-            placements.append({"Shard": {"dim": placement.dim}})
-        elif placement.is_replicate():
+        if placement.is_replicate():
             placements.append({"Replicate": {}})
-        else:
+        elif placement.is_partial():
             placements.append({"Partial": {"reduce_op": str(getattr(placement, "reduce_op", "sum"))}})
+        else:  # a strided one too, for which is_shard() says no
+            placements.append({"Shard": {"dim": placement.dim}})
     mesh = tensor.device_mesh
     placed = Placed(device_mesh=mesh.mesh.tolist(), placements=placements)
     placed.local = tuple(int(size) for size in tensor._local_tensor.shape)
