@@ -20,11 +20,30 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
 
 WIDTH, INNER, HEADS, LAYERS, WORDS, BATCH, LENGTH, EXPERTS, STEPS = 16, 32, 4, 2, 32, 4, 8, 4, 2
-FAULTS = """
-    none no_all_reduce world_scale shard_swapped sp_gradient vocabulary_offset bias_dropped random_not_split
-    micro_scale stale_parameter expert_moved no_gradient_reduce replica_differs wrong_rate double_reduce kv_order
-    position_offset gradient_scale no_clip bias_every_rank sum_not_mean late_bias
-""".split()
+FAULTS = [
+    "none",
+    "no_all_reduce",
+    "world_scale",
+    "shard_swapped",
+    "sp_gradient",
+    "vocabulary_offset",
+    "bias_dropped",
+    "random_not_split",
+    "micro_scale",
+    "stale_parameter",
+    "expert_moved",
+    "no_gradient_reduce",
+    "replica_differs",
+    "wrong_rate",
+    "double_reduce",
+    "kv_order",
+    "position_offset",
+    "gradient_scale",
+    "no_clip",
+    "bias_every_rank",
+    "sum_not_mean",
+    "late_bias",
+]
 
 
 class Layout:

@@ -13,8 +13,8 @@ import numpy as np
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._layout.pieces import files_of, is_recipe, load_whole
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._layout.pieces import files_of, is_recipe, load_whole
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders

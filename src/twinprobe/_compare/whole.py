@@ -11,7 +11,7 @@ from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs, silent
 from twinprobe._compare.request import Job, Request
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
-from twinprobe._layout.ranks import LAYOUT_FILE, RankDump, calls_per_module, find_layout, open_ranks, recorded_world
+from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
 from twinprobe._layout.whole import Settler, Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe.errors import BadInput
@@ -73,7 +73,7 @@ def puts_together(request: Request) -> bool:
     for side, other in zip(target.values(), golden.values(), strict=False):
         if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
             return False
-        return (len(side.folders) > 1 or len(other.folders) > 1) and side.world != other.world
+        return side.world != other.world
     return False
 
 
@@ -122,7 +122,9 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     sides: tuple[Side, Side] = job.ranks
     lost: list[str] = []
     opened = [open_ranks(side.files(job.target.name), lost) for side in sides]
-    single = [next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)]
+    single = [
+        next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
+    ]
     layouts, notes = _layouts(job.request.layouts, sides)
     calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
     micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
@@ -142,6 +144,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         if isinstance(run, Whole):
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
+            lost += run.lost
     shown = findings[:20] + ([f"{len(findings) - 20:,} more replicas differ"] if len(findings) > 20 else [])
     summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)

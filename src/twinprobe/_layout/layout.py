@@ -72,7 +72,6 @@ class Layout:
             rank, at[name] = divmod(rank, self.size(name))
         return Place(at["dp"], at["pp"], at["tp"], at["cp"], at["ep"])
 
-
     def __str__(self) -> str:
         sizes = [f"{name}={self.size(name)}" for name in (*DEFAULT_ORDER.split("-"), "vpp") if self.size(name) > 1]
         return ",".join(sizes) or "one rank"

@@ -28,7 +28,13 @@ AXES = ("micro", "dp", "ep", "cp", "tp")
 BATCH_AXES = frozenset({"micro", "dp", "ep", "cp"})
 # The orders in which pieces along an axis follow one another.
 BLOCKS, ZIGZAG, INTERLEAVED = "blocks", "zigzag", "interleaved"
-COPIES, SUM, NORM, MEAN, UNKNOWN = -1, -2, -3, -4, -5  # what becomes of an axis instead of a dimension along which it is concatenated
+COPIES, SUM, NORM, MEAN, UNKNOWN = (
+    -1,
+    -2,
+    -3,
+    -4,
+    -5,
+)  # what becomes of an axis instead of a dimension along which it is concatenated
 
 Shape = tuple[int, ...]
 Stats = tuple[float | None, float | None, float | None, float | None]  # max, min, mean, norm

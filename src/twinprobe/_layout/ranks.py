@@ -194,7 +194,9 @@ def token_shape(run: Run) -> Shape | None:
     """The shape of the first whole numbers with two dimensions that a call was given: the words of a batch."""
     import polars as pl
 
-    rows = run.table.filter((pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int"))
+    rows = run.table.filter(
+        (pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int")
+    )
     for text in rows["shape"].to_list():
         shape = dims(text)
         if shape is not None and len(shape) == 2 and shape[0] * shape[1] > 1:

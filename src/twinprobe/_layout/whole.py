@@ -66,6 +66,7 @@ class Whole(Run):
     micro: int = 1
     assumed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
     settled: bool = False
 
     @property
@@ -114,7 +115,9 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     frames = []
     for at, part in enumerate(parts):
         rows = pl.concat([_rows(of_run[id(run)], part.names, shard, layout) for shard, run in part.ranks])
-        frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit((part.expert or 0) >= 0 and part.expert is not None)))
+        expert = part.expert is not None and part.expert >= 0
+        whole_part = _expected(part, layout, expert=expert) * micro
+        frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit(expert), expected=pl.lit(whole_part)))
     rows = one_of_each(pl.concat(frames), parts)
     parents = merged_parents(parts)
     routing = _routing(parents, layout)
@@ -130,7 +133,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
-    pieces = rows.select("op", "suffix", "expert", "equal", *(f"{name}_all" for name in _LISTS))
+    pieces = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
     pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
@@ -139,7 +142,28 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
     _lend_shapes(whole, other)
+    if not path.name.startswith("optimizer"):
+        whole.lost += [text for part in parts for text in _lacking(part, of_run)]
     return whole
+
+
+def _expected(part: Part, layout: Layout, *, expert: bool) -> int:
+    """How many ranks should hold a piece of each value of a part."""
+    return layout.tp * layout.cp * layout.dp * (1 if expert else layout.ep)
+
+
+def _lacking(part: Part, of_run: Mapping[int, RankDump]) -> list[str]:
+    """Ranks that made fewer module calls than others of the same part: they ended early, or computed something else."""
+    called = {of_run[id(run)].rank: {op for op in run.ops if is_module(op)} & set(part.names) for _, run in part.ranks}
+    every = set().union(*called.values())
+    lost = []
+    for rank, own in called.items():
+        if len(own) < len(every):
+            first = min(every - own)
+            lost.append(
+                f"rank {rank} lacks {len(every) - len(own):,} of the calls that other ranks made, {first} first"
+            )
+    return lost
 
 
 def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
@@ -178,7 +202,12 @@ def _grouped(rows: pl.DataFrame) -> pl.DataFrame:
     """One row per value, with lists of what the ranks have of it; statistics are merged as those of shards, for now."""
     import polars as pl
 
-    kept = [name for name in rows.columns if name not in ("op", "suffix", *_LISTS)] + ["shape", *STATS, "file", "digest"]
+    kept = [name for name in rows.columns if name not in ("op", "suffix", *_LISTS)] + [
+        "shape",
+        *STATS,
+        "file",
+        "digest",
+    ]
     own = ("shape", "digest", "kind", *(f"{stat}{end}" for stat in STATS for end in ("", "_kind", "_text")))
     # Values that are no tensors are equal if their texts and meanings are.
     equal = pl.all_horizontal(*(pl.col(name).n_unique() == 1 for name in (*own, "value_digest", "meaning")))
@@ -354,7 +383,7 @@ class _Side:
         equal, kinds, shapes = pieces["equal"].to_list(), table["kind"].to_list(), table["shape"].to_list()
         own_shapes, roles = pieces["shape"].to_list(), table["role"].to_list()
         other_shapes, other_kinds = self.other.table["shape"].to_list(), self.other.table["kind"].to_list()
-        experts, ops = pieces["expert"].to_list(), pieces["op"].to_list()
+        experts, ops, expected = (pieces[name].to_list() for name in ("expert", "op", "expected"))
         placed = any(dump.placements for dump in whole.ranks.values())
         for row in range(table.height):
             partner = self.partner.get(row)
@@ -370,6 +399,7 @@ class _Side:
                 goal_text = str(list(self.goals[row])) if row in self.goals else None
             gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
             plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
+            plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
             if plain and not placed and not (experts[row] and gradient):
                 if shapes[row] != own_shapes[row][0]:
                     self.changes["shape"][row] = own_shapes[row][0]
@@ -387,15 +417,17 @@ class _Side:
         norms, suffixes = self.changes["norm"], self.whole.pieces["suffix"].to_list()
         totals: dict[str, float] = defaultdict(float)
         rows: dict[str, int] = {}
+        unknown: set[str] = set()
         for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
             step = ".".join(op.rsplit(".", 3)[1:])
             if op.startswith(_TOTAL_NORM):
                 rows |= {step: row} if suffix == ".output.0" else {}
             elif suffix == ".input.0":
                 norm = norms.get(row, table["norm"][row])
-                totals[step] += float("nan") if norm is None else norm**2
+                unknown |= {step} if norm is None else set()
+                totals[step] += (norm or 0.0) ** 2
         for step, row in rows.items():
-            if totals[step] != totals[step] and not any(norm != norm for norm in self.golden["norm"] if norm):
+            if step in unknown or len(self.whole.ranks) < self.whole.layout.rank_size:
                 self._nothing(row, "a gradient is not known")
                 continue
             for stat in STATS:
@@ -431,12 +463,20 @@ class _Side:
             if goal is None:
                 self._guess(row, blocks)
                 return
+        if not self.optimizer and len(pieces) < self.whole.pieces["expected"][row]:
+            # Of what is left, only copies tell something: of weights, and of values that are no part of a sum.
+            copied = len(blocks) > 1 and same(blocks) and not gradient
+            if blocks[0].shape != goal or not (role == PARAMETER or (copied and goal != ())):
+                self._nothing(row, "a rank's piece is missing")
+                return
         weight = role in (PARAMETER, GRADIENT) or self.optimizer
         copies = tuple(all(same(line) for line in along(blocks, axis)) for axis in range(len(AXES)))
         if any(block.shape is None for block in blocks):
             self._nothing(row, "a piece has no shape")
             return
-        way = fitting_way(tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight)
+        way = fitting_way(
+            tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight
+        )
         if way is None:
             self._flat(row, blocks, goal)
             return
@@ -601,7 +641,9 @@ class _Side:
         odd, good = ordered[-1], ordered[0]
         wrong = [piece.rank for piece in group if not same([piece, good])]
         if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
-            text = f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
+            text = (
+                f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
+            )
         else:
             text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
         if wrong and partner is not None and len(self.whole.findings) < 1000:
@@ -630,7 +672,8 @@ class _Side:
             self.ways["stretches of flat parameters"] += 1
             self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
             return
-        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}")
+        missing = len(self.whole.pieces_of(row)) < self.whole.pieces["expected"][row]
+        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing)
 
     def _guess(self, row: int, blocks: list[Piece]) -> None:
         """Nobody on the other side: statistics as of shards, the shape left open."""
@@ -639,8 +682,10 @@ class _Side:
         self._take(row, None, Known((), stats, (True,) * 4, None))
         self.changes["shape"][row] = None
 
-    def _nothing(self, row: int, why: str) -> None:
+    def _nothing(self, row: int, why: str, *, shape: bool = False) -> None:
         self.unfit.append(f"{self.whole.table['name'][row]}: {why}")
+        if not shape:
+            self.changes["shape"][row] = None
         for stat in STATS:
             self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
         self.changes["file"][row] = self.changes["digest"][row] = None
@@ -654,7 +699,7 @@ class _Side:
             kind = self.kinds[stat][row]
             if kind not in (FLOAT, INT, BOOL):
                 continue
-            if value is None or not exact and not self._breaks(stat, value, partner):
+            if value is None or (not exact and not self._breaks(stat, value, partner)):
                 self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
                 continue
             self.changes[stat][row] = value
@@ -710,5 +755,3 @@ def _numbers(ranks: Sequence[int]) -> str:
 def _shapes(blocks: Sequence[Piece]) -> str:
     found = dict.fromkeys(str(list(block.shape)) if block.shape is not None else "no shape" for block in blocks)
     return " and ".join(list(found)[:3])
-
-
