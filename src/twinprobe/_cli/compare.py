@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="pair layers of the model code")
     add_pair_arguments(pair)
     pair("--layout", nargs="+", metavar="SIZES",
-         help="how the ranks are laid out, e.g. tp=2,pp=2 (dp, cp, ep, vpp): of the target, or of both runs")  # fmt: skip
+         help="how ranks are laid out, e.g. tp=2,pp=2 (dp, cp, ep, vpp): of the target, or of both")  # fmt: skip
     add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")

@@ -8,11 +8,12 @@ from itertools import groupby
 from pathlib import Path
 
 from twinprobe._align.links import match_names
-from twinprobe._compare.one import Comparison, Options, compare_runs, silent
+from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
-from twinprobe._layout.whole import Settler, Whole, make_whole
+from twinprobe._layout.settle import Settler
+from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
 from twinprobe.errors import BadInput
 
@@ -93,7 +94,7 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
     keys = [key for key in sides[0] if key in sides[1]]
     pairs = [(key, sides[0][key], sides[1][key]) for key in keys]
     if not pairs and len(sides[0]) == len(sides[1]) == 1:
-        pairs = [(next(iter(sides[0])), *(next(iter(side.values())) for side in sides))]
+        pairs = [(next(iter(sides[0])), next(iter(sides[0].values())), next(iter(sides[1].values())))]
     for root, side in zip((request.target, request.golden), sides, strict=True):
         alone = [f"step{step}" for mode, step in side if (mode, step) not in keys and pairs and len(side) > 1]
         lost += [f"only {root} has {', '.join(alone)}: left out"] if alone else []
@@ -107,11 +108,11 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
             if not all(files):
                 continue
             if name == DUMP:
-                for side, found in zip((target, golden), files, strict=True):
-                    lost += [f"{side.root}: rank {rank} is missing" for rank in range(side.world) if rank not in found]
-            paths = [side.root / name for side in (target, golden)]
+                for one, found in zip((target, golden), files, strict=True):
+                    lost += [f"{one.root}: rank {rank} is missing" for rank in range(one.world) if rank not in found]
             output = request.output / key.subfolder
-            jobs.append(Job(*paths, output, label, key, request, ranks=(target, golden)))
+            ranks = target, golden
+            jobs.append(Job(target.root / name, golden.root / name, output, label, key, request, ranks=ranks))
     if not jobs:
         raise BadInput("no rank holds a dump.json on both sides", where=request.target)
     return jobs, [], lost
@@ -138,7 +139,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
     # Parameters have one name on every rank, but no order.
     match = match_names if job.target.name == OPTIMIZER_FILE else options.match
-    comparison = compare_runs(*runs, replace(options, match=Settler(match)))
+    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match)))
     findings = []
     for name, run in zip(("target", "golden"), runs, strict=True):
         if isinstance(run, Whole):
@@ -176,6 +177,3 @@ def _layouts(texts: tuple[str, ...], sides: tuple[Side, Side]) -> tuple[list[Lay
 def whole_files(job: Job) -> list[Path]:
     """The files that a job on several ranks reads."""
     return [file for side in job.ranks for file in side.files(job.target.name).values()] if job.ranks else []
-
-
-__all__ = ["compare_whole", "plan_whole", "puts_together", "silent", "whole_files"]

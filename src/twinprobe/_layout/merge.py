@@ -137,7 +137,7 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
     return Merged(run, rows.select("op", "suffix", *_EXTRA), _info(rows))
 
 
-def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, int, int]) -> pl.DataFrame:
+def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
     """A run's rows with their new op names and the rest of their own names; rows of other chunks are left out."""
     import polars as pl
 

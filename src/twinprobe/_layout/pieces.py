@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import prod, sqrt
+from math import isnan, prod, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,12 +83,12 @@ def same(pieces: Sequence[Piece]) -> bool:
             return False
         if first.digest is not None and first.stats[0] is None and piece.digest != first.digest:
             return False
-        scale = max(abs(value) for value in (*first.stats, *piece.stats, 0.0) if value is not None and value == value)
+        scale = max(abs(value) for value in (*first.stats, *piece.stats, 0.0) if value is not None and not isnan(value))
         for one, other in zip(first.stats, piece.stats, strict=True):
             if one is None or other is None:
                 if one is not other:
                     return False
-            elif not (one == other or (one != one and other != other) or abs(one - other) <= 1e-6 * scale):
+            elif not (one == other or (isnan(one) and isnan(other)) or abs(one - other) <= 1e-6 * scale):
                 return False
     return True
 
@@ -290,7 +290,7 @@ def of_concatenation(stats: Sequence[Stats], counts: Sequence[int]) -> Stats:
 def _extreme(choose: Any, values: list[float]) -> float | None:
     if not values:
         return None
-    return float("nan") if any(value != value for value in values) else float(choose(values))
+    return float("nan") if any(map(isnan, values)) else float(choose(values))
 
 
 def scaled(stats: Stats, weight: float) -> Stats:

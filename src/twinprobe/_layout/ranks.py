@@ -125,11 +125,9 @@ def fold_calls(dump: RankDump, micro: int) -> None:
     names: list[str] = []
     for at, name in enumerate(run.ops):
         op = parse_op(name)
-        if op.is_module or op.direction == GRADIENTS or name.startswith(OPTIMIZER):
-            body = bare_path(op.body)
-            if body != op.body:
-                name = name.replace(f".{op.body}", f".{body}" if body else "", 1)
-        names.append(name)
+        wrapped = op.is_module or op.direction == GRADIENTS or name.startswith(OPTIMIZER)
+        body = bare_path(op.body) if wrapped else op.body
+        names.append(name if body == op.body else name.replace(f".{op.body}", f".{body}" if body else "", 1))
         if op.call >= 0 and op.prefix != "Distributed":
             heads[op.prefix + "." + op.body + "." + op.cls, op.direction].append(at)
     if micro > 1:
@@ -212,7 +210,7 @@ def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, wh
     if any(size > 1 for size in sizes.values()):
         return layout_for(sizes, world, where), "recorded"
     sizes = {}
-    pipeline = next((header["pipeline"] for header in headers if isinstance(header.get("pipeline"), dict)), {})
+    pipeline: dict[str, Any] = next((one for header in headers if isinstance(one := header.get("pipeline"), dict)), {})
     if isinstance(pipeline.get("stages"), int) and world % max(1, pipeline["stages"]) == 0:
         sizes["pp"] = pipeline["stages"]
     named = _mesh_sizes(headers)

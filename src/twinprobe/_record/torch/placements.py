@@ -25,7 +25,7 @@ class Placed(dict[str, Any]):
 
 def placement_of(tensor: Any) -> Placed:
     """The mesh and the placements of a DTensor."""
-    placements = []
+    placements: list[dict[str, Any]] = []
     for placement in tensor.placements:
         if placement.is_replicate():
             placements.append({"Replicate": {}})
@@ -81,8 +81,10 @@ class Placements:
 
 
 def _described(note: Note, placed: Placed) -> dict[str, Any]:
-    described = {"mesh": placed["device_mesh"], "names": list(placed.names), "placements": placed["placements"],
-                 "statistics": "local", "global_shape": list(note.shape), "local_shape": list(placed.local)}  # fmt: skip
+    described: dict[str, Any] = {
+        "mesh": placed["device_mesh"], "names": list(placed.names), "placements": placed["placements"],
+        "statistics": "local", "global_shape": list(note.shape), "local_shape": list(placed.local),
+    }  # fmt: skip
     if any(placed.sums):
         described["reduce_ops"] = list(placed.sums)
     return described | ({"split_factors": placed["split_factors"]} if "split_factors" in placed else {})
