@@ -20,7 +20,15 @@ def losses() -> dict[Path, dict[int, list[float]]]:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, losses: dict[Path, dict[int, list[float]]]) -> Trained:
+def digests() -> dict[Path, list[str]]:
+    """The sums of all parameters after each training, one line for each rank."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, losses: dict[Path, dict[int, list[float]]], digests: dict[Path, list[str]]
+) -> Trained:
     """Trains ``kind`` on so many ranks and gives the folder of the dump."""
     known: dict[tuple[object, ...], Path] = {}
 
@@ -40,6 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, losses: dict[Path, dict[in
                 if line.startswith("loss "):
                     _, rank, _, loss = line.split()
                     losses[folder].setdefault(int(rank), []).append(float(loss))
+            digests[folder] = sorted(line for line in done.stdout.splitlines() if line.startswith("digest "))
         return known[key]
 
     return train

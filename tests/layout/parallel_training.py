@@ -8,6 +8,7 @@ one of the words below; it is planted on the last rank unless its name says othe
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, INNER, HEADS, LAYERS, WORDS, BATCH, LENGTH, EXPERTS, STEPS = 16, 32, 4, 2, 32, 4, 8, 4, 2
 
@@ -440,8 +442,13 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
         "2d": two_dimensions,
     }  # fmt: skip
     model = model.to(getattr(torch, dtype))
+    if "checkpoint" in options:
+        for block in model.layers:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     if base in prepare:
         model = prepare[base](model) or model
+    if "compile" in options:
+        model = torch.compile(model, backend="aot_eager")
     if Layout.has("replica_differs"):
         inner = model.module if base == "ddp" else model
         inner.layers[-1].norm1.weight.data[0] += 0.25

@@ -60,6 +60,19 @@ def test_a_layout_agrees_with_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    "kind", ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "ddp+checkpoint", "fsdp2+checkpoint", "ddp+compile", "cp", "ep"]
+)
+def test_recording_changes_nothing(
+    trained: Trained, losses: dict[Path, Any], digests: dict[Path, Any], kind: str, level: str
+) -> None:
+    plain, recorded = trained(kind, 2, "off"), trained(kind, 2, level)
+    assert losses[recorded] == losses[plain]
+    assert digests[recorded] == digests[plain]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "sp", "cp+clip", "pp", "ep"])
 def test_reassembled_tensors_agree_with_one_process(
     trained: Trained, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

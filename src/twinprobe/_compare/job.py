@@ -36,7 +36,7 @@ from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
-from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
+from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput, NothingToCompare
 
 
@@ -198,6 +198,7 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     if is_kernel_folder(request.target):
         refuse_option("-da (--diff_analyze)")
     jobs, notes, lost = plan(request)
+    jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, told):
         notes += told

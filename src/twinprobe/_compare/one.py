@@ -15,6 +15,7 @@ from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._layout.pieces import files_of, is_recipe, load_whole
+from twinprobe._measure.elements import AT_ONCE
 from twinprobe._runs.places import inside, remote
 from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
@@ -184,8 +185,6 @@ def _side(run: Run) -> RunInfo:
 
 # Measuring the tensors that both runs kept.
 
-# Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
-AT_ONCE = 2 << 20
 _NUMBERS = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths", "relative_norm")
 
 

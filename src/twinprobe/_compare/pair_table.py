@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from twinprobe._align.auto.row_links import MERGED, merged
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Groups, Pairs
 from twinprobe._align.turns import IN_OUT, VIEW, Axes, Candidate, find_turns
+from twinprobe._layout.pieces import is_recipe, load_whole
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
@@ -235,7 +237,12 @@ def laid_out_jobs(
     def names(at: int, files: list[str]) -> list[str]:
         return files[at].split(SEPARATOR) if joined[at] else [files[at]]
 
-    loaders = tensor_loaders((folder, name) for at in rows for folder, files in sides for name in names(at, files))
+    needed = ((folder, name) for at in rows for folder, files in sides for name in names(at, files))
+    loaders: Iterator[Loader]
+    if any(is_recipe(files[at]) for at in rows for _, files in sides):
+        loaders = (partial(load_whole, folder, name) for folder, name in needed)
+    else:
+        loaders = tensor_loaders(needed)
     for at in rows:
         target, golden = (list(islice(loaders, len(names(at, files)))) for _, files in sides)
         turn = turns[at]

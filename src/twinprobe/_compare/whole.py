@@ -102,8 +102,8 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
         raise BadInput(f"no step in common with {request.golden}", where=request.target)
     jobs = []
     for (mode, step), target, golden in pairs:
-        key = RunKey(mode, step, -1)
-        for name, label in _LABELS.items():
+        for at, (name, label) in enumerate(_LABELS.items()):
+            key = RunKey(mode, step, at)  # two parts of a dataset
             files = target.files(name), golden.files(name)
             if not all(files):
                 continue

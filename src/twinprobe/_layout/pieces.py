@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinprobe._measure.elements import added, concatenated
+from twinprobe._measure.elements import AT_ONCE, added, concatenated
 from twinprobe._runs.places import inside
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
@@ -415,7 +415,7 @@ def files_of(name: str) -> list[str]:
 def load_whole(folder: Path, name: str) -> HostTensor:
     """Open the files that a name stands for and put them together, piece by piece."""
     if not is_recipe(name):
-        return open_tensor(inside(folder, name))
+        return open_tensor(inside(folder, name), at_once=AT_ONCE)
     try:
         return _load(folder, json.loads(name[len(_MARK) :]))
     except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
@@ -426,7 +426,7 @@ def load_whole(folder: Path, name: str) -> HostTensor:
 
 def _load(folder: Path, recipe: Any) -> HostTensor:
     if isinstance(recipe, str):
-        return open_tensor(inside(folder, recipe))
+        return open_tensor(inside(folder, recipe), at_once=AT_ONCE)
     kind = recipe[0]
     if kind == "times":
         return added([_load(folder, recipe[2])], float(recipe[1]))

@@ -523,7 +523,7 @@ class _Side:
         if goal is None or isnan(goal) or isnan(bound):
             return False
         slack = 1e-3 * max(abs(goal), abs(bound))
-        return goal < bound - slack if stat == "min" else goal > bound + slack
+        return bool(goal < bound - slack if stat == "min" else goal > bound + slack)
 
     def _count(self, way: Any) -> None:
         for axis, dim in zip(AXES, way, strict=True):

@@ -18,7 +18,6 @@ from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
 from twinprobe._layout.pieces import (
-    AXES,
     Piece,
 )
 from twinprobe._layout.ranks import RankDump, fold_calls
@@ -56,21 +55,23 @@ class Whole(Run):
     def mode(self) -> str:
         return next(iter(self.ranks.values())).run.mode
 
+    @cached_property
+    def _lists(self) -> list[list[Any]]:
+        return [self.pieces[name].to_list() for name in _LISTS]
+
     def pieces_of(self, row: int) -> list[Piece]:
         """What the ranks have of one row's value."""
-        columns = self.pieces.row(row, named=True)
+        columns = [column[row] for column in self._lists]
         found = []
-        for at, rank in enumerate(columns["rank"]):
-            place = tuple(columns[axis][at] for axis in AXES)
-            placement = self.ranks[rank].placements.get(columns["own_name"][at])
-            shape = placement.local if placement is not None else dims(columns["shape"][at])
-            stats = tuple(columns[stat][at] for stat in STATS)
-            found.append(Piece(rank, place, shape, stats, columns["file"][at], columns["digest"][at]))  # type: ignore[arg-type]
+        for rank, micro, dp, ep, cp, tp, shape, *stats, file, digest, name in zip(*columns, strict=True):
+            placement = self.ranks[rank].placements.get(name)
+            local = placement.local if placement is not None else dims(shape)
+            found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
         return found
 
     def placements_of(self, row: int) -> list[Any]:
         """The recorded placements of one row's value, in the order of its pieces."""
-        ranks, names = self.pieces["rank"][row].to_list(), self.pieces["own_name"][row].to_list()
+        ranks, names = self._lists[0][row], self._lists[-1][row]
         return [self.ranks[rank].placements.get(name) for rank, name in zip(ranks, names, strict=True)]
 
 

