@@ -107,7 +107,7 @@ def _request(args: argparse.Namespace) -> Request:
         steps=args.step,
         engine=engine_options(args),
         resume=args.resume,
-        layouts=_layouts(args.layout),
+        layouts=tuple(args.layout or ()),
         log_rows=args.is_print_compare_log,
         mapping=MappingOptions(
             fuzzy=args.fuzzy_match,
@@ -120,13 +120,3 @@ def _request(args: argparse.Namespace) -> Request:
             alignment=args.alignment,
         ),
     )
-
-
-def _layouts(texts: list[str] | None) -> tuple[str, ...]:
-    from twinprobe._layout.layout import read_sizes
-
-    if texts and len(texts) > 2:
-        raise BadInput(f"--layout has {len(texts)} values", hint="give one for the target, and perhaps one for golden")
-    for text in texts or ():
-        read_sizes(text)
-    return tuple(texts or ())

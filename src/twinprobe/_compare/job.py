@@ -27,7 +27,6 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._compare.whole import compare_whole, plan_whole, puts_together, whole_files
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
@@ -83,8 +82,11 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
-    if puts_together(request):
-        return plan_whole(request)
+    if request.layouts or request.target.is_dir() or request.golden.is_dir():
+        from twinprobe._compare.whole import plan_whole, puts_together
+
+        if puts_together(request):
+            return plan_whole(request)
     if request.target.is_dir() != request.golden.is_dir():
         folder, file = sorted((request.target, request.golden), key=lambda path: not path.is_dir())
         raise BadInput(f"is a folder, but {file} is a file", where=folder, hint="give two files or two folders")
@@ -116,6 +118,8 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
     options = Options(match, job.request.thresholds, progress, measure)
     if job.ranks is not None:
+        from twinprobe._compare.whole import compare_whole, whole_files
+
         with unchanged(*whole_files(job)):
             comparison = compare_whole(job, options)
     else:

@@ -14,10 +14,9 @@ from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
-from twinprobe._layout.pieces import files_of, is_recipe, load_whole
 from twinprobe._measure.elements import AT_ONCE
 from twinprobe._runs.places import inside, remote
-from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
+from twinprobe._runs.run import DIGESTS, STATISTICS, TENSORS, WHOLE, Run, find_run, hand_over, open_run, take_over
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
 from twinprobe._scale.process import Beside, can_fork
 from twinprobe.errors import BadInput, DamagedTensor, NothingRecorded, NothingToCompare, TwinProbeError
@@ -243,7 +242,9 @@ def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> I
         from twinprobe._compare.pair_table import laid_out_jobs
 
         return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
-    if any(is_recipe(names[at]) for at in rows for _, names in sides):
+    if any(column.str.starts_with(WHOLE).any() for column in (pairs["t_file"], pairs["g_file"])):
+        from twinprobe._layout.pieces import load_whole
+
         loads = (partial(load_whole, folder, names[at]) for at in rows for folder, names in sides)
         return zip(loads, loads, strict=True)
     files = ((folder, names[at]) for at in rows for folder, names in sides)
@@ -262,7 +263,12 @@ def file_sizes(folder: Path, names: list[str]) -> list[int]:
     sizes = []
     for name in names:
         try:
-            sizes.append(sum(inside(folder, file).stat().st_size for file in files_of(name)))
+            files = [name]
+            if name.startswith(WHOLE):
+                from twinprobe._layout.pieces import files_of
+
+                files = files_of(name)
+            sizes.append(sum(inside(folder, file).stat().st_size for file in files))
         except (OSError, DamagedTensor):
             sizes.append(0)
     return sizes

@@ -15,8 +15,7 @@ from twinprobe._align.auto.row_links import MERGED, merged
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Groups, Pairs
 from twinprobe._align.turns import IN_OUT, VIEW, Axes, Candidate, find_turns
-from twinprobe._layout.pieces import is_recipe, load_whole
-from twinprobe._runs.run import Run
+from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
@@ -239,7 +238,9 @@ def laid_out_jobs(
 
     needed = ((folder, name) for at in rows for folder, files in sides for name in names(at, files))
     loaders: Iterator[Loader]
-    if any(is_recipe(files[at]) for at in rows for _, files in sides):
+    if any(files[at].startswith(WHOLE) for at in rows for _, files in sides):
+        from twinprobe._layout.pieces import load_whole
+
         loaders = (partial(load_whole, folder, name) for folder, name in needed)
     else:
         loaders = tensor_loaders(needed)

@@ -89,6 +89,10 @@ def _is_known(side: Side) -> bool:
 
 def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
     """One job for each step that both runs have, and one for what optimizers saw there; and what is missing."""
+    if len(request.layouts) > 2:
+        raise BadInput(f"--layout has {len(request.layouts)} values", hint="give one for the target, one for golden")
+    for text in request.layouts:
+        read_sizes(text)
     sides = [sides_of(root, request) for root in (request.target, request.golden)]
     lost: list[str] = []
     keys = [key for key in sides[0] if key in sides[1]]

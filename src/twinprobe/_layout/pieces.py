@@ -19,6 +19,7 @@ import numpy as np
 
 from twinprobe._measure.elements import AT_ONCE, added, concatenated
 from twinprobe._runs.places import inside
+from twinprobe._runs.run import WHOLE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import DamagedTensor
@@ -379,22 +380,16 @@ def _of_mesh(ranks: Any, order: list[int], ways: tuple[int, ...], pieces: Mappin
 
 # Recipes: the files of a value's pieces and what is done with them, as one text in place of a file's name.
 
-_MARK = "[whole]"
 _MOST_PIECES = 4096
 
 
 def _text(recipe: Any) -> str:
-    return recipe if isinstance(recipe, str) else _MARK + json.dumps(recipe, separators=(",", ":"))
-
-
-def is_recipe(name: str | None) -> bool:
-    """Whether a name stands for several files."""
-    return name is not None and name.startswith(_MARK)
+    return recipe if isinstance(recipe, str) else WHOLE + json.dumps(recipe, separators=(",", ":"))
 
 
 def files_of(name: str) -> list[str]:
     """The files that a name stands for."""
-    if not is_recipe(name):
+    if not name.startswith(WHOLE):
         return [name]
     found: list[str] = []
 
@@ -406,7 +401,7 @@ def files_of(name: str) -> list[str]:
                 walk(part)
 
     try:
-        walk(json.loads(name[len(_MARK) :]))
+        walk(json.loads(name[len(WHOLE) :]))
     except (ValueError, RecursionError, IndexError):
         return []
     return found[:_MOST_PIECES]
@@ -414,10 +409,10 @@ def files_of(name: str) -> list[str]:
 
 def load_whole(folder: Path, name: str) -> HostTensor:
     """Open the files that a name stands for and put them together, piece by piece."""
-    if not is_recipe(name):
+    if not name.startswith(WHOLE):
         return open_tensor(inside(folder, name), at_once=AT_ONCE)
     try:
-        return _load(folder, json.loads(name[len(_MARK) :]))
+        return _load(folder, json.loads(name[len(WHOLE) :]))
     except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise DamagedTensor(
             f"cannot be put together: {error}", where=files_of(name)[0] if files_of(name) else ""

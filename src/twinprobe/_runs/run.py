@@ -30,6 +30,7 @@ DEBUG_PART = "debug.json.part"
 RUN_FILES = (DUMP, PART, DEBUG, DEBUG_PART)
 OPTIMIZER_FILE = "optimizer.json"  # what optimizers saw and did, in the same grammar
 TENSOR_FOLDER = "dump_tensor_data"
+WHOLE = "[whole]"  # what stands for a tensor's file begins so where the pieces of several ranks make the tensor
 
 # The three ways two runs can be measured against each other.
 STATISTICS, TENSORS, DIGESTS = "statistics", "tensor", "md5"

@@ -6,78 +6,34 @@ after it. Nothing is changed: all of it is read, by hooks that torch offers.
 
 from __future__ import annotations
 
-import functools
-import sys
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.rows import Entry, Leaf, Note
-from twinprobe._record.torch.tensors import silence
 
 _PLAIN = (bool, int, float, str, type(None))
-# The function that computes the norm all gradients have together: clip_grad_norm_ itself where there is no such one.
-_NORMS = ("_get_total_norm", "get_total_norm", "clip_grad_norm_")
 
 
-class OptimizerScope:
-    """Knows whether an optimizer is at work. Parameters change there, so rows are forgotten afterwards."""
+class Updates:
+    """What the optimizers of a recording see and do. Made when the first of them steps or clips."""
 
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
-        self._handles: list[Any] = []
-        self._wrapped: list[tuple[Any, str, Any]] = []
-        self._models: list[torch.nn.Module] = []
         self._open: dict[int, list[tuple[Entry, Any]]] = {}
         self._before_clipping: Any = None
-        self._keeps = recorder.config.optimizer and recorder.config.measures
-        self.inside = 0
 
-    def attach(self, models: list[torch.nn.Module]) -> None:
-        """Watch all optimizers; parameters get the names that they have in these models."""
-        self._models = models
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
-        ]
-        if self._keeps:
-            self._watch_clipping()
+    def note_norm(self, norm: Any) -> None:
+        """Note what clipping has found before it changes the gradients."""
+        if isinstance(norm, torch.Tensor):
+            self._before_clipping = self._recorder.book.note(norm.detach().clone())
+        elif isinstance(norm, int | float):
+            self._before_clipping = float(norm)
 
-    def detach(self) -> None:
-        """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        for home, name, original in self._wrapped:
-            setattr(home, name, original)
-        self._handles.clear()
-        self._wrapped.clear()
-        self._open.clear()
-        self._models = []
-        self._before_clipping = None
-        self.inside = 0
-
-    def _before(self, optimizer: Any, *_: Any) -> None:
-        self.inside += 1
+    def note_gradients(self, optimizer: Any, models: list[torch.nn.Module]) -> None:
+        """A step begins: note gradients, settings and parameters, by the names that they have in these models."""
         recorder = self._recorder
-        recorder.work("measuring before an optimizer's step", recorder.book.settle)
-        if self._keeps and recorder.active:
-            recorder.work("recording what an optimizer sees", self._note_gradients, optimizer)
-
-    def _after(self, optimizer: Any, *_: Any) -> None:
-        self.inside = max(0, self.inside - 1)
-        recorder = self._recorder
-        recorder.work("measuring after an optimizer's step", recorder.book.forget)
-        if self._keeps and recorder.active:
-            recorder.work("recording what an optimizer did", self._note_parameters, optimizer)
-
-    # -- what is recorded -------------------------------------------------------------------------------------------
-
-    def _note_gradients(self, optimizer: Any) -> None:
-        recorder = self._recorder
-        names = {
-            id(one): name for model in self._models for name, one in model.named_parameters(remove_duplicate=False)
-        }
+        names = {id(one): name for model in models for name, one in model.named_parameters(remove_duplicate=False)}
         kind = type(optimizer).__name__
         number = recorder.engine.count(f"Optimizer.{kind}")
         noted = []
@@ -103,43 +59,14 @@ class OptimizerScope:
         total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
         noted.append((total, None))  # last, so that a parameter is the first to differ
 
-    def _note_parameters(self, optimizer: Any) -> None:
+    def note_parameters(self, optimizer: Any) -> None:
+        """The step is over: note the parameters, and hand over what was noted."""
         recorder = self._recorder
         for entry, parameter in self._open.pop(id(optimizer), ()):
             if parameter is not None:
                 entry.parts["output"] = [recorder.book.note(parameter)]
             recorder.engine.note_update(entry)
         recorder.book.forget()
-
-    # -- the norm before clipping -----------------------------------------------------------------------------------
-
-    def _watch_clipping(self) -> None:
-        home: Any = torch.nn.utils.clip_grad
-        self._watch_norm(home, next(name for name in _NORMS if hasattr(home, name)))
-        sharded = sys.modules.get("torch.distributed.fsdp")
-        if sharded is not None:
-            self._watch_norm(sharded.FullyShardedDataParallel, "clip_grad_norm_")
-
-    def _watch_norm(self, home: Any, name: str) -> None:
-        original = getattr(home, name)
-
-        @functools.wraps(original)
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            norm = original(*args, **kwargs)
-            if self._recorder.active:
-                with silence():
-                    self._recorder.work("noting the norm before clipping", self._note_norm, norm)
-            return norm
-
-        # A name that other modules have imported stays as it was for them.
-        self._wrapped.append((home, name, original))
-        setattr(home, name, watched)
-
-    def _note_norm(self, norm: Any) -> None:
-        if isinstance(norm, torch.Tensor):
-            self._before_clipping = self._recorder.book.note(norm.detach().clone())
-        elif isinstance(norm, int | float):
-            self._before_clipping = float(norm)
 
 
 def _setting(value: Any) -> Any:
