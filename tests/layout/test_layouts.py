@@ -15,8 +15,8 @@ from twinprobe._cli import main
 # Each layout, and the single process that computes the same.
 TWINS = {
     "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
-    "tp": "single", "megatron": "single", "sp": "single", "cp+clip": "single+clip", "cp": "single", "pp": "single", "ep": "single+moe",
-    "megatron+dropout": "single+dropout",
+    "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
+    "ep": "single+moe", "megatron+dropout": "single+dropout",
 }  # fmt: skip
 
 
