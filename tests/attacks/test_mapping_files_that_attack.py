@@ -20,7 +20,7 @@ from twinprobe._align.mapping.layer_tree import read_layer_file
 from twinprobe._align.ops.table import read_table
 from twinprobe._compare.merge.config import read_merge_config
 from twinprobe._graph.compare_json import read_compare_json
-from twinprobe._graph.layouts.layout import layouts_of
+from twinprobe._layout.layout import layouts_of
 from twinprobe.errors import BadInput
 
 YAML_READERS: dict[str, Callable[[Path], Any]] = {

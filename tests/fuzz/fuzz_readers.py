@@ -105,7 +105,7 @@ def _yaml(module: str, function: str, path: Path) -> None:
 
 def _compare_json(path: Path) -> None:
     from twinprobe._graph.compare_json import read_compare_json
-    from twinprobe._graph.layouts.layout import layouts_of
+    from twinprobe._layout.layout import layouts_of
 
     found = read_compare_json(path)
     layouts_of(found.parallel_merge, golden=found.bench_path is not None)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import forward, tensor, write_dump
-from twinprobe._graph.layouts.layout import Layout, layouts_of, layouts_of_flags
-from twinprobe._graph.layouts.merge import merge_ranks
-from twinprobe._graph.layouts.shards import whole_shapes
-from twinprobe._graph.layouts.stages import StageNames
+from twinprobe._layout.layout import Layout, layouts_of, layouts_of_flags
+from twinprobe._layout.merge import merge_ranks
+from twinprobe._layout.shards import whole_shapes
+from twinprobe._layout.stages import StageNames
 from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
 

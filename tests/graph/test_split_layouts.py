@@ -11,8 +11,8 @@ from gloo_recorder import Recorder, gloo_recorder
 from graph_drawing import draw, nodes
 
 from support import forward, tensor, write_dump
-from twinprobe._graph.layouts.layout import Layout, layouts_of_flags
-from twinprobe._graph.layouts.merge import merge_ranks
+from twinprobe._layout.layout import Layout, layouts_of_flags
+from twinprobe._layout.merge import merge_ranks
 from twinprobe._runs.run import open_run
 
 PROGRAM = Path(__file__).with_name("split_model.py")

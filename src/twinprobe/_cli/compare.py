@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair("-dm", "--data_mapping", type=path, metavar="YAML", help="pair single values")
     pair("-lm", "--layer_mapping", type=path, metavar="YAML", help="pair layers of the model code")
     add_pair_arguments(pair)
+    pair("--layout", nargs="+", metavar="SIZES",
+         help="how ranks are laid out, e.g. tp=2,pp=2 (dp, cp, ep, vpp): of the target, or of both")  # fmt: skip
     add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -128,6 +130,7 @@ def _request(args: argparse.Namespace) -> Request:
         steps=args.step,
         engine=engine_options(args),
         resume=args.resume,
+        layouts=tuple(args.layout or ()),
         log_rows=args.is_print_compare_log,
         mapping=MappingOptions(
             fuzzy=args.fuzzy_match,

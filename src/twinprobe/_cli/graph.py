@@ -52,7 +52,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
 def run(args: argparse.Namespace) -> int:
     """Draw what the compare.json names."""
     from twinprobe._graph.compare_json import read_compare_json
-    from twinprobe._graph.layouts.layout import layouts_of
+    from twinprobe._layout.layout import layouts_of
 
     wanted = read_compare_json(args.input_path)
     target_layout, golden_layout = layouts_of(wanted.parallel_merge, golden=wanted.bench_path is not None)

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw what the flags name."""
-    from twinprobe._graph.layouts.layout import layouts_of_flags
+    from twinprobe._layout.layout import layouts_of_flags
 
     flags = {name: getattr(args, name) for name in ("rank_size", "tp", "pp", "vpp", "cp", "ep", "order")}
     request = build_request(

@@ -36,7 +36,7 @@ from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
-from twinprobe._runs.run import RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
+from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput, NothingToCompare
 
 
@@ -52,7 +52,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
     with arranged(request, jobs, "compare") as (jobs, told):
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
-            return Outcome([run_job(jobs[0], lambda done, total: advance("MiB", done, total))], lost, notes)
+            summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
+            return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)
@@ -82,6 +83,11 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
+    if request.layouts or request.target.is_dir() or request.golden.is_dir():
+        from twinprobe._compare.whole import plan_whole, puts_together
+
+        if puts_together(request):
+            return plan_whole(request)
     whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
     if request.target.is_dir() != request.golden.is_dir():
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
@@ -120,8 +126,14 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
     elif session is not None:
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
     options = Options(match, job.request.thresholds, progress, measure)
-    with unchanged(job.target, job.golden):
-        comparison = compare_paths(job.target, job.golden, options)
+    if job.ranks is not None:
+        from twinprobe._compare.whole import compare_whole, whole_files
+
+        with unchanged(*whole_files(job)):
+            comparison = compare_whole(job, options)
+    else:
+        with unchanged(job.target, job.golden):
+            comparison = compare_paths(job.target, job.golden, options)
     if not comparison.summary.matched:
         calls = comparison.summary.target.ops
         raise NothingToCompare(
@@ -199,6 +211,7 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     if is_kernel_folder(request.target):
         refuse_option("-da (--diff_analyze)")
     jobs, notes, lost = plan(request)
+    jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own
     prepare_folder(request.output)
     with arranged(request, jobs, "diff_analyze") as (jobs, told):
         notes += told

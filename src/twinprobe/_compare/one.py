@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,20 @@ from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._measure.elements import AT_ONCE
 from twinprobe._runs.places import remote
-from twinprobe._runs.run import DIGESTS, RUN_FILES, STATISTICS, TENSORS, Run, find_run, hand_over, open_run, take_over
+from twinprobe._runs.run import (
+    DIGESTS,
+    RUN_FILES,
+    STATISTICS,
+    TENSORS,
+    WHOLE,
+    Run,
+    find_run,
+    hand_over,
+    open_run,
+    take_over,
+)
 from twinprobe._runs.sketches import SUFFIX
 from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
 from twinprobe._scale.process import Beside, can_fork
@@ -207,8 +220,6 @@ def _side(run: Run) -> RunInfo:
 
 # Measuring the tensors that both runs kept.
 
-# Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
-AT_ONCE = 2 << 20
 _NUMBERS = ("cosine", "euclid", "max_abs", "max_rel", "one_thousandth", "five_thousandths", "relative_norm")
 
 
@@ -270,6 +281,11 @@ def _jobs(target: Path, golden: Path, pairs: pl.DataFrame, rows: list[int]) -> I
         from twinprobe._compare.pair_table import laid_out_jobs
 
         return laid_out_jobs(sides, rows, pairs["turn"].to_list(), pairs["joined"].to_list())
+    if any(column.str.starts_with(WHOLE).any() for column in (pairs["t_file"], pairs["g_file"])):
+        from twinprobe._layout.pieces import load_whole
+
+        loads = (partial(load_whole, folder, names[at]) for at in rows for folder, names in sides)
+        return zip(loads, loads, strict=True)
     files = ((folder, names[at]) for at in rows for folder, names in sides)
     loaders = tensor_loaders(files, at_once=AT_ONCE)
     return zip(loaders, loaders, strict=True)
@@ -283,4 +299,12 @@ def work_of(target: Path, pairs: pl.DataFrame) -> int:
 
 def file_sizes(folder: Path, names: list[str]) -> list[int]:
     """The bytes of each tensor file; what cannot be read counts as nothing."""
-    return [named_size(folder, name) for name in names]
+    return [_pieces_size(folder, name) for name in names]
+
+
+def _pieces_size(folder: Path, name: str) -> int:
+    if not name.startswith(WHOLE):
+        return named_size(folder, name)
+    from twinprobe._layout.pieces import files_of
+
+    return sum(named_size(folder, file) for file in files_of(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from twinprobe._align.calls import Shape, dims
 from twinprobe._align.groups import MEANING
 from twinprobe._align.links import Groups, Pairs
 from twinprobe._align.turns import IN_OUT, VIEW, Axes, Candidate, find_turns
-from twinprobe._runs.run import Run
+from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import Loader, tensor_loaders
@@ -249,7 +250,14 @@ def laid_out_jobs(
     def names(at: int, files: list[str]) -> list[str]:
         return files[at].split(SEPARATOR) if joined[at] else [files[at]]
 
-    loaders = tensor_loaders((folder, name) for at in rows for folder, files in sides for name in names(at, files))
+    needed = ((folder, name) for at in rows for folder, files in sides for name in names(at, files))
+    loaders: Iterator[Loader]
+    if any(files[at].startswith(WHOLE) for at in rows for _, files in sides):
+        from twinprobe._layout.pieces import load_whole
+
+        loaders = (partial(load_whole, folder, name) for folder, name in needed)
+    else:
+        loaders = tensor_loaders(needed)
     for at in rows:
         target, golden = (list(islice(loaders, len(names(at, files)))) for _, files in sides)
         turn = turns[at]

@@ -207,7 +207,9 @@ def conclude(
     """
     results: list[RankOutcome] = gathered.in_order()
     outcome = Outcome(
-        [result.summary for result in results], [*lost, *gathered.reasons()], [*notes, *sorted(gathered.empty)]
+        [result.summary for result in results],
+        [*lost, *(text for result in results for text in result.summary.lost), *gathered.reasons()],
+        [*notes, *sorted(gathered.empty)],
     )
     dataset = jobs[0].dataset
     if dataset is None:

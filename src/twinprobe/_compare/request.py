@@ -41,6 +41,8 @@ class Request:
     mapping: MappingOptions = field(default_factory=MappingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     resume: bool = False
+    layouts: tuple[str, ...] = ()
+    """How the ranks of the target, and of the golden run, are laid out, e.g. ``tp=2,pp=2``."""
 
     @property
     def options(self) -> EngineOptions:
@@ -51,7 +53,7 @@ class Request:
         """All that decides what the results are, apart from what lies in the files."""
         chosen = (None if numbers is None else sorted(numbers) for numbers in (self.ranks, self.steps))
         mapping = replace(self.mapping, output=None, timestamp="", label="")
-        return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping))
+        return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts))
 
     def command(self, kind: str) -> Command:
         """The command that its notes belong to."""
@@ -75,6 +77,8 @@ class Job:
     lost: tuple[tuple[int, str], ...] = ()
     """Slices that could not be measured, with the reason."""
     slice_bytes: int = SLICE_BYTES
+    ranks: Any = None
+    """The ranks of both sides, where they are put together: then the two paths name no files of their own."""
 
     @property
     def name(self) -> str:
@@ -227,7 +231,10 @@ def job_mark(job: Job) -> str:
     """What decides a job's result: the content of both runs and of the mapping files, the options, our version."""
     digest = hashlib.sha256(repr((__version__, job.request.identity(), job.name, job.formats)).encode())
     digest.update(mapping_mark(job.request.mapping))
-    for run in (job.target, job.golden):
+    runs = (job.target, job.golden)
+    if job.ranks is not None:
+        runs = tuple(file for side in job.ranks for file in side.files(job.target.name).values())
+    for run in runs:
         digest.update(run_fingerprint(run).encode())
     return digest.hexdigest()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.folders import pair_folders
-from twinprobe._graph.layouts.layout import Layout, Layouts
+from twinprobe._layout.layout import Layout, Layouts
 from twinprobe._runs.places import place, remote
 from twinprobe._runs.run import DUMP, PART, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.whole_files import open_file

@@ -13,13 +13,13 @@ from twinprobe._compare.request import mapping_mark, once_in_folder
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_beside import GoldenBeside
-from twinprobe._graph.layouts.layout import Layouts
-from twinprobe._graph.layouts.merge import Merged, merge_ranks
 from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
 from twinprobe._graph.values import DB, VIS
 from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._layout.layout import Layouts
+from twinprobe._layout.merge import Merged, merge_ranks
 from twinprobe._report.files import Staging
 from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint, unchanged
 from twinprobe._scale.engine import EngineOptions

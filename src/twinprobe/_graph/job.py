@@ -11,9 +11,9 @@ from twinprobe._compare.request import Command, session_of
 from twinprobe._graph.communication import Call, link_ranks, read_calls
 from twinprobe._graph.compare_json import Place, find_places, find_replicas
 from twinprobe._graph.draw_place import DB_FILE, MERGED_DUMP, Drawn, GraphRequest, Job, calls_file, open_runs, run_job
-from twinprobe._graph.layouts.merge import Merged, write_merged
 from twinprobe._graph.vis_files import GraphDb, add_rank_links
 from twinprobe._judge.origin import Summary
+from twinprobe._layout.merge import Merged, write_merged
 from twinprobe._report.files import Staging, prepare_folder, workshop
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.whole_files import temporary_name

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._graph.communication import Communication, read_communication
-from twinprobe._graph.layouts.merge import Merged, ShapeFitter
 from twinprobe._graph.links import NONE, Matcher, TreeMatcher
 from twinprobe._graph.node_values import CallValues, call_values, overflow_levels
 from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree, call_sites
 from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, ValueTexts, quoted
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._layout.merge import Merged, ShapeFitter
 from twinprobe._report.console import visible
 from twinprobe._runs.run import Run
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from twinprobe._runs.names import CONTAINERS, DIRECTIONS, GRADIENTS, is_number
+from twinprobe._runs.names import DIRECTIONS, GRADIENTS, is_module, is_number
 from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks, read_micro_steps
 
@@ -39,11 +39,6 @@ def repaired_parents(run: Run) -> Parents:
             repaired[name] = parent
     _add_gradients(repaired, run.ops)
     return repaired
-
-
-def is_module(name: str) -> bool:
-    """Whether a name is that of a module's call."""
-    return name.partition(".")[0] in CONTAINERS
 
 
 def forward_twin(name: str) -> str:

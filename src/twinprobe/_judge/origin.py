@@ -197,6 +197,8 @@ class Summary:
     """Further beginnings that the first does not explain."""
     unread: int = 0
     """Rows with a tensor that could not be read: their recorded statistics were compared, where there are any."""
+    lost: list[str] = field(default_factory=list)
+    """What was asked for and is not in the result: ranks that could not be read, placements that contradict."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, texts and numbers, with the field names as keys."""

@@ -24,7 +24,7 @@ _SECTION_KEYS = {
 }
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
-    "sketch", "perturb", "perturb_seed",
+    "sketch", "perturb", "perturb_seed", "optimizer",
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class RecordConfig:
     diff_nums: int = 1
     perturb: int | None = None  # the seed
     source: Path | None = None
+    optimizer: bool = True
 
     def wants(self, side: str) -> bool:
         """Whether data_mode asks for this side: forward, backward, input or output."""
@@ -141,6 +142,7 @@ def _build(
         diff_nums=diff_nums,
         perturb=_perturb(common, task, level, where),
         source=source,
+        optimizer=_flag(common, "optimizer", True, where),
     )
 
 

@@ -10,6 +10,7 @@ from abc import ABC
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -44,6 +45,8 @@ class Debugger(ABC):
     """
 
     recorder_class: ClassVar[type[Recorder]]
+    own_files: ClassVar[bool] = True
+    """Whether optimizer.json and layout.json are written, which other tools' dumps do not have."""
     _current: ClassVar[Any] = None
     recorder: Any
 
@@ -67,6 +70,8 @@ class Debugger(ABC):
             return
         try:
             config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step, rank=rank, **more)
+            if not self.own_files:
+                config = replace(config, optimizer=False)
             self.recorder = self.recorder_class(config)
         except BaseException:
             type(self)._current = None

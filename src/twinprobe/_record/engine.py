@@ -104,6 +104,10 @@ class Framework(ABC):
     def collect(self) -> Callable[[], None] | None:
         """End of a stretch of recording: a job that waits for device results and fills the rows."""
 
+    def finished(self, update: Entry) -> Entry:
+        """What an optimizer did, when all of it is measured."""
+        return update
+
     def let_go(self) -> None:  # noqa: B027  most hold nothing
         """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
@@ -118,6 +122,8 @@ class Step:
         self.construct: dict[str, str | None] = {}
         self.stacks = StackTable(hidden)
         self.pending: list[Entry] = []
+        self.updates: list[Entry] = []  # of optimizers, for a file of their own
+        self.placed: dict[str, Any] = {}  # where pieces of distributed tensors lie, for layout.json
         self.closed = False  # its index has its final name
         self.writable = False  # its index is open
         self.counted = 0  # bytes, when it was last closed
@@ -143,6 +149,7 @@ class Engine:
         self.failed = False
         self.begun = False
         self.bench: BenchCheck | None = None
+        self.places: Any = None  # collects what layout.json says, where there are several ranks
         self._checked = False
         self._finished = False
         self._hidden = (str(Path(__file__).parent) + os.sep, *hidden)
@@ -296,6 +303,14 @@ class Engine:
         if not self.framework.deferred and len(step.pending) >= _BATCH:
             self._hand_over(step)
 
+    def note_update(self, entry: Entry) -> None:
+        """Take over what an optimizer did to one parameter."""
+        step = self.step
+        if step is not None and not self._structure and not self.failed:
+            if not step.writable:
+                self._open_folder(step)
+            step.updates.append(entry)
+
     # -- the writer's side ------------------------------------------------------------------------------------------
 
     def _hand_over(self, step: Step) -> None:
@@ -309,6 +324,8 @@ class Engine:
             step.folder.add(entry.name, self._renderer.entry(entry))
             if self.config.sketches:
                 step.folder.add_sketches(entry.name, tensors_of(entry))
+            if self.places is not None:
+                self.places.look(entry, step.placed)
         step.folder.flush()
 
     def _save_tensors(self, step: Step, entry: Entry) -> None:
@@ -344,6 +361,10 @@ class Engine:
         side: dict[str, Any] = {}
         if self.config.extra_info and self.config.level != "debug":
             side = {"stack": step.stacks.to_json(), "construct": step.construct}
+        if step.updates:
+            self._write_updates(step)
+        if self.places is not None and (told := self.places.document(step.placed)):
+            side["layout"] = told
         entries = step.folder.entries
         step.folder.close(side)
         self._total[0] += entries
@@ -352,6 +373,16 @@ class Engine:
         self._closed += 1
         if self._closed in _SAID:
             logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)
+
+    def _write_updates(self, step: Step) -> None:
+        """optimizer.json, in the grammar of dump.json: statistics, whatever else the task keeps."""
+        folder = DumpFolder(step.folder.path, step.folder.header | {"task": "statistics"}, index="optimizer")
+        (folder.path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, told again below
+        for entry in map(self.framework.finished, step.updates):
+            folder.add(entry.name, self._renderer.entry(entry))
+            if self.places is not None:
+                self.places.look(entry, step.placed)
+        folder.close({})
 
     def _guarded(self, step: Step, job: Callable[[], None]) -> None:
         if self.failed:

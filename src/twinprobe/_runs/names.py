@@ -51,6 +51,11 @@ class OpName:
         return f"{head}.{call}.{self.direction}"
 
 
+def is_module(name: str) -> bool:
+    """Whether a name is that of a module's call."""
+    return name.partition(".")[0] in CONTAINERS
+
+
 def has_direction(name: str) -> bool:
     """Whether the last two parts say forward, backward or parameters_grad, as every recorded call does."""
     tail = name.rsplit(".", 2)

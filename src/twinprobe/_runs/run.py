@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
 DEBUG_PART = "debug.json.part"
 RUN_FILES = (DUMP, PART, DEBUG, DEBUG_PART)
+OPTIMIZER_FILE = "optimizer.json"  # what optimizers saw and did, in the same grammar
 TENSOR_FOLDER = "dump_tensor_data"
+WHOLE = "[whole]"  # what stands for a tensor's file begins so where the pieces of several ranks make the tensor
 
 # The three ways two runs can be measured against each other.
 STATISTICS, TENSORS, DIGESTS = "statistics", "tensor", "md5"
@@ -174,7 +176,7 @@ def find_run(path: Path) -> Path:
         raise BadInput("holds neither dump.json nor debug.json", where=path)
     if not path.exists():
         raise BadInput("does not exist", where=path)
-    if path.name not in RUN_FILES and path.suffix != SUFFIX and not is_foreign(path):
+    if path.name not in (*RUN_FILES, OPTIMIZER_FILE) and path.suffix != SUFFIX and not is_foreign(path):
         raise BadInput("is neither dump.json nor debug.json", where=path, hint="name the dump.json of a run")
     return path
 

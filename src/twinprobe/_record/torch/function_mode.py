@@ -158,6 +158,17 @@ def spelled_as(api: Api, frame: FrameType) -> Api:
 _is_grad_enabled: Any = torch.is_grad_enabled
 
 
+# Collectives as DTensor issues them: their results are written while the program goes on, until it waits for them.
+_ON_THEIR_WAY = frozenset(
+    f"_c10d_functional.{name}."
+    for name in (
+        "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast",
+        "all_reduce_coalesced", "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+        "_wrap_tensor_autograd",
+    )
+)  # fmt: skip
+
+
 class ApiMode(WatchMode):
     """Records each API call's arguments, result and gradients, and passes the call on unchanged."""
 
@@ -246,7 +257,10 @@ class ApiMode(WatchMode):
             with silence():
                 if perturbation is not None and computes(api):
                     perturbation.after(output, ())
-                call.after(output)
+                pending = effect == UNSEEN and api.prefix in _ON_THEIR_WAY
+                call.after(output, pending)
+                if pending:
+                    self._recorder.book.forget()
         except Exception as error:
             self._recorder.trouble("recording an API's outputs", error)
         return output

@@ -14,6 +14,7 @@ from twinprobe._measure.loops.sums import BLOCK, FLOATS
 from twinprobe._measure.sketch import measured, sketch, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
 from twinprobe._record.rows import KERNELS_AFTER, Row, load_kernels_beside
+from twinprobe._record.torch.placements import placement_of
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.sketches import PARTIAL
 from twinprobe._runs.tensors.elements import HostTensor
@@ -202,7 +203,7 @@ def describe(tensor: torch.Tensor) -> tuple[str, dict[str, Any] | None]:
         return ("BatchedTensor" if batched else "GradTrackingTensor"), None
     kind = type(tensor)
     if kind.__name__ == "DTensor":
-        return "torch.distributed.tensor.DTensor", _layout_of(tensor)
+        return "torch.distributed.tensor.DTensor", placement_of(tensor)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return "torch.Tensor", None
     if kind.__module__.startswith("torch.") and kind.__name__ in {
@@ -225,7 +226,7 @@ def plain_type(tensor: torch.Tensor) -> torch.Tensor | None:  # noqa: PLR0911
         local = tensor.to_local()
         return local if type(local) is torch.Tensor else plain_type(local)
     if name == "AsyncCollectiveTensor":
-        return None  # reading it would wait for the collective
+        return tensor.trigger_wait()  # which the program will do as well, before anyone reads it
     with torch.no_grad():
         if tensor.is_quantized:
             return tensor.dequantize()
@@ -248,15 +249,3 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _functorch_level(tensor: torch.Tensor) -> bool:
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
-def _layout_of(tensor: Any) -> dict[str, Any]:
-    placements = []
-    for placement in tensor.placements:
-        if placement.is_shard():
-            placements.append({"Shard": {"dim": placement.dim}})
-        elif placement.is_replicate():
-            placements.append({"Replicate": {}})
-        else:
-            placements.append({"Partial": {"reduce_op": str(getattr(placement, "reduce_op", "sum"))}})
-    return {"device_mesh": tensor.device_mesh.mesh.tolist(), "placements": placements}

@@ -126,6 +126,8 @@ def _effect_of_operator(func: Any) -> int:
         overloads = [func]
     else:
         overloads = [getattr(func, name) for name in func.overloads()]
+    if any(one.namespace.lstrip("_").startswith("c10d_functional") for one in overloads):
+        return UNSEEN  # what it gives is written later, without a new version
     if not any(one._schema.is_mutable for one in overloads):
         return PLAIN
     return WRITES if all(one.namespace == "aten" for one in overloads) else UNSEEN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -25,6 +27,8 @@ from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import ModuleHooks, has_fast_path
 from twinprobe._record.torch.host import host_digest
 from twinprobe._record.torch.names import make_api
+from twinprobe._record.torch.optimizer import Updates, with_total_norm
+from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues
 
@@ -40,10 +44,14 @@ _AUTOCASTS: list[tuple[Callable[[], bool], Callable[[], torch.dtype]]] = (
     ]
 )
 
-# What runs inside an optimizer's step or gradient clipping, and what an optimizer does to memory.
+# The parents of what runs inside an optimizer's step or gradient clipping.
 
 OPTIMIZER = "optimizer"
 CLIP_GRAD = "clip_grad"
+
+
+# The function that computes the norm all gradients have together: clip_grad_norm_ itself where there is no such one.
+_NORMS = ("_get_total_norm", "get_total_norm", "clip_grad_norm_")
 
 
 class OptimizerScope:
@@ -52,27 +60,62 @@ class OptimizerScope:
     def __init__(self, recorder: Any) -> None:
         self._recorder = recorder
         self._handles: list[Any] = []
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        self._models: list[torch.nn.Module] = []
+        self._updates: Updates | None = None
+        self._keeps = recorder.config.optimizer and recorder.config.measures
         self.inside = 0
 
-    def attach(self) -> None:
+    def attach(self, models: list[torch.nn.Module]) -> None:
+        """Watch all optimizers and clipping; parameters get the names that they have in these models."""
+        self._models = models
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         ]
+        homes: list[tuple[Any, str]] = []
+        if self._keeps:
+            home = torch.nn.utils.clip_grad
+            homes.append((home, next(name for name in _NORMS if hasattr(home, name))))
+            sharded = sys.modules.get("torch.distributed.fsdp")
+            if sharded is not None:
+                homes.append((sharded.FullyShardedDataParallel, "clip_grad_norm_"))
+        for home, name in homes:
+            original = getattr(home, name)
+
+            def clip(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                norm = original(*args, **kwargs)
+                self._note("noting the norm before clipping", "note_norm", norm)
+                return norm
+
+            self._wrapped.append((home, name, original))
+            setattr(home, name, functools.wraps(original)(clip))
 
     def detach(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for home, name, original in self._wrapped:
+            setattr(home, name, original)
         self._handles.clear()
+        self._wrapped.clear()
+        self._models = []
+        self._updates = None
         self.inside = 0
 
-    def _before(self, *_: Any) -> None:
+    def _before(self, optimizer: Any, *_: Any) -> None:
         self.inside += 1
         self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
+        self._note("recording what an optimizer sees", "note_gradients", optimizer, self._models)
 
-    def _after(self, *_: Any) -> None:
+    def _after(self, optimizer: Any, *_: Any) -> None:
         self.inside = max(0, self.inside - 1)
         self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
+        self._note("recording what an optimizer did", "note_parameters", optimizer)
+
+    def _note(self, doing: str, name: str, *what: Any) -> None:
+        if self._keeps and self._recorder.active:
+            self._updates = self._updates or Updates(self._recorder)
+            self._recorder.work(doing, getattr(self._updates, name), *what)
 
 
 class PassGradients(ParameterGradients):
@@ -117,6 +160,7 @@ class TorchRecorder(Recorder):
         self.capture = Capturer(self.values, self.failed, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.optimizer = OptimizerScope(self)
+        self.pipeline: PipelineStages | None = None
         self.modules = ModuleHooks(self)
         self.parameters: GradientWatch = PassGradients(self)
         self.collectives = Collectives(self)
@@ -174,6 +218,9 @@ class TorchRecorder(Recorder):
     def let_go(self) -> None:
         self.book.let_go()
 
+    def finished(self, update: Entry) -> Entry:
+        return with_total_norm(update) if update.name.startswith("Optimizer.total_norm.") else update
+
     def checksum(self, payload: torch.Tensor) -> Any:
         return host_digest(payload, "md5")
 
@@ -223,10 +270,15 @@ class TorchRecorder(Recorder):
                 self.modules.fast_paths.look_over(models)
             if token_range is not None:
                 self.modules.watch_tokens(models, token_range)
-            self.optimizer.attach()
+            self.optimizer.attach(models)
             if self.records_apis:
                 self.collectives.attach()
             self.distributed = self.rank() is not None
+            if self.distributed:
+                self.pipeline = self.pipeline or PipelineStages(self)
+                self.pipeline.attach()
+                if self.config.optimizer and self.engine.places is None:
+                    self.engine.places = Placements(self.pipeline.known)
             self.mode.attach()
             self.compiled.attach()
             self.book.may_wait = True
@@ -242,6 +294,8 @@ class TorchRecorder(Recorder):
             self.collectives.detach, self.optimizer.detach,
         ):  # fmt: skip
             self.work("stopping", part)
+        if self.pipeline is not None:
+            self.pipeline.detach()
         super()._release()
 
     # -- errors -----------------------------------------------------------------------------------------------------

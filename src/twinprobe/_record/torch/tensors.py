@@ -192,7 +192,10 @@ class TensorBook:
         content = plain_type(tensor)
         row = None
         if content is not None and type(content) in (_tensor_type, _parameter_type) and measurable(content):
-            row = self.note(content, save).row
+            if type(tensor).__name__ == "DTensor":  # its piece gets no new version when it is written to
+                row = self._fresh(content, content.shape, save, content._version).row
+            else:
+                row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
         shard = shard_sketch(tensor, row) if self._sketch and row is not None and text.endswith("DTensor") else None
         return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra, shard)

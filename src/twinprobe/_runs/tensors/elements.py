@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -110,6 +110,7 @@ def _count_of_unused() -> int:
 
 _UNUSED = _count_of_unused()
 _buffers = _Buffers()
+whole_buffers = _Buffers()  # for tensors that are put together from several files
 _moving = threading.Lock()
 
 
@@ -250,6 +251,40 @@ class FileElements:
             found = found.astype(self.dtype)
             found.flags.writeable = False
         return found
+
+
+class JoinedElements(FileElements):
+    """The elements of several tensors, one behind the other along a dimension: put together as slices are asked for."""
+
+    __slots__ = ("_parts", "_widths")
+
+    def __init__(self, parts: Sequence[NDArray[Any]], widths: Sequence[int]) -> None:
+        """Flat tensors, and how many elements of each follow one another before the next one's turn comes."""
+        self._parts, self._widths = parts, widths
+        self.dtype = parts[0].dtype
+        self.size = sum(int(part.size) for part in parts)
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        row = sum(self._widths)
+        if row == self.size:
+            return self._in_one_row(start, stop)
+        first, last = start // row, -(-stop // row)
+        out = whole_buffers.take((last - first) * row * self.dtype.itemsize).view(self.dtype).reshape(last - first, row)
+        at = 0
+        for part, width in zip(self._parts, self._widths, strict=True):
+            out[:, at : at + width] = part[first * width : last * width].reshape(last - first, width)
+            at += width
+        return out.reshape(-1)[start - first * row : stop - first * row]
+
+    def _in_one_row(self, start: int, stop: int) -> NDArray[Any]:
+        found, at = [], 0
+        for part, width in zip(self._parts, self._widths, strict=True):
+            if at < stop and start < at + width:
+                found.append(part[max(start - at, 0) : min(stop - at, width)])
+            at += width
+        if len(found) == 1:
+            return found[0]
+        return np.concatenate(found) if found else np.empty(0, self.dtype)
 
 
 # Elements in another order than the file has them, put in order without the file in memory beside them.

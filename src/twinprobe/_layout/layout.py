@@ -72,8 +72,41 @@ class Layout:
             rank, at[name] = divmod(rank, self.size(name))
         return Place(at["dp"], at["pp"], at["tp"], at["cp"], at["ep"])
 
+    def __str__(self) -> str:
+        sizes = [f"{name}={self.size(name)}" for name in (*DEFAULT_ORDER.split("-"), "vpp") if self.size(name) > 1]
+        return ",".join(sizes) or "one rank"
+
 
 Layouts = tuple[Layout | None, Layout | None]
+
+
+def read_sizes(text: str) -> dict[str, Any]:
+    """``tp=2,pp=4`` as a dictionary; the sizes that are not named are 1, but for dp, which is what is left over."""
+    sizes: dict[str, Any] = {}
+    for part in text.replace(" ", "").split(","):
+        name, _, value = part.partition("=")
+        known = name in ("tp", "pp", "dp", "cp", "ep", "vpp") and value.isdecimal() and len(value) < 7
+        if name == "order" and value:
+            sizes[name] = value
+        elif known and int(value) and name not in sizes:
+            sizes[name] = int(value)
+        else:
+            raise BadInput(f"--layout has {part!r}", hint="expected sizes such as tp=2,pp=2,dp=2,cp=1,ep=1,vpp=1")
+    return sizes
+
+
+def layout_for(sizes: dict[str, Any], ranks: int, where: str) -> Layout:
+    """The layout of so many ranks; BadInput where the sizes do not multiply to them."""
+    model = 1
+    for name in ("tp", "pp", "cp", "ep"):
+        model *= sizes.get(name, 1)
+    dp = sizes.get("dp", ranks // model if model and ranks % model == 0 else 1)
+    if model * dp != ranks:
+        told = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise BadInput(f"layout {told} makes {model * dp} ranks, but there are {ranks}", where=where,
+                       hint="name the sizes so that they multiply to the ranks")  # fmt: skip
+    return Layout(ranks, sizes.get("tp", 1), sizes.get("pp", 1), sizes.get("vpp", 1),
+                  sizes.get("order", DEFAULT_ORDER), sizes.get("cp", 1), sizes.get("ep", 1))  # fmt: skip
 
 
 def layouts_of(document: dict[str, Any], *, golden: bool) -> Layouts:

@@ -7,12 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from twinprobe._graph.tree import is_module
-from twinprobe._runs.names import GRADIENTS, parse_op
+from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import Run
 
 _NUMBER = re.compile(r"\.(\d{1,18})(?=\.)")
 _EXPERTS = re.compile(r"((?:local_)?experts)\.(\d{1,18})(?=\.)")
+OPTIMIZER = "Optimizer."  # what optimizers saw: the name of a parameter follows, not that of a call
 _CHUNK = re.compile(r"^(\w+)\.(\d{1,18})\.")
 
 
@@ -20,6 +20,11 @@ def chunk_of(name: str) -> int | None:
     """The number of the virtual stage that a module's name begins with."""
     found = _CHUNK.match(name) if is_module(name) else None
     return int(found[2]) if found else None
+
+
+def _has_path(name: str) -> bool:
+    """Whether a name holds the path of a module or a parameter."""
+    return is_module(name) or name.startswith(OPTIMIZER)
 
 
 class StageNames:
@@ -45,7 +50,7 @@ class StageNames:
         first_call = dict(self._next_call)
         renamed = {}
         for name in names:
-            if is_module(name) or GRADIENTS in name:
+            if _has_path(name) or GRADIENTS in name:
                 renamed[name] = self._module(name, before)
                 continue
             op = parse_op(name)
@@ -79,7 +84,7 @@ class StageNames:
     def _layer_offsets(self, names: list[str]) -> dict[str, int]:
         """How far each numbered list of this stage is moved: on, where its numbers were used before."""
         seen: dict[str, set[int]] = defaultdict(set)
-        for name in map(self._folded, filter(is_module, names)):
+        for name in map(self._folded, filter(_has_path, names)):
             layer = _NUMBER.search(name.rsplit(".", 2)[0] + ".", self._start(name))
             if layer:
                 seen[name[: layer.start()]].add(int(layer[1]))
@@ -122,7 +127,7 @@ class Part:
 
     stage: int
     chunk: int
-    ranks: list[tuple[tuple[int, int, int], Run]]
+    ranks: list[tuple[tuple[int, ...], Run]]
     names: dict[str, str]
     expert: int | None = None
     around: dict[str, str] = field(default_factory=dict)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twinprobe._align.links import Pairs
-from twinprobe._graph.layouts.layout import Layout
-from twinprobe._graph.layouts.shards import (
+from twinprobe._layout.layout import Layout
+from twinprobe._layout.shards import (
     AXES,
     ONE,
     PARTIAL,
@@ -28,7 +28,7 @@ from twinprobe._graph.layouts.shards import (
     shown,
     whole_shapes,
 )
-from twinprobe._graph.layouts.stages import Part, StageNames, chunk_of, experts_in, in_expert, in_order
+from twinprobe._layout.stages import Part, StageNames, chunk_of, experts_in, in_expert, in_order
 from twinprobe._report.console import json_bytes
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
@@ -44,7 +44,7 @@ _REDUCTIONS = r"^(Mint)?Distributed\.(all_reduce|_?reduce_scatter\w*|reduce)\."
 _EXTRA = ("relation", "ranks", "shapes", "sign", *(f"{stat}_all" for stat in STATS))
 
 
-Rank = tuple[tuple[int, int, int], Run]  # where it stands in its stage, and what it recorded
+Rank = tuple[tuple[int, ...], Run]  # where it stands in its stage (along ep first), and what it recorded
 
 
 @dataclass
@@ -69,14 +69,15 @@ def merge_ranks(runs: dict[int, Run], layout: Layout) -> Merged:
     for chunk in range(layout.vpp):
         for stage in range(layout.pp):
             ranks = sorted(stages[stage], key=lambda one: one[0])
-            parts += _parts_of(ranks, stage, chunk, names, layout)
+            parts += parts_of(ranks, stage, chunk, names, layout)
     return _assemble(parts, stages[0][0][1])
 
 
-def _parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
+def parts_of(ranks: list[Rank], stage: int, chunk: int, names: StageNames, layout: Layout) -> list[Part]:
     """The parts of one stage (and chunk): the calls of all its ranks, and the experts of some."""
     first = ranks[0][1]
-    renamed = names.stage(_chosen(first, chunk, layout))
+    chosen = [_chosen(run, chunk, layout) for _, run in ranks]
+    renamed = names.stage(dict.fromkeys(name for own in chosen for name in own))
     if layout.ep == 1:
         return [Part(stage, chunk, ranks, renamed)]
     shared = {old: new for old, new in renamed.items() if not in_expert(old, first.parents)}
@@ -120,7 +121,7 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
     for at, part in enumerate(parts):
         rows = pl.concat([_renamed_rows(run, part.names, shard) for shard, run in part.ranks])
         frames.append(merged_rows(rows, len(part.ranks)).with_columns(part=pl.lit(at)))
-    rows = _after_reduction(_one_of_each(pl.concat(frames), parts))
+    rows = _after_reduction(one_of_each(pl.concat(frames), parts))
     ops = in_order(parts, [part.first.ops for part in parts])
     ops = [name for name in ops if name in set(rows["op"].to_list())]
     place = {name: at for at, name in enumerate(ops)}
@@ -131,12 +132,12 @@ def _assemble(parts: list[Part], first: Run) -> Merged:
         *(name for name in first.table.columns if name not in ("op", "role", "name")),
     )  # fmt: skip
     run = Run(first.path, first.task, first.level, first.framework, ops, table, list(first.notes))
-    run.parents = _parents(parts)
-    run.stacks = _stacks(parts)
+    run.parents = merged_parents(parts)
+    run.stacks = merged_stacks(parts)
     return Merged(run, rows.select("op", "suffix", *_EXTRA), _info(rows))
 
 
-def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, int, int]) -> pl.DataFrame:
+def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
     """A run's rows with their new op names and the rest of their own names; rows of other chunks are left out."""
     import polars as pl
 
@@ -151,7 +152,7 @@ def _renamed_rows(run: Run, names: dict[str, str], shard: tuple[int, int, int]) 
     return table.with_columns(op=pl.col("renamed"), suffix=suffix, **places).drop("renamed", "length", "name")
 
 
-def _one_of_each(rows: pl.DataFrame, parts: list[Part]) -> pl.DataFrame:
+def one_of_each(rows: pl.DataFrame, parts: list[Part]) -> pl.DataFrame:
     """A module that wraps several stages takes its inputs from the first and its outputs from the last."""
     import polars as pl
 
@@ -184,7 +185,7 @@ def _after_reduction(rows: pl.DataFrame) -> pl.DataFrame:
     ).drop("reduced", *(f"{stat}_sum" for stat in STATS))
 
 
-def _parents(parts: list[Part]) -> dict[str, str | None]:
+def merged_parents(parts: list[Part]) -> dict[str, str | None]:
     merged: dict[str, str | None] = {}
     for part in parts:
         for name, above in part.first.parents.items():
@@ -195,7 +196,7 @@ def _parents(parts: list[Part]) -> dict[str, str | None]:
     return {name: merged[name] for name in order if name in merged}
 
 
-def _stacks(parts: list[Part]) -> Stacks:
+def merged_stacks(parts: list[Part]) -> Stacks:
     stacks = Stacks()
     for part in parts:
         known = part.first.stacks

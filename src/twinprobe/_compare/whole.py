@@ -1,0 +1,183 @@
+"""Runs in different parallel layouts: which folders of ranks are put together, and how the two wholes are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+
+from twinprobe._align.links import match_names
+from twinprobe._compare.one import Comparison, Options, compare_runs
+from twinprobe._compare.request import Job, Request
+from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
+from twinprobe._layout.settle import Settler
+from twinprobe._layout.whole import Whole, make_whole
+from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
+from twinprobe.errors import BadInput
+
+_LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """The ranks of one run at one step: their folders by number. One that stands alone has the number 0."""
+
+    root: Path
+    folders: tuple[tuple[int, Path], ...]
+    world: int
+
+    def files(self, name: str) -> dict[int, Path]:
+        """The dumps (or another file of that name) of all ranks that have one."""
+        found = {}
+        for rank, folder in self.folders:
+            names = (DUMP, PART) if name == DUMP else (name,)
+            file = next((folder / one for one in names if (folder / one).is_file()), None)
+            if file is not None:
+                found[rank] = file
+        return found
+
+
+def sides_of(root: Path, request: Request) -> dict[tuple[str, int], Side]:
+    """The ranks of a run by graph mode and step; those of a file have neither."""
+    if root.is_file() or any((root / name).is_file() for name in RUN_FILES):
+        folder = root.parent if root.is_file() else root
+        return {("", -1): Side(folder, ((0, folder),), 1)}
+    folders = run_folders(root)
+    if request.steps is not None:
+        folders = [folder for folder in folders if folder.key.step in request.steps]
+    keyed = groupby(folders, key=lambda folder: (folder.key.graph_mode, folder.key.step))
+    return {key: _side(list(group)) for key, group in keyed}
+
+
+def _side(folders: list[RunFolder]) -> Side:
+    if len(folders) == 1 and (folders[0].key.rank < 0 or folders[0].by_process):
+        return Side(folders[0].path, ((0, folders[0].path),), 1)
+    if folders[0].by_process:
+        raise BadInput("holds processes without ranks, which cannot be put together", where=folders[0].path.parent)
+    world = max((recorded_world(folder.path / LAYOUT_FILE) for folder in folders), default=0)
+    found = tuple((max(folder.key.rank, 0), folder.path) for folder in folders)
+    return Side(folders[0].path.parent, found, max(world, *(rank + 1 for rank, _ in found)))
+
+
+def puts_together(request: Request) -> bool:
+    """Whether the ranks of a side are to be put together: asked for, or the sides' layouts are known to differ."""
+    if request.layouts:
+        return True
+    if request.ranks is not None or not (request.target.is_dir() or request.golden.is_dir()):
+        return False
+    try:
+        target, golden = (sides_of(root, request) for root in (request.target, request.golden))
+    except BadInput:
+        return False
+    for side, other in zip(target.values(), golden.values(), strict=False):
+        if not (_is_whole(side) or _is_whole(other)) and not (_is_known(side) and _is_known(other)):
+            return False
+        return side.world != other.world
+    return False
+
+
+def _is_whole(side: Side) -> bool:
+    """Whether this is a run of one process: one that is no rank of several."""
+    return side.world == 1 and (not side.folders[0][1].name.startswith("rank0") or _is_known(side))
+
+
+def _is_known(side: Side) -> bool:
+    return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
+
+
+def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
+    """One job for each step that both runs have, and one for what optimizers saw there; and what is missing."""
+    if len(request.layouts) > 2:
+        raise BadInput(f"--layout has {len(request.layouts)} values", hint="give one for the target, one for golden")
+    for text in request.layouts:
+        read_sizes(text)
+    sides = [sides_of(root, request) for root in (request.target, request.golden)]
+    lost: list[str] = []
+    keys = [key for key in sides[0] if key in sides[1]]
+    pairs = [(key, sides[0][key], sides[1][key]) for key in keys]
+    if not pairs and len(sides[0]) == len(sides[1]) == 1:
+        pairs = [(next(iter(sides[0])), next(iter(sides[0].values())), next(iter(sides[1].values())))]
+    for root, side in zip((request.target, request.golden), sides, strict=True):
+        alone = [f"step{step}" for mode, step in side if (mode, step) not in keys and pairs and len(side) > 1]
+        lost += [f"only {root} has {', '.join(alone)}: left out"] if alone else []
+    if not pairs:
+        raise BadInput(f"no step in common with {request.golden}", where=request.target)
+    jobs = []
+    for (mode, step), target, golden in pairs:
+        for at, (name, label) in enumerate(_LABELS.items()):
+            key = RunKey(mode, step, at)  # two parts of a dataset
+            files = target.files(name), golden.files(name)
+            if not all(files):
+                continue
+            if name == DUMP:
+                for one, found in zip((target, golden), files, strict=True):
+                    lost += [f"{one.root}: rank {rank} is missing" for rank in range(one.world) if rank not in found]
+            output = request.output / key.subfolder
+            ranks = target, golden
+            jobs.append(Job(target.root / name, golden.root / name, output, label, key, request, ranks=ranks))
+    if not jobs:
+        raise BadInput("no rank holds a dump.json on both sides", where=request.target)
+    return jobs, [], lost
+
+
+def compare_whole(job: Job, options: Options) -> Comparison:
+    """Put the ranks of each side together and compare the two wholes."""
+    sides: tuple[Side, Side] = job.ranks
+    lost: list[str] = []
+    opened = [open_ranks(side.files(job.target.name), lost) for side in sides]
+    single = [
+        next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
+    ]
+    layouts, notes = _layouts(job.request.layouts, sides)
+    calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
+    micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
+    runs: list[Run] = []
+    for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
+        alone = single[at]
+        if alone is not None and micro[at] == 1:
+            runs.append(alone)
+            continue
+        path = side.root / job.target.name if side.world > 1 else side.root.parent / job.target.name
+        runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
+    # Parameters have one name on every rank, but no order.
+    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
+    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match)))
+    findings = []
+    for name, run in zip(("target", "golden"), runs, strict=True):
+        if isinstance(run, Whole):
+            notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
+            findings += run.findings
+            lost += run.lost
+    shown = findings[:20] + ([f"{len(findings) - 20:,} more replicas differ"] if len(findings) > 20 else [])
+    summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
+    return replace(comparison, summary=summary)
+
+
+@lru_cache(maxsize=64)
+def _layouts(texts: tuple[str, ...], sides: tuple[Side, Side]) -> tuple[list[Layout], list[str]]:
+    """The layout of each side, and what is said of them. Where it is not given, the dumps of all ranks tell."""
+    many = [at for at, side in enumerate(sides) if side.world > 1]
+    if len(texts) == 1 and len(many) == 1:
+        texts = (texts[0], "") if many == [0] else ("", texts[0])
+    layouts, notes = [], []
+    for at, side in enumerate(sides):
+        text, where = texts[at] if at < len(texts) else "", str(side.root)
+        if side.world == 1:
+            layouts.append(Layout(1, 1, 1))
+            continue
+        if text:
+            layout, how = layout_for(read_sizes(text), side.world, where), "as given"
+        else:
+            other = sides[1 - at]
+            alone = open_run(next(iter(other.files(DUMP).values()))) if other.world == 1 else None
+            layout, how = find_layout(open_ranks(side.files(DUMP), []), alone, side.world, where)
+        layouts.append(layout)
+        notes.append(f"{('target', 'golden')[at]}: {side.world} ranks, layout {layout} ({how})")
+    return layouts, notes
+
+
+def whole_files(job: Job) -> list[Path]:
+    """The files that a job on several ranks reads."""
+    return [file for side in job.ranks for file in side.files(job.target.name).values()] if job.ranks else []

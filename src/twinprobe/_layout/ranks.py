@@ -1,0 +1,275 @@
+"""The ranks of one step: their dumps opened, their calls counted as one process would, their layout found."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import gcd
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from twinprobe._align.calls import bare_path, dims
+from twinprobe._layout.layout import Layout, layout_for
+from twinprobe._layout.pieces import Placement, Shape, read_placement
+from twinprobe._layout.stages import OPTIMIZER, experts_in
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
+from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.table import INPUT, PARAMETER, TENSOR
+from twinprobe._runs.whole_files import whole_file
+from twinprobe.errors import BadInput, TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LAYOUT_FILE = "layout.json"
+_AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
+
+
+@dataclass
+class RankDump:
+    """What one rank recorded: its run, the micro batch of each call, and the placements of its distributed tensors."""
+
+    rank: int
+    folder: Path
+    run: Run
+    micro: list[int]
+    suffixes: pl.Series
+    placements: dict[str, Placement] = field(default_factory=dict)
+    header: dict[str, Any] = field(default_factory=dict)
+
+
+def open_ranks(files: Mapping[int, Path], lost: list[str]) -> dict[int, RankDump]:
+    """Open the dumps of all ranks; one that cannot be read is told in ``lost``."""
+    opened: dict[int, RankDump] = {}
+    for rank, file in sorted(files.items()):
+        try:
+            run = without_updates(open_run(file))
+        except TwinProbeError as error:
+            lost.append(f"rank {rank} is left out: {error}")
+            continue
+        header, wrong = _read_layout(file.parent / LAYOUT_FILE)
+        if wrong:
+            lost.append(wrong)
+        dump = RankDump(rank, file.parent, run, [0] * len(run.ops), _suffixes(run), header=header)
+        lost += _take_placements(dump)
+        opened[rank] = dump
+    if not opened:
+        raise BadInput("no rank could be read", where=next(iter(files.values())).parent.parent, hint="; ".join(lost))
+    return opened
+
+
+def _read_layout(path: Path) -> tuple[dict[str, Any], str]:
+    try:
+        document = msgspec.json.decode(whole_file(path))
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, BadInput, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {}, f"{path}: cannot be used: {error}"
+    return (document, "") if isinstance(document, dict) else ({}, f"{path}: is no object")
+
+
+def recorded_world(path: Path) -> int:
+    """The number of ranks that a layout.json names; 0 where there is none."""
+    world = _read_layout(path)[0].get("world_size")
+    return world if isinstance(world, int) and 0 < world <= 1 << 20 else 0
+
+
+def _take_placements(dump: RankDump) -> list[str]:
+    """Placements of the values in this dump, checked against their shapes; those that contradict are told."""
+    values = dump.header.pop("values", None)
+    if not isinstance(values, dict) or not values:
+        return []
+    lost = []
+    shapes = dict(zip(dump.run.table["name"].to_list(), dump.run.table["shape"].to_list(), strict=True))
+    for name, value in values.items():
+        if name not in shapes:
+            continue
+        found = read_placement(value, dims(shapes[name]) or ())
+        if isinstance(found, str):
+            lost.append(f"{dump.folder / LAYOUT_FILE}: {name}: {found}; it is compared as it lies there")
+        else:
+            dump.placements[name] = found
+    more = len(lost) - 5
+    return [*lost[:5], f"{dump.folder / LAYOUT_FILE}: {more} more placements contradict"] if more > 0 else lost
+
+
+def _suffixes(run: Run) -> pl.Series:
+    """What the name of each value has after that of its call."""
+    import polars as pl
+
+    lengths = pl.Series([len(name.encode()) for name in run.ops], dtype=pl.UInt32)
+    return run.table.select(pl.col("name").str.slice(lengths.gather(run.table["op"]))).to_series()
+
+
+# Calls as one process would count them: wrappers left out, micro batches folded.
+
+
+def calls_per_module(run: Run) -> int:
+    """How often most modules were called: once, or once for each micro batch."""
+    counts: Counter[str] = Counter()
+    for name in run.ops:
+        op = parse_op(name)
+        if op.is_module and op.direction == FORWARD:
+            counts[f"{op.body}.{op.cls}"] += 1
+    return Counter(counts.values()).most_common(1)[0][0] if counts else 1
+
+
+def fold_calls(dump: RankDump, micro: int) -> None:
+    """Give the calls of all micro batches the numbers that those of one batch have, and paths without wrappers."""
+    run = dump.run
+    heads: dict[tuple[str, str], list[int]] = defaultdict(list)
+    names: list[str] = []
+    for at, name in enumerate(run.ops):
+        op = parse_op(name)
+        wrapped = op.is_module or op.direction == GRADIENTS or name.startswith(OPTIMIZER)
+        body = bare_path(op.body) if wrapped else op.body
+        names.append(name if body == op.body else name.replace(f".{op.body}", f".{body}" if body else "", 1))
+        if op.call >= 0 and op.prefix != "Distributed":
+            heads[op.prefix + "." + op.body + "." + op.cls, op.direction].append(at)
+    if micro > 1:
+        forward = {head: len(calls) for (head, direction), calls in heads.items() if direction == FORWARD}
+        for (head, direction), calls in heads.items():
+            count = forward.get(head, len(calls)) if direction == BACKWARD else len(calls)
+            if count % micro:
+                continue
+            each = count // micro
+            for at in calls:
+                op = parse_op(names[at])
+                dump.micro[at], call = divmod(op.call, each)
+                names[at] = op.renumbered(call)
+    renamed = dict(zip(run.ops, names, strict=True))
+    parents = {renamed.get(name, name): None if above is None else renamed.get(above, above)
+               for name, above in reversed(run.parents.items())}  # fmt: skip
+    stacks = run.stacks
+    stacks.of_op = {renamed.get(name, name): at for name, at in reversed(stacks.of_op.items())}
+    dump.run = Run(run.path, run.task, run.level, run.framework, names, run.table, run.notes)
+    dump.run.parents = dict(reversed(parents.items()))
+    dump.run.stacks = stacks
+
+
+def without_updates(run: Run) -> Run:
+    """The run without the calls inside of optimizers and clipping, which ranks make for their own parameters only.
+
+    What these did to each parameter stands in optimizer.json.
+    """
+    import polars as pl
+
+    kept = [run.parents.get(name) not in _AFTER_BACKWARD and name not in _AFTER_BACKWARD for name in run.ops]
+    if all(kept):
+        return run
+    number = np.cumsum(kept, dtype=np.int32) - 1
+    table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
+    table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))
+    ops = [name for name, keep in zip(run.ops, kept, strict=True) if keep]
+    shorter = Run(run.path, run.task, run.level, run.framework, ops, table, run.notes)
+    shorter.parents, shorter.stacks = run.parents, run.stacks
+    return shorter
+
+
+# The layout: given, recorded, or found by comparing the ranks' shapes with those of the other side.
+
+
+def parameter_shapes(run: Run) -> dict[str, Shape]:
+    """The shapes of a run's parameters by name; those of a module's later calls are the same."""
+    import polars as pl
+
+    rows = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    found = {}
+    for op, name, shape in rows.select("op", "name", "shape").iter_rows():
+        call = parse_op(run.ops[op])
+        if call.is_module:
+            found[f"{bare_path(call.body)}.{name.rpartition('.')[2]}"] = dims(shape) or ()
+        elif call.text.startswith(OPTIMIZER):
+            found[bare_path(call.body.rpartition(".")[0])] = dims(shape) or ()
+    return found
+
+
+def token_shape(run: Run) -> Shape | None:
+    """The shape of the first whole numbers with two dimensions that a call was given: the words of a batch."""
+    import polars as pl
+
+    rows = run.table.filter(
+        (pl.col("role") == INPUT) & (pl.col("kind") == TENSOR) & pl.col("dtype").str.contains("int")
+    )
+    for text in rows["shape"].to_list():
+        shape = dims(text)
+        if shape is not None and len(shape) == 2 and shape[0] * shape[1] > 1:
+            return shape
+    return None
+
+
+def find_layout(ranks: Mapping[int, RankDump], other: Run | None, world: int, where: str) -> tuple[Layout, str]:
+    """The layout of the ranks, and how it is known; BadInput where nothing tells."""
+    headers = [dump.header for dump in ranks.values()]
+    sizes = next((dict(header["sizes"]) for header in headers if isinstance(header.get("sizes"), dict)), {})
+    sizes = {name: size for name, size in sizes.items() if isinstance(size, int) and name in ("tp", "pp", "cp", "ep")}
+    if any(size > 1 for size in sizes.values()):
+        return layout_for(sizes, world, where), "recorded"
+    sizes = {}
+    pipeline: dict[str, Any] = next((one for header in headers if isinstance(one := header.get("pipeline"), dict)), {})
+    if isinstance(pipeline.get("stages"), int) and world % max(1, pipeline["stages"]) == 0:
+        sizes["pp"] = pipeline["stages"]
+    named = _mesh_sizes(headers)
+    if other is None and not named and not sizes:
+        raise BadInput(f"how its {world} ranks are laid out is not recorded", where=where, hint="say it: --layout tp=2")
+    if other is not None:
+        _compare_shapes(list(ranks.values()), other, world, sizes)
+    for name, size in named.items():
+        sizes[name] = max(sizes.get(name, 1), size)
+    model = 1
+    for name in ("tp", "pp", "cp", "ep"):
+        model *= sizes.get(name, 1)
+    if world % model:
+        told = ",".join(f"{name}={size}" for name, size in sizes.items())
+        raise BadInput(f"its {world} ranks look like {told}, which does not multiply to them", where=where,
+                       hint="say how they are laid out: --layout tp=2,pp=2")  # fmt: skip
+    return layout_for(sizes, world, where), "recorded" if named and other is None else "found"
+
+
+def _mesh_sizes(headers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Sizes by the names that the dimensions of device meshes have."""
+    found: dict[str, int] = {}
+    for header in headers[:1]:
+        meshes = header.get("meshes")
+        for text, names in meshes.items() if isinstance(meshes, dict) else ():
+            try:
+                shape = _shape_of(msgspec.json.decode(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            for name, size in zip(names if isinstance(names, list) else (), shape, strict=False):
+                if name in ("tp", "pp", "cp", "ep"):
+                    found[name] = size
+    return found
+
+
+def _shape_of(mesh: Any) -> list[int]:
+    shape = []
+    while isinstance(mesh, list) and mesh:
+        shape.append(len(mesh))
+        mesh = mesh[0]
+    return shape
+
+
+def _compare_shapes(dumps: Sequence[RankDump], other: Run, world: int, sizes: dict[str, int]) -> None:
+    whole = parameter_shapes(other)
+    own = [parameter_shapes(dump.run) for dump in dumps]
+    if "pp" not in sizes:
+        stages = {frozenset(shapes) for shapes in own}
+        alone = len(stages) > 1 and all(len(shapes) < len(whole) for shapes in own)
+        sizes["pp"] = len(stages) if alone else 1
+    experts, local = (experts_in(names) for names in (other.ops, dumps[0].run.ops))
+    for name, numbers in experts.items():
+        if numbers and local.get(name) and len(numbers) % len(local[name]) == 0:
+            sizes["ep"] = max(sizes.get("ep", 1), len(numbers) // len(local[name]))
+    shrunk = [1]
+    for name, shape in own[0].items():
+        if name in whole and len(shape) == len(whole[name]):
+            shrunk += [size // have for size, have in zip(whole[name], shape, strict=True) if have and size % have == 0]
+    sizes["tp"] = gcd(world, max(shrunk)) if max(shrunk) > 1 else 1
+    tokens, goal = token_shape(dumps[0].run), token_shape(other)
+    if tokens and goal and tokens[1] < goal[1] and goal[1] % tokens[1] == 0:
+        sizes["cp"] = goal[1] // tokens[1]

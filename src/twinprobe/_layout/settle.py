@@ -1,0 +1,565 @@
+"""Settling: once rows are paired, what the pieces of each value are to one another, and the whole value they make.
+
+Replicas are checked against each other first; one that differs is a finding of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from math import isnan, prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from twinprobe._align.calls import dims
+from twinprobe._align.links import Pairs
+from twinprobe._layout.pieces import (
+    AXES,
+    BATCH_AXES,
+    COPIES,
+    EXACT,
+    SUM,
+    Arithmetic,
+    Known,
+    Piece,
+    Shape,
+    along,
+    common_shape,
+    fitting_way,
+    of_concatenation,
+    of_placement,
+    put_together,
+    same,
+)
+from twinprobe._layout.ranks import token_shape
+from twinprobe._layout.stages import OPTIMIZER
+from twinprobe._layout.whole import Whole
+from twinprobe._runs.names import BACKWARD
+from twinprobe._runs.run import Run
+from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+
+if TYPE_CHECKING:
+    pass
+
+_COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
+_VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
+_TOTAL_NORM = f"{OPTIMIZER}total_norm."
+
+Match = Callable[[Run, Run], Pairs]
+
+
+class Settler:
+    """A matcher that, once the rows are paired, puts the pieces of every value together on each side."""
+
+    def __init__(self, match: Match) -> None:
+        self._match = match
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        """Pair the rows and settle them."""
+        pairs = self._match(target, golden)
+        both = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
+        partners = [(int(pairs.target[at]), int(pairs.golden[at])) for at in both.tolist()]
+        goals: dict[int, Shape] = {}
+        if isinstance(golden, Whole):
+            back = [(mine, other) for other, mine in partners]
+            if isinstance(target, Whole):
+                goals = _common_shapes(target, golden, partners)
+                blind = {mine: goals[other] for mine, other in back if other in goals}
+                _Side(golden, target, back, blind).settle()
+            else:
+                _Side(golden, target, back).settle()
+        if isinstance(target, Whole):
+            _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
+        return pairs
+
+
+def _common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
+    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
+    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
+    found = {}
+    for rows in partners:
+        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        sides, copies = [], []
+        for whole, row in zip((target, golden), rows, strict=True):
+            placement = next((one for one in whole.placements_of(row) if one is not None), None)
+            pieces = whole.pieces_of(row)
+            if placement is not None:
+                pieces = [pieces[0]._replace(shape=placement.whole)]
+            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
+            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
+        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        if goal is not None:
+            found[rows[0]] = goal
+    return found
+
+
+class _Side:
+    """One side's rows while they are settled."""
+
+    def __init__(
+        self,
+        whole: Whole,
+        other: Run,
+        partners: Sequence[tuple[int, int]],
+        goals: Mapping[int, Shape] | None = None,
+    ) -> None:
+        self.goals = goals
+        self.whole, self.other = whole, other
+        self.partner = dict(partners)
+        self.changes: dict[str, dict[int, Any]] = defaultdict(dict)
+        self.unfit: list[str] = []
+        self.ways: Counter[str] = Counter()
+        self.optimizer = whole.path.name.startswith("optimizer")
+        self.kinds = {stat: whole.table[f"{stat}_kind"].to_list() for stat in STATS}
+        # The values of a side that is itself not put together yet say nothing.
+        settled = goals is None or not isinstance(other, Whole) or other.settled
+        self.golden = {stat: other.table[stat].to_list() if settled else [None] * other.table.height for stat in STATS}
+        self.reduced = self._reductions()
+        self.partial: set[Any] = set()
+        self.shares = self._shares()
+
+    # -- what is known before any row is looked at -------------------------------------------------------------------
+
+    def _reductions(self) -> dict[Any, int] | None:
+        """The inputs of recorded reductions, by the statistics of all ranks, with the row of their output; or None."""
+        import polars as pl
+
+        pieces = self.whole.pieces
+        names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
+        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(_COLLECTIVES) & names)
+        if not reductions.height:
+            return None if not self.whole.level.startswith(("L1", "mix")) else {}
+        roles = self.whole.table["role"].to_list()
+        outputs = {op: row for row, op in reductions.select("row", "op").iter_rows() if roles[row] == OUTPUT}
+        found: dict[Any, int] = {}
+        for row, op in reductions.select("row", "op").iter_rows():
+            if roles[row] == INPUT and self.whole.table["kind"][row] == TENSOR:
+                for pieces_of in along(self.whole.pieces_of(row), AXES.index("tp")):
+                    found.setdefault(_signature(pieces_of), outputs.get(op, -1))
+        return found
+
+    def _shares(self) -> dict[str, list[float]]:
+        """The share that each place of a batch axis has in the whole batch: by words where they differ, else equal."""
+        layout, shares = self.whole.layout, {}
+        for axis in ("dp", "ep", "cp"):
+            size = layout.size(axis)
+            if size > 1:
+                counts = [0.0] * size
+                for rank, dump in self.whole.ranks.items():
+                    tokens = token_shape(dump.run)
+                    counts[getattr(layout.place(rank), axis)] += prod(tokens) if tokens else 0
+                total = sum(counts)
+                shares[axis] = [count / total for count in counts] if all(counts) else [1 / size] * size
+        if self.whole.micro > 1:
+            shares["micro"] = [1 / self.whole.micro] * self.whole.micro
+        return self._of_loss(shares)
+
+    def _of_loss(self, shares: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Where the loss was divided before backward began, gradients carry their shares already."""
+        if not shares or self.optimizer:
+            return shares
+        for row in range(self.whole.table.height):
+            if self.whole.table["role"][row] != INPUT or self.whole.table["shape"][row] != "[]":
+                continue
+            if f".{BACKWARD}" not in self.whole.pieces["op"][row] or row not in self.partner:
+                continue
+            goal = self.golden["max"][self.partner[row]]
+            values = [(piece.place, piece.stats[0]) for piece in self.whole.pieces_of(row) if not any(piece.place[4:])]
+            if goal is None or any(value is None for _, value in values):
+                break
+            total = sum(value for _, value in values if value is not None)
+            if len(values) > 1 and abs(total - goal) <= 1e-6 * abs(goal) and values[0][1] != goal:
+                self.whole.assumed.append("gradients are added up as they are: the loss was divided before backward")
+                return {}
+            break
+        return shares
+
+    # -- the rows ----------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Settle every row, and write what is known into the run's table."""
+        whole = self.whole
+        table, pieces = whole.table, whole.pieces
+        equal, kinds, shapes = pieces["equal"].to_list(), table["kind"].to_list(), table["shape"].to_list()
+        own_shapes, roles = pieces["shape"].to_list(), table["role"].to_list()
+        other_shapes, other_kinds = self.other.table["shape"].to_list(), self.other.table["kind"].to_list()
+        experts, ops, expected = (pieces[name].to_list() for name in ("expert", "op", "expected"))
+        placed = any(dump.placements for dump in whole.ranks.values())
+        for row in range(table.height):
+            partner = self.partner.get(row)
+            if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
+                self._settle_value(row, partner)
+            if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
+                continue
+            if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
+                self._nothing(row, "each rank looks up its own words")
+                continue
+            goal_text = other_shapes[partner] if partner is not None and other_kinds[partner] == TENSOR else None
+            if self.goals is not None:
+                goal_text = str(list(self.goals[row])) if row in self.goals else None
+            gradient = roles[row] == GRADIENT or f".{BACKWARD}" in ops[row]
+            plain = equal[row] and (goal_text is None or own_shapes[row][0] == goal_text)
+            plain = plain and (self.optimizer or len(own_shapes[row]) >= expected[row])
+            if plain and not placed and not (experts[row] and gradient):
+                if shapes[row] != own_shapes[row][0]:
+                    self.changes["shape"][row] = own_shapes[row][0]
+                continue
+            self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
+        if self.optimizer:
+            self._total_norms()
+        self._write()
+        self._tell()
+        whole.settled = True
+
+    def _total_norms(self) -> None:
+        """The norm that all gradients of a step have together, of which each rank knows only its own."""
+        table, ops = self.whole.table, self.whole.pieces["op"].to_list()
+        norms, suffixes = self.changes["norm"], self.whole.pieces["suffix"].to_list()
+        totals: dict[str, float] = defaultdict(float)
+        rows: dict[str, int] = {}
+        unknown: set[str] = set()
+        for row, (op, suffix) in enumerate(zip(ops, suffixes, strict=True)):
+            step = ".".join(op.rsplit(".", 3)[1:])
+            if op.startswith(_TOTAL_NORM):
+                rows |= {step: row} if suffix == ".output.0" else {}
+            elif suffix == ".input.0":
+                norm = norms.get(row, table["norm"][row])
+                unknown |= {step} if norm is None else set()
+                totals[step] += (norm or 0.0) ** 2
+        for step, row in rows.items():
+            if step in unknown or len(self.whole.ranks) < self.whole.layout.rank_size:
+                self._nothing(row, "a gradient is not known")
+                continue
+            for stat in STATS:
+                self.changes[stat][row] = totals[step] ** 0.5
+
+    def _settle_value(self, row: int, partner: int) -> None:
+        """A whole number that counts what is split, such as a size given to view, counts all of it."""
+        kind = self.kinds["max"][row]
+        mine, goal = self.whole.table["max"][row], self.golden["max"][partner]
+        if kind != INT or mine == goal or not mine or not goal or goal % mine:
+            return
+        layout = self.whole.layout
+        sizes = [layout.tp, layout.cp, layout.dp, layout.ep, self.whole.micro]
+        products = {1}
+        for size in sizes:
+            products |= {size * one for one in products}
+        if goal // mine in products:
+            for stat in STATS:
+                self.changes[stat][row] = goal
+                self.changes[f"{stat}_text"][row] = self.other.table[f"{stat}_text"][partner]
+            for column in ("value_digest", "meaning"):
+                self.changes[column][row] = self.other.table[column][partner]
+            self.ways["sizes counted over the ranks"] += 1
+
+    def _settle_row(  # noqa: PLR0911  each return is a value of which not enough is known
+        self, row: int, partner: int | None, goal: Shape | None, role: int, gradient: bool
+    ) -> None:
+        pieces = self.whole.pieces_of(row)
+        self.exact: tuple[bool, ...] = EXACT
+        blocks = self._blocks(row, pieces)
+        if blocks is None:
+            return
+        if goal is None:
+            goal = blocks[0].shape if all(same([blocks[0], block]) for block in blocks[1:]) else None
+            if goal is None:
+                self._guess(row, blocks)
+                return
+        if not self.optimizer and len(pieces) < self.whole.pieces["expected"][row]:
+            # Of what is left, only copies tell something: of weights, and of values that are no part of a sum.
+            copied = len(blocks) > 1 and same(blocks) and not gradient
+            if blocks[0].shape != goal or not (role == PARAMETER or (copied and goal != ())):
+                self._nothing(row, "a rank's piece is missing")
+                return
+        weight = role in (PARAMETER, GRADIENT) or self.optimizer
+        copies = tuple(all(same(line) for line in along(blocks, axis)) for axis in range(len(AXES)))
+        if any(block.shape is None for block in blocks):
+            self._nothing(row, "a piece has no shape")
+            return
+        way = fitting_way(
+            tuple((block.place, block.shape) for block in blocks if block.shape is not None), goal, copies, weight
+        )
+        if way is None:
+            self._flat(row, blocks, goal)
+            return
+        arithmetic = self._arithmetic(row, gradient and not self.optimizer, blocks[0], way)
+        odd = self._odd_axis(row, blocks, way, role, gradient)
+        if odd == "unknown":
+            self._nothing(row, "its pieces differ, and nothing tells how they fit together")
+            return
+        if odd:
+            blocks, way = self._worst(row, partner, blocks, way, odd)
+        elif SUM in way and not gradient and role in (INPUT, OUTPUT) and goal == ():
+            arithmetic = Arithmetic(self.shares, {}, 1)
+        found = put_together(blocks, way, arithmetic)
+        if found is None:
+            self._nothing(row, "a piece is not known")
+            return
+        self._count(way)
+        exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
+        found = found._replace(exact=exact)  # type: ignore[arg-type]
+        self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))
+
+    def _blocks(self, row: int, pieces: list[Piece]) -> list[Piece] | None:
+        """Pieces of distributed tensors put together on each mesh; the others as they are."""
+        placements = self.whole.placements_of(row)
+        if not any(placement is not None for placement in placements):
+            return pieces
+        if any(placement is None for placement in placements):
+            self._nothing(row, "only some ranks have recorded how it is placed")
+            return None
+        blocks = []
+        seen: set[Any] = set()
+        by_micro: dict[int, dict[int, Piece]] = defaultdict(dict)
+        for piece in pieces:
+            by_micro[piece.place[0]][piece.rank] = piece
+        for piece, placement in zip(pieces, placements, strict=True):
+            key = piece.place[0], placement.mesh
+            if key in seen:
+                continue
+            seen.add(key)
+            owners = by_micro[piece.place[0]]
+            node = of_placement(owners, placement)
+            if node is None:
+                self._nothing(row, "a rank of its mesh is missing, or its values do not add up")
+                return None
+            self._check_replicas(row, owners, placement)
+            first = min((owners[rank] for rank in placement.mesh), key=lambda one: one.place)
+            blocks.append(Piece(first.rank, first.place, node[0], node[1], node[3], None))
+            self.exact = tuple(one and other for one, other in zip(self.exact, node[2], strict=True))
+        for kind, count in Counter(way for placement in placements[:1] for way in placement.ways).items():
+            self.ways["placements as recorded"] += count if kind != COPIES else 0
+        return blocks
+
+    def _check_replicas(self, row: int, owners: Mapping[int, Piece], placement: Any) -> None:
+        ranks = np.asarray(placement.mesh).reshape(placement.mesh_shape)
+        for at, way in enumerate(placement.ways):
+            if way != COPIES:
+                continue
+            for line in np.moveaxis(ranks, at, -1).reshape(-1, ranks.shape[at]):
+                group = [owners[int(rank)] for rank in line]
+                if not same(group):
+                    self._report(row, self.partner.get(row), group)
+
+    def _arithmetic(self, row: int, gradient: bool, block: Piece, way: Any) -> Arithmetic:
+        if not gradient:
+            return Arithmetic({}, self.orders, self._groups(block, way))
+        factor = 1.0
+        if self.whole.pieces["expert"][row] and "ep" in self.shares:
+            factor = 1 / self.whole.layout.ep  # words of all ranks meet in an expert, each with its rank's mean loss
+        return Arithmetic(self.shares, self.orders, self._groups(block, way), factor)
+
+    @cached_property
+    def orders(self) -> dict[str, str]:
+        """In which order pieces along an axis follow one another: context parallel ranks have two stretches each."""
+        return {"cp": "zigzag"} if self.whole.layout.cp > 1 else {}
+
+    def _groups(self, block: Piece, way: Any) -> int:
+        """Where batch and sequence are one dimension, as many stretches as the batch has sequences."""
+        tokens = self._tokens
+        dim = way[AXES.index("cp")]
+        if tokens is None or dim < 0 or block.shape is None or block.shape[dim] != prod(tokens):
+            return 1
+        return tokens[0]
+
+    @cached_property
+    def _tokens(self) -> Shape | None:
+        return token_shape(next(iter(self.whole.ranks.values())).run)
+
+    def _odd_axis(self, row: int, blocks: list[Piece], way: Any, role: int, gradient: bool) -> str:
+        """The axis along which values that should be copies differ; "unknown" where it cannot be said; or nothing."""
+        for at, axis in enumerate(AXES):
+            if way[at] != SUM:
+                continue
+            if self.optimizer or role == PARAMETER:
+                return axis
+            if axis in BATCH_AXES:
+                if gradient or blocks[0].shape == ():
+                    continue
+                return "unknown"
+            if not all(self._is_partial(row, line, role) for line in along(blocks, at)):
+                return axis
+        return ""
+
+    def _is_partial(self, row: int, line: list[Piece], role: int) -> bool:
+        """Whether values of tensor parallel ranks are parts of a sum: a reduction takes them.
+
+        Where no collective was recorded, gradients of parameters are (sequence parallel ranks add them up later), and
+        so is what the module around hands on as copies.
+        """
+        signature = _signature(line)
+        if self.reduced is not None:
+            return signature in self.reduced
+        if role == INPUT:
+            return signature in self.partial
+        above = self.outputs.get(self.whole.parents.get(self.whole.pieces["op"][row]) or "")
+        partial = role == GRADIENT or (above is not None and all(map(same, self._lines(above))))
+        if partial:
+            self.partial.add(signature)
+        return partial
+
+    @cached_property
+    def outputs(self) -> dict[str, int]:
+        """The row of each call's first output."""
+        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.table["role"].to_list(), strict=True))
+        return {op: row for row, (op, role) in reversed(list(rows)) if role == OUTPUT}
+
+    def _lines(self, row: int) -> list[list[Piece]]:
+        return along(self.whole.pieces_of(row), AXES.index("tp"))
+
+    @cached_property
+    def vocabulary(self) -> set[str]:
+        """Lookups in a table of which each rank has some words: for those of others it looks something else up."""
+        rows = enumerate(zip(self.whole.pieces["op"].to_list(), self.whole.pieces["suffix"].to_list(), strict=True))
+        shapes, goals = self.whole.pieces["shape"], self.other.table["shape"]
+        found = set()
+        for row, (op, suffix) in rows if self.whole.layout.tp > 1 else ():
+            weight = suffix == ".input.1" and _VOCABULARY.match(op) and row in self.partner
+            if weight and shapes[row][0] != goals[self.partner[row]] and not any(self.whole.placements_of(row)):
+                found |= {op, op.replace(".forward", f".{BACKWARD}")}
+        return found
+
+    def _worst(
+        self, row: int, partner: int | None, blocks: list[Piece], way: Any, axis: str
+    ) -> tuple[list[Piece], Any]:
+        """Copies that differ: the finding, and the copy that is farthest from the other side's value stands for all."""
+        at = AXES.index(axis)
+        odd = self._report(row, partner, along(blocks, at)[0])
+        chosen = [block for block in blocks if block.place[at] == odd.place[at]]
+        return chosen, tuple(COPIES if one == at else dim for one, dim in enumerate(way))
+
+    def _report(self, row: int, partner: int | None, group: list[Piece]) -> Piece:
+        """Say which rank's copy differs: from the other side's value, or from most others."""
+        name = self.whole.table["name"][row]
+        goal = tuple(self.golden[stat][partner] for stat in STATS) if partner is not None else None
+
+        def distance(piece: Piece) -> float:
+            if goal is not None:
+                pairs = [(one, other) for one, other in zip(piece.stats, goal, strict=True) if None not in (one, other)]
+                return max((abs(one - other) for one, other in pairs), default=0.0)  # type: ignore[operator]
+            return -sum(same([piece, one]) for one in group)
+
+        ordered = sorted(group, key=distance)
+        odd, good = ordered[-1], ordered[0]
+        wrong = [piece.rank for piece in group if not same([piece, good])]
+        if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
+            text = (
+                f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
+            )
+        else:
+            text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
+        if wrong and partner is not None and len(self.whole.findings) < 1000:
+            self.whole.findings.append(text)
+        return odd
+
+    def _after_reduction(self, blocks: list[Piece], way: Any, found: Known, arithmetic: Arithmetic) -> Known:
+        """Of partial sums that a recorded reduction took, the statistics of its result are known exactly."""
+        at = AXES.index("tp")
+        if way[at] != SUM or not self.reduced or all(found.exact):
+            return found
+        lines = along(blocks, at)
+        rows = [self.reduced.get(_signature(line), -1) for line in lines]
+        if -1 in rows or len(lines) > 1 or arithmetic.shares:
+            return found
+        result = self.whole.pieces_of(rows[0])
+        if same(result) and result[0].shape == found.shape:
+            return Known(found.shape, result[0].stats, (True,) * 4, found.recipe)
+        return found
+
+    def _flat(self, row: int, blocks: list[Piece], goal: Shape) -> None:
+        """Stretches of a flattened tensor, as FSDP1 has them; else there is no way."""
+        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        if all(block.shape is not None and len(block.shape) == 1 for block in blocks) and sum(counts) == prod(goal):
+            stats = of_concatenation([block.stats for block in blocks], counts)
+            self.ways["stretches of flat parameters"] += 1
+            self._take(row, self.partner.get(row), Known(goal, stats, (True,) * 4, None))
+            return
+        missing = len(self.whole.pieces_of(row)) < self.whole.pieces["expected"][row]
+        self._nothing(row, f"pieces of {_shapes(blocks)} make no {list(goal)}", shape=not missing)
+
+    def _guess(self, row: int, blocks: list[Piece]) -> None:
+        """Nobody on the other side: statistics as of shards, the shape left open."""
+        counts = [prod(block.shape) if block.shape is not None else 0 for block in blocks]
+        stats = of_concatenation([block.stats for block in blocks], counts)
+        self._take(row, None, Known((), stats, (True,) * 4, None))
+        self.changes["shape"][row] = None
+
+    def _nothing(self, row: int, why: str, *, shape: bool = False) -> None:
+        self.unfit.append(f"{self.whole.table['name'][row]}: {why}")
+        if not shape:
+            self.changes["shape"][row] = None
+        for stat in STATS:
+            self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
+        self.changes["file"][row] = self.changes["digest"][row] = None
+
+    def _take(self, row: int, partner: int | None, found: Known) -> None:
+        """Write a whole value into its row. A statistic that is only a bound counts where the other side breaks it."""
+        self.changes["shape"][row] = str(list(found.shape))
+        self.changes["file"][row] = found.recipe
+        self.changes["digest"][row] = None
+        for stat, value, exact in zip(STATS, found.stats, found.exact, strict=True):
+            kind = self.kinds[stat][row]
+            if kind not in (FLOAT, INT, BOOL):
+                continue
+            if value is None or (not exact and not self._breaks(stat, value, partner)):
+                self.changes[stat][row], self.changes[f"{stat}_kind"][row] = None, ABSENT
+                continue
+            self.changes[stat][row] = value
+            if kind == INT:
+                even = value == round(value)
+                self.changes[f"{stat}_text"][row] = str(int(value)) if even else None
+                self.changes[f"{stat}_kind"][row] = INT if even else FLOAT
+            elif kind == BOOL:
+                self.changes[f"{stat}_text"][row] = str(bool(value))
+
+    def _breaks(self, stat: str, bound: float, partner: int | None) -> bool:
+        goal = self.golden[stat][partner] if partner is not None else None
+        if goal is None or isnan(goal) or isnan(bound):
+            return False
+        slack = 1e-3 * max(abs(goal), abs(bound))
+        return bool(goal < bound - slack if stat == "min" else goal > bound + slack)
+
+    def _count(self, way: Any) -> None:
+        for axis, dim in zip(AXES, way, strict=True):
+            if dim == SUM:
+                self.ways[f"{axis}: added up"] += 1
+            elif dim >= 0:
+                self.ways[f"{axis}: concatenated along dimension {dim}"] += 1
+
+    def _write(self) -> None:
+        import polars as pl
+
+        columns = []
+        for name, values in self.changes.items():
+            column = self.whole.table[name]
+            whole = column.to_list()
+            for row, value in values.items():
+                whole[row] = value
+            columns.append(pl.Series(name, whole, dtype=column.dtype))
+        self.whole.table = self.whole.table.with_columns(columns)
+
+    def _tell(self) -> None:
+        whole = self.whole
+        whole.assumed += [f"{count:,} values {way}" for way, count in sorted(self.ways.items())]
+        if self.unfit:
+            more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
+            whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
+
+
+def _signature(pieces: Sequence[Piece]) -> Any:
+    return tuple((piece.shape, piece.stats) for piece in pieces)
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (" ..." if len(ranks) > 8 else "")
+
+
+def _shapes(blocks: Sequence[Piece]) -> str:
+    found = dict.fromkeys(str(list(block.shape)) if block.shape is not None else "no shape" for block in blocks)
+    return " and ".join(list(found)[:3])

@@ -1,0 +1,216 @@
+"""The ranks of one step as one run, as if a single process had computed everything.
+
+Names are mapped through the layout first. What the pieces of a value are to one another is settled when the value has
+been paired, since the other side's shape tells most; until then a row has the shape that its name has there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinprobe._align.calls import bare_path, dims
+from twinprobe._layout.layout import Layout
+from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
+from twinprobe._layout.pieces import (
+    Piece,
+)
+from twinprobe._layout.ranks import RankDump, fold_calls
+from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
+from twinprobe._runs.names import GRADIENTS, is_module, parse_op
+from twinprobe._runs.run import TENSOR_FOLDER, Run
+from twinprobe._runs.table import STATS, TENSOR
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_VOCABULARY_CLASS = re.compile(r"(Vocab|Parallel)\w*Embedding")
+_LISTS = ("rank", "micro", "dp", "ep", "cp", "tp", "shape", *STATS, "file", "digest", "own_name")
+
+
+@dataclass(repr=False)
+class Whole(Run):
+    """A run made of several ranks' runs. ``pieces`` has, for each row of the table, what every rank has of it."""
+
+    layout: Layout
+    ranks: dict[int, RankDump]
+    pieces: pl.DataFrame
+    micro: int = 1
+    assumed: list[str] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    settled: bool = False
+
+    @property
+    def tensor_folder(self) -> Path:
+        """The folder of the step: recipes name the files of all ranks."""
+        return self.path.parent
+
+    @cached_property
+    def mode(self) -> str:
+        return next(iter(self.ranks.values())).run.mode
+
+    @cached_property
+    def _lists(self) -> list[list[Any]]:
+        return [self.pieces[name].to_list() for name in _LISTS]
+
+    def pieces_of(self, row: int) -> list[Piece]:
+        """What the ranks have of one row's value."""
+        columns = [column[row] for column in self._lists]
+        found = []
+        for rank, micro, dp, ep, cp, tp, shape, *stats, file, digest, name in zip(*columns, strict=True):
+            placement = self.ranks[rank].placements.get(name)
+            local = placement.local if placement is not None else dims(shape)
+            found.append(Piece(rank, (micro, dp, ep, cp, tp), local, tuple(stats), file, digest))
+        return found
+
+    def placements_of(self, row: int) -> list[Any]:
+        """The recorded placements of one row's value, in the order of its pieces."""
+        ranks, names = self._lists[0][row], self._lists[-1][row]
+        return [self.ranks[rank].placements.get(name) for rank, name in zip(ranks, names, strict=True)]
+
+
+def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro: int, other: Run | None) -> Whole:
+    """Fold the runs of all ranks; ``other`` lends the shapes of values that have the same names there."""
+    import polars as pl
+
+    stages: dict[int, list[tuple[tuple[int, ...], Run]]] = defaultdict(list)
+    of_run: dict[int, RankDump] = {}
+    for rank, dump in ranks.items():
+        fold_calls(dump, micro)
+        place = layout.place(rank)
+        stages[place.pp].append(((place.ep, place.cp, place.tp, place.dp, rank), dump.run))
+        of_run[id(dump.run)] = dump
+    names = StageNames(chunks=layout.vpp > 1)
+    parts: list[Part] = []
+    for chunk in range(layout.vpp):
+        for stage in sorted(stages):
+            parts += parts_of(sorted(stages[stage], key=lambda one: one[0]), stage, chunk, names, layout)
+    frames = []
+    for at, part in enumerate(parts):
+        rows = pl.concat([_rows(of_run[id(run)], part.names, shard) for shard, run in part.ranks])
+        expert = part.expert is not None and part.expert >= 0
+        whole_part = layout.tp * layout.cp * layout.dp * (1 if expert else layout.ep) * micro  # pieces of each value
+        frames.append(_grouped(rows).with_columns(part=pl.lit(at), expert=pl.lit(expert), expected=pl.lit(whole_part)))
+    rows = one_of_each(pl.concat(frames), parts)
+    parents = merged_parents(parts)
+    routing = _routing(parents, layout)
+    rows = rows.filter(~pl.col("op").is_in(list(routing)))
+    present = set(rows["op"].to_list())
+    called = [list(dict.fromkeys(op for _, run in part.ranks for op in run.ops)) for part in parts]
+    ops = [name for name in in_order(parts, called) if name in present]
+    number = {name: at for at, name in enumerate(ops)}
+    rows = rows.with_columns(place=pl.col("op").replace_strict(number, return_dtype=pl.Int32))
+    rows = rows.sort("place", "role", maintain_order=True)
+    first = parts[0].first
+    table = rows.select(
+        pl.col("place").alias("op"), "role", (pl.col("op") + pl.col("suffix")).alias("name"),
+        *(name for name in first.table.columns if name not in ("op", "role", "name")),
+    )  # fmt: skip
+    pieces = rows.select("op", "suffix", "expert", "expected", "equal", *(f"{name}_all" for name in _LISTS))
+    pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
+    notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
+    whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
+    whole.parents = parents
+    if routing:
+        whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
+    whole.stacks = merged_stacks(parts)
+    _lend_shapes(whole, other)
+    if not path.name.startswith("optimizer"):
+        whole.lost += [text for part in parts for text in _lacking(part, of_run)]
+    return whole
+
+
+def _lacking(part: Part, of_run: Mapping[int, RankDump]) -> list[str]:
+    """Ranks that made fewer module calls than others of the same part: they ended early, or computed something else."""
+    called = {of_run[id(run)].rank: {op for op in run.ops if is_module(op)} & set(part.names) for _, run in part.ranks}
+    every = set().union(*called.values())
+    lost = []
+    for rank, own in called.items():
+        if len(own) < len(every):
+            first = min(every - own)
+            lost.append(
+                f"rank {rank} lacks {len(every) - len(own):,} of the calls that other ranks made, {first} first"
+            )
+    return lost
+
+
+def _routing(parents: Mapping[str, str | None], layout: Layout) -> set[str]:
+    """Functions that deal with a rank's own words, so that each rank computes something else with them.
+
+    They are called beside experts that lie on several ranks, and in a table of which each rank has some words.
+    """
+    around: set[str | None] = set()
+    if layout.ep > 1:
+        inside = {above for name, above in parents.items() if above is not None and in_expert(name, {})}
+        around |= {name for name in inside if not in_expert(name, {})}
+    if layout.tp > 1:
+        around |= {name for name in parents if is_module(name) and _VOCABULARY_CLASS.search(parse_op(name).cls)}
+    return {name for name, above in parents.items() if above in around and not is_module(name)}
+
+
+def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...]) -> pl.DataFrame:
+    """A rank's rows with the names of their calls in the whole model, and where the rank stands."""
+    import polars as pl
+
+    run = dump.run
+    per_op = pl.DataFrame({
+        "renamed": pl.Series([names.get(name) for name in run.ops], dtype=pl.String),
+        "micro": pl.Series(dump.micro, dtype=pl.Int32),
+    })  # fmt: skip
+    ep, cp, tp, dp, rank = shard
+    table = run.table.with_columns(dump.suffixes.alias("suffix")).with_columns(per_op[run.table["op"].to_numpy()])
+    prefix = f"{dump.folder.name}/{TENSOR_FOLDER}/"
+    return table.filter(pl.col("renamed").is_not_null()).with_columns(
+        pl.col("name").alias("own_name"), pl.col("renamed").alias("op"),
+        (pl.lit(prefix) + pl.col("file")).alias("file"),
+        rank=pl.lit(rank), dp=pl.lit(dp), ep=pl.lit(ep), cp=pl.lit(cp), tp=pl.lit(tp),
+    ).drop("renamed", "name")  # fmt: skip
+
+
+def _grouped(rows: pl.DataFrame) -> pl.DataFrame:
+    """One row per value, with lists of what the ranks have of it; statistics are merged as those of shards, for now."""
+    import polars as pl
+
+    kept = [name for name in rows.columns if name not in ("op", "suffix", *_LISTS)] + [
+        "shape",
+        *STATS,
+        "file",
+        "digest",
+    ]
+    own = ("shape", "digest", "kind", *(f"{stat}{end}" for stat in STATS for end in ("", "_kind", "_text")))
+    # Values that are no tensors are equal if their texts and meanings are.
+    equal = pl.all_horizontal(*(pl.col(name).n_unique() == 1 for name in (*own, "value_digest", "meaning")))
+    return rows.group_by("op", "suffix", maintain_order=True).agg(
+        *(pl.col(name).first() for name in kept),
+        equal.alias("equal"),
+        *(pl.col(name).implode().alias(f"{name}_all") for name in _LISTS),
+    )
+
+
+def _lend_shapes(whole: Whole, other: Run | None) -> None:
+    """Before values are paired, they have the shapes that their names have on the other side."""
+    import polars as pl
+
+    if other is None:
+        return
+    known = dict(zip(_keys(other), other.table["shape"].to_list(), strict=True))
+    shapes, kinds = whole.table["shape"].to_list(), whole.table["kind"].to_list()
+    lent = [known.get(key, shape) if kind == TENSOR else shape
+            for key, shape, kind in zip(_keys(whole), shapes, kinds, strict=True)]  # fmt: skip
+    whole.table = whole.table.with_columns(pl.Series("shape", lent, dtype=pl.String))
+
+
+def _keys(run: Run) -> list[str]:
+    """Names without wrappers and classes, which ranks of a layout may have of their own."""
+    heads = []
+    for name in run.ops:
+        op = parse_op(name)
+        path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
+        heads.append((len(name), f"{path} {op.direction} {op.call} "))
+    return [heads[op][1] + name[heads[op][0] :] for op, name in run.table.select("op", "name").iter_rows()]

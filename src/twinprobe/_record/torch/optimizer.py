@@ -1,0 +1,93 @@
+"""What an optimizer sees and does, once for each of its steps: written to optimizer.json beside dump.json.
+
+Gradients are noted when the step begins, after every exchange between ranks and after clipping; parameters before and
+after it. Nothing is changed: all of it is read, by hooks that torch offers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from twinprobe._record.rows import Entry, Leaf, Note
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Updates:
+    """What the optimizers of a recording see and do. Made when the first of them steps or clips."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+        self._open: dict[int, list[tuple[Entry, Any]]] = {}
+        self._before_clipping: Any = None
+
+    def note_norm(self, norm: Any) -> None:
+        """Note what clipping has found before it changes the gradients."""
+        if isinstance(norm, torch.Tensor):
+            self._before_clipping = self._recorder.book.note(norm.detach().clone())
+        elif isinstance(norm, int | float):
+            self._before_clipping = float(norm)
+
+    def note_gradients(self, optimizer: Any, models: list[torch.nn.Module]) -> None:
+        """A step begins: note gradients, settings and parameters, by the names that they have in these models."""
+        recorder = self._recorder
+        names = {id(one): name for model in models for name, one in model.named_parameters(remove_duplicate=False)}
+        kind = type(optimizer).__name__
+        number = recorder.engine.count(f"Optimizer.{kind}")
+        noted = []
+        gradients = []
+        for at, group in enumerate(optimizer.param_groups):
+            settings = {key: _setting(value) for key, value in group.items() if key not in ("params", "param_names")}
+            given = group.get("param_names") or ()
+            for place, parameter in enumerate(group["params"]):
+                gradient = parameter.grad
+                if gradient is None:
+                    continue
+                own = given[place] if place < len(given) else f"group{at}.{place}"
+                name = names.get(id(parameter), own)
+                gradients.append(recorder.book.note(gradient))
+                parts = {
+                    "input_args": [gradients[-1]],
+                    "input_kwargs": settings,
+                    "parameters": {"before": recorder.book.note(parameter)},
+                }
+                noted.append((Entry(f"Optimizer.{name}.{kind}.{number}.forward", parts), parameter))
+        self._open[id(optimizer)] = noted
+        before, self._before_clipping = self._before_clipping, None
+        total = Entry(f"Optimizer.total_norm.{kind}.{number}.forward", {"input_args": [before], "output": gradients})
+        noted.append((total, None))  # last, so that a parameter is the first to differ
+
+    def note_parameters(self, optimizer: Any) -> None:
+        """The step is over: note the parameters, and hand over what was noted."""
+        recorder = self._recorder
+        for entry, parameter in self._open.pop(id(optimizer), ()):
+            if parameter is not None:
+                entry.parts["output"] = [recorder.book.note(parameter)]
+            recorder.engine.note_update(entry)
+        recorder.book.forget()
+
+
+def _setting(value: Any) -> Any:
+    """A setting of a parameter group as it is written: plain values, and tensors of one number."""
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
+    if isinstance(value, list | tuple):
+        return [_setting(item) for item in value]
+    return value if isinstance(value, _PLAIN) else None
+
+
+def with_total_norm(entry: Entry) -> Entry:
+    """The entry of a step's total norm: its gradients, measured by now, give way to the norm they have together.
+
+    Without parts of tensors that other ranks hold the rest of, it is that of all gradients; else only this rank's.
+    """
+    notes = entry.parts["output"]
+    if not isinstance(notes, list) or not all(isinstance(one, Note) for one in notes):
+        return entry
+    norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
+    total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
+    four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), total)
+    leaf = Leaf({"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], **four})
+    return Entry(entry.name, entry.parts | {"output": [leaf]})

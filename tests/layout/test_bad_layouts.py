@@ -1,0 +1,140 @@
+"""Ranks that do not fit together: what is wrong is named, the rest is compared, and the command does not succeed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import forward, tensor, write_dump
+from twinprobe._cli import main
+
+LINEAR = "Module.up.Linear.forward.0"
+NORM = "Module.norm.LayerNorm.forward.0"
+
+
+def tensor_of(shape: list[int], high: float = 1.0, norm: float = 2.0) -> dict[str, Any]:
+    return tensor(shape=shape, high=high, norm=norm, mean=0.0)
+
+
+def single(folder: Path, steps: int = 1) -> Path:
+    for step in range(steps):
+        data = {
+            LINEAR: {**forward([tensor_of([2, 4])], [tensor_of([2, 8], 2.0, 5.0)]),
+                     "parameters": {"weight": tensor_of([8, 4], 3.0, 5.0)}},
+            NORM: {**forward([tensor_of([2, 4])], [tensor_of([2, 4], 1.5)]), "parameters": {"weight": tensor_of([4])}},
+        }  # fmt: skip
+        write_dump(folder / f"step{step}" / "proc7", data, level="L0", parents={LINEAR: None, NORM: None})
+    return folder
+
+
+def ranks(folder: Path, count: int = 2, steps: int = 1, norm_weight: float = 1.0) -> Path:
+    """Tensor parallel ranks of the single process: each has half of the linear layer's outputs."""
+    for step in range(steps):
+        for rank in range(count):
+            high, norm = (2.0, 3.0) if rank == 0 else (1.0, 4.0)
+            weight = tensor_of([8 // count, 4], 3.0 if rank else 1.0, norm)
+            copy = tensor_of([4], norm_weight if rank == count - 1 else 1.0)
+            data = {
+                LINEAR: {**forward([tensor_of([2, 4])], [tensor_of([2, 8 // count], high, norm)]),
+                         "parameters": {"weight": weight}},
+                NORM: {**forward([tensor_of([2, 4])], [tensor_of([2, 4], 1.5)]), "parameters": {"weight": copy}},
+            }  # fmt: skip
+            place = folder / f"step{step}" / f"rank{rank}"
+            write_dump(place, data, level="L0", parents={LINEAR: None, NORM: None})
+            (place / "layout.json").write_text(json.dumps({"rank": rank, "world_size": count}))
+    return folder
+
+
+def compare(target: Path, golden: Path, out: Path, *more: str) -> int:
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json", *more]
+    return main(words)
+
+
+def document_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    (found,) = json.loads(capsys.readouterr().out)["ranks"]
+    return found  # type: ignore[no-any-return]
+
+
+def test_shards_make_the_whole_exactly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(ranks(tmp_path / "t"), single(tmp_path / "g"), tmp_path / "out") == 0
+    found = document_of(capsys)
+    assert found["verdicts"] == {"pass": 6, "warning": 0, "error": 0}
+    assert any("layout tp=2 (found)" in note for note in found["notes"])
+
+
+def test_a_replica_that_differs_is_named_with_its_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(ranks(tmp_path / "t", norm_weight=1.25), single(tmp_path / "g"), tmp_path / "out") == 0
+    notes = document_of(capsys)["notes"]
+    assert f"{NORM}.parameters.weight: rank 1's replica differs from the others" in notes
+
+
+def test_one_run_may_be_a_file_and_the_layout_may_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t") / "step0", single(tmp_path / "g") / "step0" / "proc7" / "dump.json"
+    assert compare(target, golden, tmp_path / "out", "--layout", "tp=2") == 0
+    found = document_of(capsys)
+    assert found["verdicts"] == {"pass": 6, "warning": 0, "error": 0}
+    assert any("layout tp=2 (as given)" in note for note in found["notes"])
+
+
+def test_a_missing_rank_is_named_and_the_rest_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    for file in (target / "step0" / "rank1").iterdir():
+        file.unlink()
+    (target / "step0" / "rank1").rmdir()
+    assert compare(target, golden, tmp_path / "out", "--layout", "tp=2") == 2
+    out, error = capsys.readouterr()
+    assert f"{target / 'step0'}: rank 1 is missing" in error
+    (found,) = json.loads(out)["ranks"]
+    assert found["verdicts"]["error"] == 0  # nothing is claimed of what is not there
+    assert found["verdicts"]["pass"] >= 1
+    assert compare(target, golden, tmp_path / "again", "--layout", "tp=2", "--allow-missing") == 0
+
+
+def test_unequal_steps_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t", steps=2), single(tmp_path / "g")
+    assert compare(target, golden, tmp_path / "out") == 2
+    assert f"only {target} has step1: left out" in capsys.readouterr().err
+    assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [("tp=3", "layout tp=3 makes 3 ranks, but there are 2"), ("tp=x", "--layout has 'tp=x'"), ("pq=2", "'pq=2'")],
+)
+def test_a_layout_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str, told: str
+) -> None:
+    assert compare(ranks(tmp_path / "t"), single(tmp_path / "g"), tmp_path / "out", "--layout", layout) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_placements_that_contradict_the_shapes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    value = {"mesh": [0, 1], "placements": [{"Shard": {"dim": 0}}], "global_shape": [9, 9], "local_shape": [4, 4]}
+    header = {"rank": 0, "world_size": 2, "values": {f"{LINEAR}.parameters.weight": value}}
+    file = target / "step0" / "rank0" / "layout.json"
+    file.write_text(json.dumps(header))
+    assert compare(target, golden, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert f"{file}: {LINEAR}.parameters.weight: its global shape is [9, 9], but dump.json has [4, 4]" in error
+    assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"values": 5, "sizes": "x", "meshes": 3}', "nul"])
+def test_a_broken_layout_file_does_no_harm(tmp_path: Path, text: str) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    (target / "step0" / "rank0" / "layout.json").write_text(text)
+    assert compare(target, golden, tmp_path / "out", "--layout", "tp=2", "--allow-missing") == 0
+
+
+def test_a_rank_that_ended_early_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    file = target / "step0" / "rank1" / "dump.json"
+    document = json.loads(file.read_text())
+    del document["data"][NORM]
+    file.write_text(json.dumps(document))
+    assert compare(target, golden, tmp_path / "out") == 2
+    assert f"rank 1 lacks 1 of the calls that other ranks made, {NORM} first" in capsys.readouterr().err

@@ -1,0 +1,148 @@
+"""A training in a parallel layout against the same training in one process: losses agree, and compare says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Trained
+from support import slow
+from twinprobe._cli import main
+
+# Each layout, and the single process that computes the same.
+TWINS = {
+    "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
+    "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
+    "ep": "single+moe", "megatron+dropout": "single+dropout",
+}  # fmt: skip
+
+
+def compared(
+    target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str], *more: str, code: int = 0
+) -> dict[str, Any]:
+    """The JSON document of compare; the results of each step by name."""
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--format", "csv", "--json", *more]
+    assert main(words) == code
+    document = json.loads(capsys.readouterr().out)
+    document["by_name"] = {rank["rank"]: rank for rank in document["ranks"]}
+    return document
+
+
+def assert_agreement(document: dict[str, Any], *, steps: int = 2) -> None:
+    names = [f"step{step}/{what}" for step in range(steps) for what in ("whole", "optimizer")]
+    assert sorted(document["by_name"]) == sorted(names)
+    assert document["failures"] == []
+    for name, result in document["by_name"].items():
+        assert result["first"] is None, (name, result["first"])
+        assert result["verdicts"]["error"] == 0, name
+        # Where only one run made a call (collectives, say), that is a warning; nothing else is.
+        assert result["verdicts"]["warning"] <= result["target_only"] + result["golden_only"] + 8, name
+        assert not [note for note in result["notes"] if "replica" in note or "copies" in note]
+        assert result["verdicts"]["pass"] > 100
+
+
+def mean_losses(losses: dict[int, list[float]]) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*losses.values(), strict=True)]
+
+
+@pytest.mark.parametrize("level", ["L0", *slow("mix")])
+@pytest.mark.parametrize("kind", ["ddp", *slow(*(kind for kind in TWINS if kind != "ddp"))])
+def test_a_layout_agrees_with_one_process(
+    trained: Trained, losses: dict[Path, Any], kind: str, level: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    target, golden = trained(kind, 2, level), trained(TWINS[kind], 1, level)
+    assert mean_losses(losses[target]) == pytest.approx(mean_losses(losses[golden]), rel=1e-5)
+    assert_agreement(compared(target, golden, tmp_path, capsys))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize(
+    "kind", ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "ddp+checkpoint", "fsdp2+checkpoint", "ddp+compile", "cp", "ep"]
+)
+def test_recording_changes_nothing(
+    trained: Trained, losses: dict[Path, Any], digests: dict[Path, Any], kind: str, level: str
+) -> None:
+    plain, recorded = trained(kind, 2, "off"), trained(kind, 2, level)
+    assert losses[recorded] == losses[plain]
+    assert digests[recorded] == digests[plain]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "sp", "cp+clip", "pp", "ep"])
+def test_reassembled_tensors_agree_with_one_process(
+    trained: Trained, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = compared(trained(kind, 2, "L0", "tensor"), trained(TWINS[kind], 1, "L0", "tensor"), tmp_path, capsys)
+    assert_agreement(document)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("megatron", "tp=4"), ("ddp", "dp=4"), ("tp", ""), ("2d", ""), ("sp", "")]
+)
+def test_four_ranks_agree_with_one_process(
+    trained: Trained, kind: str, layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--layout", layout] if layout else []
+    assert_agreement(compared(trained(kind, 4), trained("single", 1), tmp_path, capsys, *more))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "golden"), [(("megatron", 2), ("megatron", 4)), (("ddp", 4), ("megatron", 2))])
+def test_two_layouts_agree_with_each_other(
+    trained: Trained, target: tuple[str, int], golden: tuple[str, int], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    sizes = [f"{'dp' if kind == 'ddp' else 'tp'}={ranks}" for kind, ranks in (target, golden)]
+    document = compared(trained(*target), trained(*golden), tmp_path, capsys, "--layout", *sizes)
+    assert_agreement(document)
+    assert any(f"layout {sizes[0]} (as given)" in note for note in document["by_name"]["step0/whole"]["notes"])
+
+
+# Each fault: the layout, the fault, the single twin, a result that must blame, what it names, and the rank or None.
+FAULTS = [
+    ("megatron", "no_all_reduce", "step0/whole", "layers.0.attention.o", None),
+    ("megatron", "world_scale", "step0/whole", "layers.0.attention.o", None),
+    ("megatron", "double_reduce", "step0/whole", "layers.0.attention.o", None),
+    ("megatron", "bias_every_rank", "step0/whole", "layers.0.attention.o", None),
+    ("megatron", "bias_dropped", "step0/whole", "layers.0.attention.o", 1),
+    ("megatron", "shard_swapped", "step0/whole", "layers.0.mlp.up", None),
+    ("megatron", "vocabulary_offset", "step0/whole", "embedding", None),
+    ("megatron", "replica_differs", "step0/whole", "layers.1.norm1", 1),
+    ("megatron", "no_gradient_reduce", "step0/whole", "layers.1.mlp.up", None),
+    ("megatron", "stale_parameter", "step1/whole", "embedding", None),  # a shard: statistics do not tell whose
+    ("megatron+dropout", "random_not_split", "step0/whole", "layers.0.dropout", 1),
+    ("sp", "sp_gradient", "step0/optimizer", "position.weight", None),
+    ("ddp", "wrong_rate", "step0/optimizer", "embedding.weight", 1),
+    ("ddp", "replica_differs", "step0/whole", "layers.1.norm1", 1),
+    ("ddp", "sum_not_mean", "step0/whole", "head", None),
+    ("ddp", "stale_parameter", "step1/whole", "embedding", 1),
+    ("ddp+clip", "no_clip", "step0/optimizer", "embedding.weight", None),
+    ("fsdp2+clip", "wrong_rate", "step0/optimizer", "embedding.weight", None),
+    ("cp+clip", "kv_order", "step0/whole", "layers.0.attention", None),
+    ("cp+clip", "position_offset", "step0/whole", "position", None),
+    ("cp", "gradient_scale", "step0/optimizer", "embedding.weight", None),
+    ("cp+clip", "no_gradient_reduce", "step0/optimizer", "embedding.weight", None),
+    ("ep", "expert_moved", "step0/whole", "layers.0.mlp", None),
+    ("ep", "gradient_scale", "step0/optimizer", "embedding.weight", None),
+    ("pp", "micro_scale", "step0/optimizer", "embedding.weight", None),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "fault", "result", "guilty", "rank"), FAULTS)
+def test_a_planted_fault_is_named(
+    trained: Trained, kind: str, fault: str, result: str, guilty: str, rank: int | None, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    document = compared(trained(kind, 2, fault=fault), trained(TWINS[kind], 1), tmp_path, capsys)
+    found = document["by_name"][result]
+    assert found["first"] is not None
+    assert f".{guilty}." in f"{found['first']['op']}."
+    if rank is not None:
+        assert any(guilty in note and f"rank {rank}'s replica" in note for note in found["notes"])

@@ -1,0 +1,86 @@
+"""optimizer.json: what an optimizer saw and did, once for each of its steps, beside dump.json."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from twinprobe._cli import main
+from twinprobe.torch import record
+
+
+def train(dump: Path, *, level: str = "L0", rate: float = 0.1, clip: float | None = 0.5, **options: Any) -> Any:
+    """One step; gives the gradients that the optimizer saw, the norm before clipping and the parameters after it."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.25)
+    with record(model, dump, level=level, **options):
+        model(torch.linspace(-1, 1, 12).reshape(3, 4)).pow(2).sum().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip) if clip else None
+        seen = {name: one.grad.clone() for name, one in model.named_parameters()}
+        optimizer.step()
+    return seen, norm, {name: one.detach().clone() for name, one in model.named_parameters()}
+
+
+def updates(dump: Path) -> dict[str, Any]:
+    (file,) = dump.glob("step0/*/optimizer.json")
+    return json.loads(file.read_text())["data"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_gradients_settings_and_parameters_are_those_of_the_step(tmp_path: Path, level: str) -> None:
+    seen, before, after = train(tmp_path, level=level)
+    data = updates(tmp_path)
+    # Without a model (level L1 watches none by name here) parameters go by their places in the groups.
+    for name, gradient in seen.items():
+        entry = data[f"Optimizer.{name}.AdamW.0.forward"]
+        assert entry["input_args"][0]["Norm"] == pytest.approx(gradient.norm().item(), rel=1e-6)
+        assert entry["output"][0]["Max"] == after[name].max().item()
+        assert entry["input_kwargs"]["lr"] == {"type": "float", "value": 0.1}
+        assert entry["input_kwargs"]["weight_decay"]["value"] == 0.25
+    total = data["Optimizer.total_norm.AdamW.0.forward"]
+    assert total["input_args"][0]["Max"] == pytest.approx(before.item(), rel=1e-6)
+    assert total["output"][0]["Norm"] == pytest.approx(0.5, rel=1e-4)
+
+
+def test_it_is_no_part_of_dump_json_and_can_be_switched_off(tmp_path: Path) -> None:
+    train(tmp_path / "on")
+    train(tmp_path / "off", optimizer=False)
+    assert not [*(tmp_path / "off").rglob("optimizer.json")]
+    (file,) = (tmp_path / "on").rglob("dump.json")
+    assert "Optimizer." not in file.read_text()
+
+
+def test_equal_gradients_and_another_rate_blame_the_optimizer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "t", rate=0.2)
+    train(tmp_path / "g")
+    files = [str(next((tmp_path / side).rglob("optimizer.json"))) for side in "tg"]
+    assert main(["compare", "-tp", files[0], "-gp", files[1], "-o", str(tmp_path / "out"), "--csv", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["first"]
+    assert first["op"] == "Optimizer.0.weight.AdamW.0.forward"
+    assert first["row"].endswith("output.0")
+
+
+def test_the_names_of_another_tool_write_only_its_files(tmp_path: Path) -> None:
+    program = (
+        "import torch\n"
+        "from msprobe.pytorch import PrecisionDebugger\n"
+        f"debugger = PrecisionDebugger(dump_path={str(tmp_path)!r}, level='L0')\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "debugger.start(model)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+        "debugger.stop()\n"
+        "debugger.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert sorted(file.name for file in tmp_path.rglob("*.json")) == ["construct.json", "dump.json", "stack.json"]
