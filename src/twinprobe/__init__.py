@@ -35,7 +35,8 @@ __version__ = "0.2.0"
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
     "_api": (
-        "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record", "sketch",
+        "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record",
+        "sketch",
     ),
     "_live.differ": (
         "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",

@@ -130,7 +130,7 @@ def open_run(path: Path) -> Run:
         if not document:
             raise BadInput("names no tensors", where=path, hint="it belongs to the dump.json beside it: name that")
         entries = read_document(path, document)
-    elif path.name not in RUN_FILES:
+    elif path.name not in (*RUN_FILES, OPTIMIZER_FILE):
         return _open_foreign(path)
     else:
         entries = read_entries(path)
