@@ -56,9 +56,9 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether everything was compared, no difference begins anywhere, and no row is in error."""
+        """Whether everything was compared, and nothing differs more than noise explains and with any effect."""
         summaries = [pair.summary for pair in self.pairs.values()]
-        clean = all(one.first is None and not one.verdicts["error"] and not one.unread for one in summaries)
+        clean = all(one.first is None and not one.unread for one in summaries)
         return clean and not self.failures
 
     def __bool__(self) -> bool:
@@ -248,7 +248,7 @@ def find(
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
     )  # fmt: skip
     outcome = analyze(request, lambda *_: None)
-    agrees = not outcome.failures and all(one.first is None and not one.verdicts["error"] for one in outcome.summaries)
+    agrees = not outcome.failures and all(one.first is None for one in outcome.summaries)
     return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees)
 
 
@@ -338,7 +338,7 @@ def check_weights(
 
     sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
     if any(isinstance(side, Path) and not is_weights(side) for side in sides):
-        from twinprobe._live import check_weights as check_recorded
+        from twinprobe._live.differ import check_weights as check_recorded
 
         return check_recorded(_folder(base), _folder(raw), cfg, quiet=quiet)
     golden, target = (_kept(side, weights=True) if isinstance(side, Mapping) else side for side in sides)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
@@ -58,7 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-tensor_log", "--is_print_compare_log", action="store_true", help="print one line per compared row")
     add("--rounding", type=float, metavar="N",
         help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
-    add("--fail-on", choices=("error", "warning"), help="exit with code 1 if any row has this verdict or worse")
+    add("--noise", type=Path, metavar="RUN",
+        help="a recording of the golden program on other kernels or with perturb: noise as measured")  # fmt: skip
+    add("--fail-on", nargs="?", const="divergence", choices=("divergence", "error", "warning"),
+        help="exit with code 1 if the runs differ more than noise explains (divergence, the default), or also if any "
+        "row has this verdict or worse")  # fmt: skip
     add_allow_missing(parser)
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
@@ -125,7 +130,9 @@ def _request(args: argparse.Namespace) -> Request:
         output=args.output_path,
         formats=tuple(chosen),
         timestamp=timestamp_now(),
-        thresholds=Thresholds(rounding=args.rounding),
+        # The older tool's own command keeps the row-by-row errors that it documents.
+        thresholds=Thresholds(rounding=args.rounding, by_row=args.usual_pair == "numbers"),
+        noise=args.noise,
         ranks=args.rank,
         steps=args.step,
         engine=engine_options(args),

@@ -60,7 +60,8 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"report formats: any of {','.join(FORMATS)} (default: csv)")  # fmt: skip
     add("--rounding", type=float, default=64.0, metavar="N",
         help="treat errors below N machine epsilons of the coarser dtype as rounding (default: 64)")  # fmt: skip
-    add("--fail-on", choices=("error", "warning"), help="exit with code 1 if any row has this verdict or worse")
+    add("--fail-on", nargs="?", const="error", choices=("divergence", "error", "warning"),
+        help="exit with code 1 if any row has this verdict or worse (default: error)")  # fmt: skip
     add_allow_missing(parser)
     add("--timeout", type=float, default=60.0, metavar="SECONDS",
         help="time limit of a custom metric for one pair (default: 60)")  # fmt: skip

@@ -81,8 +81,8 @@ def exit_code(args: argparse.Namespace, summaries: Sequence[Summary], lost: Sequ
         more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
         problem = f"the result is incomplete: {lost[0]}{more}"
     elif fail_on := getattr(args, "fail_on", None):
-        bad = ("error",) if fail_on == "error" else ("error", "warning")
-        if any(summary.verdicts[name] for summary in summaries for name in bad):
+        bad = {"divergence": (), "error": ("error",), "warning": ("error", "warning")}[fail_on]
+        if any(summary.first is not None or any(summary.verdicts[name] for name in bad) for summary in summaries):
             return 1
         unread = sum(summary.unread for summary in summaries)
         if unread and not args.allow_missing:

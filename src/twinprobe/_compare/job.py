@@ -125,7 +125,7 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         measure = gathering(job.cut, dict(job.lost))
     elif session is not None:
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
-    options = Options(match, job.request.thresholds, progress, measure)
+    options = Options(match, job.request.thresholds, progress, measure, noise=_noise_run(job))
     if job.ranks is not None:
         from twinprobe._compare.whole import compare_whole, whole_files
 
@@ -141,6 +141,22 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
             hint="are these two runs of one model? twinprobe align says what fits, a mapping file pairs other names",
         )  # fmt: skip
     return comparison
+
+
+def _noise_run(job: Job) -> Path | None:
+    """The run that shows the noise of this pair: the one named, or the same rank and step below the folder named."""
+    named = job.request.noise
+    if named is None or not named.is_dir() or _holds_run(named):
+        return named
+    try:
+        beside = named / job.golden.parent.relative_to(job.request.golden)
+    except ValueError:
+        beside = named
+    if not _holds_run(beside):
+        raise BadInput(
+            f"holds no run for {job.golden}", where=named, hint="record the noise on the same ranks and steps"
+        )
+    return beside
 
 
 def run_job(job: Job, progress: Callable[[int, int], None] = silent) -> Summary:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinPr
 
 if TYPE_CHECKING:
     import polars as pl
+    from numpy.typing import NDArray
 
     from twinprobe._judge.verdicts import Evidence, Judged
 
@@ -103,6 +104,8 @@ class Options:
     progress: Callable[[int, int], None] = silent
     measure: Measurer | None = None
     """How tensors are measured, if not here and at once."""
+    noise: Path | None = None
+    """A third run that shows how far healthy runs of the golden program are apart."""
 
 
 @dataclass
@@ -138,8 +141,29 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         from twinprobe._compare.weights import match_weights as match
     pairs = match(target, golden)
     evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
+    if options.noise is not None:
+        evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     judged = judge(target, evidence, options.thresholds)
     return Comparison(target, golden, evidence, judged, _summarise(mode, target, golden, evidence, judged, pairs))
+
+
+def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:
+    """How far the noise run is from the golden run, for each row of the pair table; NaN where it says nothing."""
+    if noise.mode != golden.mode or noise.mode == DIGESTS:
+        raise BadInput(f"the tasks differ: {noise.mode!r} here, {golden.mode!r} in {golden.path}", where=noise.path)
+    table = pair_table(noise, golden, options.match(noise, golden))
+    evidence = _measure(noise.mode, noise, golden, table, replace(options, measure=None, progress=silent))
+    of_golden = np.full(golden.table.height, np.nan)
+    rows = table["g_row"].fill_null(-1).to_numpy()
+    known = (rows >= 0) & ~evidence.deviation.nonfinite
+    of_golden[rows[known]] = evidence.deviation.error[known]
+    if not np.nan_to_num(of_golden).any():  # the same kernels once more: a rerun that is equal says nothing
+        raise BadInput(
+            "is equal to the golden run in every value: it shows no noise",
+            where=noise.path, hint="record it with perturb=1, with other kernels, or with another number of threads",
+        )  # fmt: skip
+    wanted = pairs["g_row"].fill_null(-1).to_numpy()
+    return np.where(wanted >= 0, of_golden[wanted], np.nan)
 
 
 def common_mode(target: Run, golden: Run) -> str:

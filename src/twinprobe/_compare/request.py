@@ -41,6 +41,8 @@ class Request:
     mapping: MappingOptions = field(default_factory=MappingOptions)
     engine: EngineOptions = field(default_factory=EngineOptions)
     resume: bool = False
+    noise: Path | None = None
+    """A third recording that shows how far healthy runs of the golden program are apart."""
     layouts: tuple[str, ...] = ()
     """How the ranks of the target, and of the golden run, are laid out, e.g. ``tp=2,pp=2``."""
 
@@ -53,7 +55,8 @@ class Request:
         """All that decides what the results are, apart from what lies in the files."""
         chosen = (None if numbers is None else sorted(numbers) for numbers in (self.ranks, self.steps))
         mapping = replace(self.mapping, output=None, timestamp="", label="")
-        return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts))
+        return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts,
+                     self.noise))  # fmt: skip
 
     def command(self, kind: str) -> Command:
         """The command that its notes belong to."""

@@ -18,9 +18,9 @@ from twinprobe._measure.sketch import measured
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.sketches import SUFFIX, SketchFile
-from twinprobe._runs.tensors.elements import Contents, HostTensor, elements
+from twinprobe._runs.tensors.elements import Contents, HostTensor, contents, damage_of, elements
 from twinprobe._runs.tensors.npy_file import read_npy
-from twinprobe._runs.tensors.tensor_files import contents, damage_of, open_tensor
+from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe._runs.whole_files import in_proportion, write_whole
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 

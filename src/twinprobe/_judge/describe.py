@@ -202,7 +202,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         expected = float(noise.expected[at]) if noise is not None and np.isfinite(noise.expected[at]) else 0.0
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         name = (row["t_name"] or row["g_name"]).removeprefix(op).strip(".")
-        rows.append(Row(name, _ROLES.get(role, "output"), *sides, expected))
+        rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
     suspect = Suspect(
         name=op,

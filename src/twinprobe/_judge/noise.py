@@ -32,6 +32,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
+_FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
 _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
@@ -78,12 +79,19 @@ class _Values:
 
 
 def expected_errors(
-    pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats, *, estimated: Bools, settings: dict[str, Any]
+    pairs: pl.DataFrame,
+    flow: Flow,
+    error: Floats,
+    epsilon: Floats,
+    *,
+    estimated: Bools,
+    settings: dict[str, Any],
+    measured: Floats | None = None,
 ) -> Noise:
     """Judge each row's relative error by what its call may lose and what came in.
 
     ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference.
-    ``settings``: the precision flags of the recorded run.
+    ``settings``: the precision flags of the recorded run. ``measured``: the error of a third run.
     """
     values = _values(pairs, flow, error, epsilon)
     between = _between(flow, values)
@@ -124,6 +132,8 @@ def expected_errors(
     allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
     few = np.where(values.elements < 4, 3.0, np.where(values.elements < 32, 2.0, 1.0))
     allowed = allowed * few
+    if measured is not None:
+        allowed = np.fmax(allowed, _pooled(pairs, values, measured) * values.norm)
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.where(values.distance == 0, 0.0, values.distance / allowed)
         times = np.where(unknown, np.nan, times)
@@ -136,13 +146,28 @@ def expected_errors(
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
 
 
+def _pooled(pairs: pl.DataFrame, values: _Values, measured: Floats) -> Floats:
+    """Measured noise; of a few numbers it says little, so these take the largest of their kind in all layers."""
+    import polars as pl
+
+    noise = np.nan_to_num(measured)
+    few = values.elements < _FEW
+    if not few.any():
+        return noise
+    kinds = pairs["g_name"].fill_null("").str.replace_all(r"\d+", "#")
+    frame = pl.DataFrame({"kind": kinds, "noise": noise})
+    largest = frame.select(pl.col("noise").max().over("kind")).to_series().to_numpy()
+    return np.where(few, largest, noise)
+
+
 def _flips(flow: Flow, values: _Values) -> Bools:
     """Whole numbers that were made of numbers with an error: a router, top-k, an argmax may flip."""
     unsure = np.zeros(len(flow.ops) + 1, dtype=bool)
     inputs = (flow.role == INPUT) & (flow.of_row >= 0) & (values.epsilon > 0)
     unsure[flow.of_row[inputs & (np.nan_to_num(values.error) > 0)]] = True
-    flips: Bools = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0) & unsure[flow.of_row]
-    return flips & (np.nan_to_num(values.error) != 0)
+    whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
+    flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
+    return flips
 
 
 def _hidden_precision(settings: dict[str, Any]) -> float:
@@ -317,7 +342,8 @@ class _Operands:
             [self.norm, np.sqrt(summed), reduced, products, self.value_norm, self.first_rms],
             self.norm * steep,
         )
-        return np.fmax(scale, self.norm)
+        largest: Floats = np.fmax(scale, self.norm)
+        return largest
 
     def roundings(self, operations: list[Operation]) -> Floats:
         """Per call: how often it rounds on the way."""
@@ -367,7 +393,9 @@ def _between(flow: Flow, values: _Values) -> Floats:
         around = int(owner[begin])
         reached = np.maximum.accumulate(np.concatenate(([entered[around] if around != NONE else 0.0], given[members])))
         so_far[members] = reached[:-1]
-    return np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * np.sqrt(_BETWEEN)
+    arrived: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0)
+    distance: Floats = arrived * values.norm * _BETWEEN**0.5
+    return distance
 
 
 def _within(flow: Flow, values: _Values) -> Floats:
@@ -379,4 +407,5 @@ def _within(flow: Flow, values: _Values) -> Floats:
     np.maximum.at(given, flow.of_row[outputs], error[outputs])
     inner = np.flatnonzero(flow.parent >= 0)
     np.maximum.at(held, flow.parent[inner], given[inner])
-    return held[np.maximum(flow.of_row, 0)] * values.norm * np.sqrt(_BETWEEN)
+    passed: Floats = held[np.maximum(flow.of_row, 0)] * values.norm * _BETWEEN**0.5
+    return passed

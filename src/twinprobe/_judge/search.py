@@ -26,6 +26,10 @@ OUTPUT_DIFFERS, ARGUMENT, PARAMETER_DIFFERS, OUTSIDE, BETWEEN, EXTRA, MISSING, R
     "output", "argument", "parameter", "outside", "between", "extra", "missing", "random",
 )  # fmt: skip
 _FILL = 9e3  # numbers beyond this are a mask's fill value
+_OVERWRITE = frozenset({
+    "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
+    "log_normal_", "trunc_normal_",
+})  # fmt: skip
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -112,7 +116,8 @@ def _unexplained(
     caused &= (np.nan_to_num(noise.error) != 0) & facts.matched & held & (flow.role == OUTPUT)
     entering = off & inputs & (flow.source == NONE)
     gradients = off & (flow.role == GRADIENT)
-    return outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
+    found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
+    return found
 
 
 def _deeper(flow: Flow, entering: list[int]) -> set[int]:
@@ -175,16 +180,20 @@ def _innermost(flow: Flow, row: int, cause: str) -> Beginning:
 
 def ignored_rows(flow: Flow, family: Ints) -> Bools:
     """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
-    empty = family == Family.EMPTY
-    ignored = flow.spread(empty)
+    ignored = flow.spread(family == Family.EMPTY)
     for source in (flow.source, flow.target_source):
         ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
+    # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
+    overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
+    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(overwrites))
+    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
+    ignored[first] = True
     return ignored
 
 
 def _around(flow: Flow, calls: Bools) -> Bools:
     """These calls and all that enclose them."""
-    found = calls.copy()
+    found: Bools = calls.copy()
     for call in np.flatnonzero(calls).tolist():
         found[flow.parents_of(call)] = True
     return found
@@ -242,7 +251,8 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool) | silent
     state |= (flow.role == INPUT) & flow.spread(sent)
-    return unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
+    ends: Bools = unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
+    return ends
 
 
 def _rows_of_calls(flow: Flow) -> list[Ints]:

@@ -224,6 +224,8 @@ class Evidence:
     metrics: pl.DataFrame | None = None
     estimate: Estimate | None = None
     """What sketches say, in statistics runs that have them."""
+    noise: Floats | None = None
+    """How far a third run is from the golden one, by row: noise as measured."""
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -231,7 +233,9 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     pairs, deviation = evidence.pairs, evidence.deviation
     rows = Rows(pairs)
     weighed = thresholds.rounding is None and evidence.mode != DIGESTS
-    flow, noise, beginnings = None, None, []
+    flow: Flow | None = None
+    noise: Noise | None = None
+    beginnings: list[Beginning] = []
     if weighed:
         flow, noise, beginnings, deviation = _weigh(run, evidence, rows, thresholds)
     calls = call_facts(run, pairs, deviation)
@@ -295,7 +299,9 @@ def _weigh(
         estimated[:] = True
         if evidence.estimate is not None:
             estimated = ~evidence.estimate.comparable
-    noise = expected_errors(pairs, flow, error, epsilon, estimated=estimated, settings=run.settings)
+    noise = expected_errors(
+        pairs, flow, error, epsilon, estimated=estimated, settings=run.settings, measured=evidence.noise
+    )
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
     facts = Differences(
@@ -323,7 +329,8 @@ def _weigh(
 def _truths(pairs: pl.DataFrame) -> Bools:
     """Pairs of which one side is a mask of booleans and the other is one of numbers."""
     sides = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
-    return sides[0] != sides[1]
+    mixed: Bools = sides[0] != sides[1]
+    return mixed
 
 
 def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
