@@ -334,7 +334,7 @@ def check_weights(
 
     Tensors of other names and layouts are paired by what they hold: renamed, transposed, fused, exchanged, cast.
     """
-    from twinprobe._runs.foreign import is_weights
+    from twinprobe._runs.tensors.foreign import is_weights
 
     sides = [side if isinstance(side, Mapping) else _run_path(side) for side in (base, raw)]
     if any(isinstance(side, Path) and not is_weights(side) for side in sides):
@@ -453,7 +453,7 @@ def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True
 
 def _kept(arrays: Mapping[str, Any], *, weights: bool = False) -> Path:
     """The temporary file of a dictionary of arrays, which goes when Python ends."""
-    from twinprobe._runs.foreign import keep_arrays
+    from twinprobe._runs.tensors.foreign import keep_arrays
 
     path = keep_arrays(arrays, weights=weights)
     atexit.register(rmtree, path.parent, ignore_errors=True)

@@ -23,9 +23,9 @@ from twinprobe._align.turns import IN_OUT
 from twinprobe._compare.pair_table import ALIGNED
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import EPSILON
-from twinprobe._runs.foreign import SHARD
 from twinprobe._runs.run import Run
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.foreign import SHARD
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import DamagedTensor
 

@@ -1,7 +1,7 @@
 """Dumps of other tools, opened as runs: transformers' model debugger, DebugMode of torch, Polygraphy, nvdlfw-inspect.
 
-What SGLang's dumper writes is a folder of arrays (``foreign.py``). Here too nothing is trusted: texts are matched, not
-evaluated, and what a file may become in memory is bounded by its size.
+What SGLang's dumper writes is a folder of arrays (``tensors/foreign.py``). Here too nothing is trusted: texts are
+matched, not evaluated, and what a file may become in memory is bounded by its size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from twinprobe._runs.foreign import Content, is_arrays, is_weights, measured, open_arrays, open_weights
 from twinprobe._runs.table import INPUT, OUTPUT, POINT, Leaf, TableBuilder, settle
 from twinprobe._runs.tensors.containers import MARK
+from twinprobe._runs.tensors.foreign import Content, is_arrays, is_weights, measured, open_arrays, open_weights
 from twinprobe._runs.tensors.npy_file import read_npy
 from twinprobe._runs.whole_files import json_file, open_file
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare

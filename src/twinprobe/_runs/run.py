@@ -28,7 +28,7 @@ from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._runs.foreign import Content
+    from twinprobe._runs.tensors.foreign import Content
 
 DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
 DEBUG_PART = "debug.json.part"
