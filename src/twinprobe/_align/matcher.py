@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from twinprobe._align.links import Pairs, match_names, needs_help
-from twinprobe._align.rows import part_repeats
 from twinprobe._runs.run import Run
 
 # Which mappings a user can ask for.
@@ -57,7 +56,8 @@ class NamesMatcher:
         by_place = self.options.pair == "place"
         if target.ops == golden.ops or target.single_points:
             pairs = match_names(target, golden)
-            return part_repeats(target, golden, pairs) if by_place and not target.single_points else pairs
+            alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)
+            return pairs if alike or not by_place or target.single_points else _part_repeats(target, golden, pairs)
         if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
             from twinprobe._align.place import note_of_other_places
 
@@ -67,7 +67,13 @@ class NamesMatcher:
         from twinprobe._align.mapping.mapped import read_mappings
 
         pairs = read_mappings(self.options)(target, golden)
-        return part_repeats(target, golden, pairs) if by_place else pairs
+        return _part_repeats(target, golden, pairs) if by_place else pairs
+
+
+def _part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+    from twinprobe._align.rows import part_repeats
+
+    return part_repeats(target, golden, pairs)
 
 
 def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:

@@ -106,15 +106,18 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
     line.rstrip()
     yield line
     yield _text("")
+    for result in summary.results:
+        yield _result(result, plain=plain)
+    if summary.results:
+        yield _text("")
     if summary.first:
         yield from _first(summary.first, plain=plain)
-    elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
-        yield _text("No divergence: every row passes.", "green")
+        if summary.others:
+            yield _text(f"{_INDENT}also begins", "bold")
+        for other in summary.others:
+            yield _text(f"{_INDENT}{_INDENT}").append(visible(other.op), "bold").append(visible(f"  {other.sentence}"))
     else:
-        words = "No first divergence: no output differs whose inputs agree. The result files list the rest."
-        if summary.unread:
-            words += f" {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
-        yield _text(words, "yellow")
+        yield from _no_divergence(summary)
     for note in summary.notes:
         yield _text("note: ", "cyan").append(visible(note))
     if summary.files:
@@ -122,6 +125,32 @@ def _lines(summary: Summary, *, plain: bool) -> Iterator[Text]:
         yield _text("written to", "bold")
         for file in summary.files:
             yield _text(_INDENT).append(visible(file), "cyan")
+
+
+def _result(result: Result, *, plain: bool) -> Text:
+    """One line for the loss, the outputs, the gradients or the updates: do they agree, and by how much."""
+    sign, plain_sign, style = _SIGNS["pass" if result.agrees else "error"]
+    line = _text(_INDENT).append(f"{plain_sign if plain else sign} ", style)
+    line.append(f"{result.name} {'agree' if result.name != 'loss' else 'agrees'}" if result.agrees else
+                f"{result.name} {'differ' if result.name != 'loss' else 'differs'}")  # fmt: skip
+    count = f", {result.differing:,} of {result.values:,} values" if result.differing and result.values > 1 else ""
+    worst = f"worst {result.worst:.2%}" if result.worst >= 1e-4 else f"worst {result.worst:.1e}"
+    where = f" at {visible(result.where)}" if result.worst and result.values > 1 else ""
+    return line.append(f" ({worst}, {result.worst_eps:.3g} eps{where}{count})" if result.worst else " (equal)", "dim")
+
+
+def _no_divergence(summary: Summary) -> Iterator[Text]:
+    if summary.unread:
+        words = f"No divergence seen, but {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
+        yield _text(words, "yellow")
+    elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
+        yield _text("No divergence: every row passes.", "green")
+    elif summary.results:
+        yield _text("The runs agree within noise. Differences without effect are listed in the result files.", "green")
+    else:
+        yield _text(
+            "No first divergence: no output differs whose inputs agree. The result files list the rest.", "yellow"
+        )
 
 
 def _text(content: str, style: str = "") -> Text:

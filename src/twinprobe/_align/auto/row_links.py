@@ -374,6 +374,8 @@ def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
     prints = Prints(board.target), Prints(board.golden)
     link_left_inputs(board, pairs, links, prints)
     pairs = apply_rows(board, pairs, links)
+    if links.only_fitting:  # a mapping file is the user's word
+        return pairs
     places = other_ways((Flow(board.target, prints[0]), Flow(board.golden, prints[1])), pairs)
     return part_rows(pairs, places, OTHER_WAY)
 
