@@ -60,6 +60,16 @@ def test_a_layout_agrees_with_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "sp", "cp+clip", "pp", "ep"])
+def test_a_layout_in_bfloat16_agrees_with_one_process(
+    trained: Trained, losses: dict[Path, Any], kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = trained(kind, 2, dtype="bfloat16"), trained(TWINS[kind], 1, dtype="bfloat16")
+    assert mean_losses(losses[sides[0]]) == pytest.approx(mean_losses(losses[sides[1]]), rel=2e-2)
+    assert_agreement(compared(*sides, tmp_path, capsys))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize(
     "kind", ["pp", "tp", "fsdp1+clip", "fsdp2+clip", "ddp+checkpoint", "fsdp2+checkpoint", "ddp+compile", "cp", "ep"]

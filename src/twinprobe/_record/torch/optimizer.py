@@ -89,5 +89,6 @@ def with_total_norm(entry: Entry) -> Entry:
     norms = [one.row.values.norm for one in notes if one.row is not None and one.row.values is not None]
     total = sum(norm * norm for norm in norms if norm is not None) ** 0.5
     four = dict.fromkeys(("Max", "Min", "Mean", "Norm"), total)
-    leaf = Leaf({"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], **four})
+    # It is as exact as the gradients are.
+    leaf = Leaf({"type": "torch.Tensor", "dtype": notes[0].dtype if notes else "torch.float32", "shape": [], **four})
     return Entry(entry.name, entry.parts | {"output": [leaf]})
