@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from twinprobe._judge.origin import Divergence
+    from twinprobe._judge.origin import Divergence, Result
 
 # Names and values from a dump are foreign text: how they are shown without being obeyed.
 
