@@ -20,6 +20,7 @@ from twinprobe._judge.deviation import (
     bools,
     devices,
     dtypes_differ,
+    of_statistics,
     shapes_differ,
     turned,
 )
@@ -299,6 +300,12 @@ def _weigh(
         estimated[:] = True
         if evidence.estimate is not None:
             estimated = ~evidence.estimate.comparable
+    if evidence.differences is not None and "group" in pairs.columns and pairs["group"].null_count() < pairs.height:
+        # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
+        inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
+        by_statistics = of_statistics(pairs, evidence.differences, None).error
+        error = np.where(inside, np.fmin(error, by_statistics), error)
+        estimated = estimated | inside
     noise = expected_errors(
         pairs, flow, error, epsilon, estimated=estimated, settings=run.settings, measured=evidence.noise
     )
