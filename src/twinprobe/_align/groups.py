@@ -17,6 +17,7 @@ from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup
 from twinprobe._align.turns import fits_shape
 from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.run import STATISTICS, Run
 from twinprobe._runs.table import INPUT, OUTPUT
 
 MEANING = "equal in meaning"  # rows at which a group is compared
@@ -206,6 +207,7 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
     # Where the same comes out, what goes in otherwise is another way to write it.
     differing = any(row_values_agree(prints[0], row, prints[1], other) is False for row, other in found)
     entering = _together(flows, flows[0].entering(mine), flows[1].entering(theirs), differing=differing)
+    entering = [pair for pair in entering if not _may_be_turned(flows, *pair)]
     left = [[row for row in rows if row not in {pair[side] for pair in found}] for side, rows in enumerate(leaving)]
     if found or not all(left):
         return entering, found, []
@@ -217,6 +219,15 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
             both = (left[one][-1],), tuple(left[1 - one][-parts - 1 :])
             return entering, [], [(both[one], both[1 - one])]
     return entering, [], []
+
+
+def _may_be_turned(flows: tuple[Flow, Flow], row: int, other: int) -> bool:
+    """Whether one row may be the other transposed without a shape that shows it; statistics do not mind."""
+    shapes = flows[0].prints.shape(row), flows[1].prints.shape(other)
+    square = shapes[0] is not None and len(shapes[0]) > 1 and shapes[0][-1] == shapes[0][-2] > 1
+    run = flows[0].side.run
+    # A run in memory, of a class of its own, has its tensors at hand.
+    return square and shapes[0] == shapes[1] and (run.mode != STATISTICS or type(run) is not Run)
 
 
 def _together(flows: tuple[Flow, Flow], mine: list[int], theirs: list[int], *, differing: bool = True) -> Rows:
@@ -250,9 +261,12 @@ def _together(flows: tuple[Flow, Flow], mine: list[int], theirs: list[int], *, d
 
 
 def backward_rows(
-    flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int], entering: Rows, leaving: Rows
+    flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[int], leaving: Rows
 ) -> tuple[CallGroup | None, Rows]:
-    """The way back through two groups: the gradients of what left them, and of what entered them once."""
+    """The way back through two groups, and the gradients of what left them.
+
+    Those of what entered are compared where they arrive: in a softmax they cancel, and other steps round otherwise.
+    """
     back = [
         [op for call in ops if (op := _backward(flow.side, call)) != NONE]
         for flow, ops in zip(flows, (mine, theirs), strict=True)
@@ -260,14 +274,12 @@ def backward_rows(
     if not all(back):
         return None, []
     found: Rows = []
-    for pairs, role, of in ((leaving, OUTPUT, INPUT), (entering, INPUT, OUTPUT)):
-        for row, other in pairs:
-            gradients = [
-                _gradient(flow, ops, at, role, of)
-                for flow, ops, at in zip(flows, (mine, theirs), (row, other), strict=True)
-            ]
-            if NONE not in gradients and flows[0].prints.numel[gradients[0]] == flows[1].prints.numel[gradients[1]]:
-                found.append((gradients[0], gradients[1]))
+    for row, other in leaving:
+        gradients = [
+            _gradient(flow, ops, at) for flow, ops, at in zip(flows, (mine, theirs), (row, other), strict=True)
+        ]
+        if NONE not in gradients and flows[0].prints.numel[gradients[0]] == flows[1].prints.numel[gradients[1]]:
+            found.append((gradients[0], gradients[1]))
     return CallGroup(tuple(sorted(back[0])), tuple(sorted(back[1]))), found
 
 
@@ -275,13 +287,11 @@ def _backward(side: Side, op: int) -> int:
     return side.head_of[op].calls.get(BACKWARD, {}).get(side.call[op], NONE)
 
 
-def _gradient(flow: Flow, ops: Sequence[int], row: int, role: int, of: int) -> int:
-    """The gradient of a row, where the backward call has one for each and the value is used once."""
-    prints, value = flow.prints, flow.value(row)
+def _gradient(flow: Flow, ops: Sequence[int], row: int) -> int:
+    """The gradient of an output, where the backward call has one for each."""
+    prints = flow.prints
     op = next(op for op in ops if flow.side.starts[op] <= row < flow.side.starts[op + 1])
-    if role == INPUT and sum(flow.value(at) == value for call in ops for at in prints.rows(call, INPUT)) > 1:
-        return NONE
-    rows, gradients = prints.rows(op, role), prints.rows(_backward(flow.side, op), of)
+    rows, gradients = prints.rows(op, OUTPUT), prints.rows(_backward(flow.side, op), INPUT)
     if len(rows) != len(gradients) or prints.numel[gradients[rows.index(row)]] != prints.numel[row]:
         return NONE
     return gradients[rows.index(row)]

@@ -139,7 +139,7 @@ def link_group(
         )
     links.groups += [(parts, others, f"{rule}{MEANING}") for parts, others in joined]
     links.call_groups.append(CallGroup(tuple(mine), tuple(theirs)))
-    back, gradients = backward_rows(flows, mine, theirs, entering, leaving)
+    back, gradients = backward_rows(flows, mine, theirs, leaving)
     if back is not None:
         links.call_groups.append(back)
     for row, other in (*entering, *leaving, *gradients):
