@@ -15,9 +15,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from judge import models
-
 import twinprobe.torch
+from judge import models
 
 PAIRS: dict[str, dict[str, Any]] = {
     "decoder_float32": {"family": "decoder", "dtype": "float32", "options": {"width": 512, "layers": 3, "heads": 8}},

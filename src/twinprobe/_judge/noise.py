@@ -17,7 +17,7 @@ from twinprobe._align.calls import dims
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
     import polars as pl
@@ -117,7 +117,8 @@ def expected_errors(
     entering = ROUNDING * np.where(flow.source != NONE, 1.0, 4.0) * np.where(flow.parameter, epsilon, grain)
     local = np.where(output, local, entering * values.norm)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
-    inherited = np.where(flow.parameter, 0.0, inherited)  # nothing before explains a parameter
+    # Nothing before explains a parameter, nor a value that was saved by itself.
+    inherited = np.where(flow.parameter | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     inner = output & ~flow.leaf[row_call]
@@ -141,8 +142,8 @@ def expected_errors(
         abnormal = values.distance > _SEEN * local * few
         depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        # An update is small beside its parameter: there whatever rounding does not explain counts.
-        matters = np.where(flow.spread(flow.updates), abnormal, matters)
+        # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
+        matters = np.where(flow.spread(flow.updates) | (flow.role == POINT), abnormal, matters)
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.measured import MeasuredRows
 from twinprobe._compare.llm.rows import BETWEEN, Plan, Rows
 from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
-from twinprobe._judge.verdicts import Evidence, Judged, Thresholds, judge
+from twinprobe._judge.verdicts import EPSILONS, Evidence, Judged, Thresholds, judge
 from twinprobe._measure.llm_metrics import EMPTY, SHAPE
 from twinprobe._runs.run import TENSORS, Run
 
@@ -134,6 +135,7 @@ def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
     """The verdict of every row, and where the difference begins."""
+    limits = replace(limits, rounding=limits.rounding or EPSILONS)
     pairs = _pairs(rows, measured)
     metrics = _metrics(measured)
     matched = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
