@@ -108,7 +108,7 @@ def test_quiet_prints_nothing(runs: Runs, tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("level", "code"), [("error", 0), ("warning", 1)])
+@pytest.mark.parametrize(("level", "code"), [("divergence", 1), ("error", 1), ("warning", 1)])
 def test_the_exit_code_can_tell_of_a_divergence(runs: Runs, tmp_path: Path, level: str, code: int) -> None:
     assert compare(runs, tmp_path / "out", "--fail-on", level) == code
 

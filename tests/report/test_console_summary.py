@@ -114,5 +114,5 @@ def test_json_is_one_object_on_one_line(summary: Summary) -> None:
     assert json.loads(line) == summary.to_dict()
     assert list(json.loads(line)) == [
         "mode", "target", "golden", "rows", "matched", "target_only", "golden_only", "verdicts", "first", "notes",
-        "files", "rank", "results", "others", "unread",
+        "files", "rank", "results", "others", "unread", "lost",
     ]  # fmt: skip

@@ -143,7 +143,8 @@ def expected_errors(
         depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
-        matters = np.where(flow.spread(flow.updates) | (flow.role == POINT), abnormal, matters)
+        alone = flow.spread(flow.updates | (operands.size == 0)) | (flow.role == POINT)
+        matters = np.where(alone, abnormal, matters)
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
 
 

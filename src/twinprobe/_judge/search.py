@@ -250,7 +250,7 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent = np.ones(len(flow.ops), dtype=bool)
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool) | silent
-    state |= (flow.role == INPUT) & flow.spread(sent)
+    state |= (flow.role <= PARAMETER) & flow.spread(sent)
     ends: Bools = unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
     return ends
 
