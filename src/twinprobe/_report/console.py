@@ -164,7 +164,8 @@ def _text(content: str, style: str = "") -> Text:
 def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
     origin = f", {visible(first.origin)}" if first.origin else ""
     yield _text("first divergence", "bold red").append(f" (row {first.order + 1:,}{origin})", "dim")
-    yield _text(_INDENT).append(visible(first.op), "bold")
+    inside = f"  in {first.module}" if first.module and first.module not in first.op else ""
+    yield _text(_INDENT).append(visible(first.op), "bold").append(visible(inside))
     yield _text(_INDENT + first.sentence)
     if first.stack_line:
         yield _text(_INDENT + "at ", "dim").append(visible(first.stack_line))

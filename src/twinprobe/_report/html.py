@@ -73,7 +73,7 @@ def _packed_column(table: pl.DataFrame, name: str, calls: pl.Series, earlier: li
     import polars as pl
 
     column = table[name]
-    if name == RELATIVE_ERROR:
+    if name == RELATIVE_ERROR or column.dtype.is_float():
         # JSON has no infinity: it is written as text.
         return {"numbers": [x if x is None or math.isfinite(x) else repr(x) for x in column.to_list()]}
     if name == _NAME:

@@ -101,6 +101,14 @@ class Table {
     this.verdict = Uint8Array.from({ length: this.count }, (_, row) => VERDICTS.indexOf(result.text(row)));
     const error = this.byName.get("Relative Error").packed;
     this.error = Float64Array.from(error.numbers, (value) => (value === null ? NaN : value === "nan" ? Infinity : toNumber(String(value))));
+    this.expected = this.noise();
+  }
+
+  // The relative error that noise explains, where it was weighed.
+  noise() {
+    const [times] = ["Times noise"].map((name) => this.byName.get(name)?.packed.numbers);
+    if (!times) return null;
+    return Float64Array.from(this.error, (error, row) => (times[row] > 0 ? error / times[row] : NaN));
   }
 
   text(name, row) {

@@ -7,6 +7,18 @@ const firstRow = summary.first ? table.rowAt(summary.first.order) : -1;
 const state = { words: [], verdicts: new Set(VERDICTS), origin: "*" };
 const count = (number) => number.toLocaleString("en");
 
+// Loss, outputs, gradients, updates: do they agree, and by how much.
+function showResults() {
+  const lines = (summary.results || []).map((result) => {
+    const size = result.worst ? `worst ${result.worst >= 1e-4 ? `${+(100 * result.worst).toPrecision(3)} %` : result.worst.toExponential(1)}, ${+result.worst_eps.toPrecision(3)} eps` : "equal";
+    const plural = result.name === "loss" ? "s" : "";
+    return make("li", { title: visible(result.where) }, mark(result.agrees ? "pass" : "error"),
+      `${result.name} ${result.agrees ? `agree${plural}` : `differ${plural}`} (${size})`);
+  });
+  byId("results").append(...lines);
+  byId("results").hidden = !lines.length;
+}
+
 function showFirst() {
   const panel = byId("first");
   const { first } = summary;
@@ -14,12 +26,14 @@ function showFirst() {
     const quiet = !summary.verdicts.error && !summary.verdicts.warning;
     panel.classList.add(quiet ? "good" : "mild");
     byId("first-kicker").textContent = "No divergence";
-    byId("first-title").textContent = quiet ? "The two runs agree" : "No output differs whose inputs agree";
+    const noise = !summary.unread && (summary.results || []).length;
+    byId("first-title").textContent = quiet ? "The two runs agree" : noise ? "The two runs agree within noise" : "No output differs whose inputs agree";
     byId("first-sentence").textContent = quiet ? `All ${count(summary.rows)} rows pass.`
       : `The warnings and errors in the table say what was seen.${summary.unread ? ` ${count(summary.unread)} row${summary.unread === 1 ? "" : "s"} could not be read: there a difference may have gone unnoticed.` : ""}`;
     return;
   }
-  byId("first-kicker").textContent = visible(["First divergence", first.origin, `row ${count(first.order + 1)}`].filter(Boolean).join(" · "));
+  const inside = first.module && !first.op.includes(first.module) ? `in ${first.module}` : "";
+  byId("first-kicker").textContent = visible(["First divergence", inside, first.origin, `row ${count(first.order + 1)}`].filter(Boolean).join(" · "));
   byId("first-title").append(foreign(first.op));
   byId("first-sentence").append(foreign(first.sentence));
   if (first.stack_line) {
@@ -49,6 +63,7 @@ function showCounts() {
   cards.push(...numbers.map(([label, amount]) => make("div", { class: amount ? "card" : "card none" }, make("b", {}, count(amount)), make("span", {}, label))));
   byId("cards").append(...cards);
   byId("legend").append(...VERDICTS.map((verdict) => make("span", {}, mark(verdict), verdict)));
+  if (table.expected) byId("legend").append(make("span", {}, make("i", { class: "noise" }), "noise to be expected"));
 }
 
 function showRuns() {
@@ -133,6 +148,7 @@ function listen() {
 const details = new Details(table, () => byId("scroller").focus({ preventScroll: true }));
 const grid = new Grid(table, (row, wanted) => { if (wanted || details.open) details.show(row); });
 const plot = new Plot(table, firstRow, jump);
+showResults();
 showFirst();
 showCounts();
 showRuns();

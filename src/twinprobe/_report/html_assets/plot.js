@@ -89,6 +89,7 @@ class Plot {
       .map((name) => [name, style.getPropertyValue("--" + name).trim()]));
     this.font = `12px ${style.getPropertyValue("--sans")}`;
     this.axes(context);
+    this.noise(context);
     const { count } = this.table;
     const [from, to] = [Math.max(0, Math.floor(this.range[0])), Math.min(count - 1, Math.ceil(this.range[1]))];
     const small = to - from > 4000;
@@ -104,6 +105,27 @@ class Plot {
     context.globalAlpha = 1;
     this.firstMark(context);
     this.drawHover();
+  }
+
+  // The noise that is to be expected, as a band under the errors: one bar a pixel, the largest of its rows.
+  noise(context) {
+    const { expected, count } = this.table;
+    if (!expected) return;
+    const top = new Map();
+    for (let row = Math.max(0, Math.floor(this.range[0])); row <= Math.min(count - 1, Math.ceil(this.range[1])); row++) {
+      if (!(expected[row] > 0) || !Number.isFinite(expected[row])) continue;
+      const x = Math.round(this.x(row));
+      top.set(x, Math.max(top.get(x) ?? -Infinity, Math.log10(expected[row])));
+    }
+    const width = Math.max(1, Math.ceil(this.x(this.range[0] + 1) - this.x(this.range[0])));
+    const bottom = this.decadeY(this.decades[0]);
+    context.fillStyle = this.colours.accent;
+    context.globalAlpha = 0.13;
+    for (const [x, decade] of top) {
+      const y = this.decadeY(Math.min(Math.max(decade, this.decades[0]), this.decades[1]));
+      context.fillRect(x - width / 2, y, width, bottom - y);
+    }
+    context.globalAlpha = 1;
   }
 
   axes(context) {
