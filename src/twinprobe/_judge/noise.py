@@ -32,6 +32,7 @@ _BACKWARD = 3.0
 # Code between two recorded calls may select and scale: no more than this.
 _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
+_RESOLVED = 0.7e-7
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -86,13 +87,16 @@ def expected_errors(
     *,
     estimated: Bools,
     settings: dict[str, Any],
+    sketched: Bools | None = None,
     measured: Floats | None = None,
 ) -> Noise:
     """Judge each row's relative error by what its call may lose and what came in.
 
-    ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference.
+    ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference;
+    ``sketched``: those whose errors are estimates from sketches.
     ``settings``: the precision flags of the recorded run. ``measured``: the error of a third run.
     """
+    sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     values = _values(pairs, flow, error, epsilon)
     between = _between(flow, values)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
@@ -128,6 +132,8 @@ def expected_errors(
         known = error[gradient & np.isfinite(error)]
         typical = float(np.median(known)) if len(known) else 0.0
         allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
+    # Sums of sketches resolve no finer errors.
+    allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
     coarse = estimated & (values.epsilon > _COARSE)
     allowed = np.hypot(allowed, np.where(coarse, values.epsilon * values.norm, 0.0))
@@ -143,7 +149,7 @@ def expected_errors(
         depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
-        alone = flow.spread(flow.updates | (operands.size == 0)) | (flow.role == POINT)
+        alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
         matters = np.where(alone, abnormal, matters)
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
 

@@ -246,11 +246,11 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         if not flow.updates[call] and later.get(int(flow.parent[call]), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
-    # What goes to other ranks is read there; of a call without recorded outputs nothing more is known.
-    silent = np.ones(len(flow.ops), dtype=bool)
+    # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
+    silent = np.array([op.direction in (FORWARD, "") for op in flow.ops], dtype=bool)
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
-    sent = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool) | silent
-    state |= (flow.role <= PARAMETER) & flow.spread(sent)
+    sent = np.array([op.prefix in COLLECTIVE_PREFIXES and "send" in op.body for op in flow.ops], dtype=bool)
+    state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
     ends: Bools = unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
     return ends
 
@@ -267,6 +267,7 @@ def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends
     reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
     inside: set[int] = {int(flow.parent[call]) for call in reached}
     begun = min(int(flow.start[call]) for call in reached)
+    carried: set[int] = set()  # equal values may have been made twice: computed here, and received from another rank
     for call in range(len(flow.ops)):  # inner calls come before those around them
         if int(flow.start[call]) < begun and call < beginning.call:
             continue
@@ -279,7 +280,7 @@ def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends
             for row in bad.tolist():
                 source = int(flow.source[row])
                 if source != NONE:
-                    touched |= int(flow.of_row[source]) in reached
+                    touched |= int(flow.of_row[source]) in reached or int(flow.mark[row]) in carried
                 elif flow.role[row] in (INPUT, PARAMETER):
                     touched |= int(flow.parent[call]) in inside
             if not touched:
@@ -287,6 +288,7 @@ def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends
         if ends[bad].any():
             return True
         reached.add(call)
+        carried.update(flow.mark[bad].tolist())
         inside.add(int(flow.parent[call]))
         if not flow.leaf[call]:
             inside.add(call)

@@ -295,11 +295,12 @@ def _weigh(
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
     error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
-    estimated = np.zeros(len(error), dtype=bool)
+    estimated, sketched = np.zeros((2, len(error)), dtype=bool)
     if evidence.metrics is None:
         estimated[:] = True
         if evidence.estimate is not None:
-            estimated = ~evidence.estimate.comparable
+            sketched = evidence.estimate.comparable
+            estimated = ~sketched
     if evidence.differences is not None and "group" in pairs.columns and pairs["group"].null_count() < pairs.height:
         # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
         inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
@@ -307,7 +308,14 @@ def _weigh(
         error = np.where(inside, np.fmin(error, by_statistics), error)
         estimated = estimated | inside
     noise = expected_errors(
-        pairs, flow, error, epsilon, estimated=estimated, settings=run.settings, measured=evidence.noise
+        pairs,
+        flow,
+        error,
+        epsilon,
+        estimated=estimated,
+        sketched=sketched,
+        settings=run.settings,
+        measured=evidence.noise,
     )
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
