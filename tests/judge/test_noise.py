@@ -1,0 +1,155 @@
+"""Noise and claims: what is normal is left alone in every dtype, what is wrong is found below the noise of the dtype."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import twinprobe
+from twinprobe._cli import main
+
+WIDTH, HEADS, TOKENS = 64, 4, 32
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.scale, self.written_out = (WIDTH // HEADS) ** -0.5, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        if self.written_out:
+            y = torch.softmax(q @ k.transpose(-1, -2) * self.scale, -1) @ v
+        else:
+            y = functional.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.head = nn.Linear(WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(x))
+
+
+def record(folder: Path, model: Model, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    torch.manual_seed(2)
+    x, labels = torch.randn(2, TOKENS, WIDTH).to(dtype), torch.randint(10, (2 * TOKENS,))
+    model = model.to(dtype)
+    with twinprobe.record(model, folder, level="mix", **options):
+        functional.cross_entropy(model(x).flatten(0, 1).float(), labels).backward()
+    return next(folder.rglob("dump.json"))
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+def test_attention_written_out_is_noise(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = Model()
+    for block in model.blocks:
+        block.attention.written_out = True
+    result = twinprobe.compare(record(tmp_path / "t", model, dtype), record(tmp_path / "g", Model(), dtype))
+    assert result.agrees, result.first
+    (summary,) = (pair.summary for pair in result.pairs.values())
+    assert [(one.name, one.agrees) for one in summary.results] == [
+        ("loss", True), ("outputs", True), ("parameter gradients", True),
+    ]  # fmt: skip
+    assert summary.verdicts["error"] == 0
+
+
+def test_a_wrong_scale_is_found_where_it_is_and_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = Model()
+    model.blocks[2].attention.scale *= 1.3
+    first = twinprobe.compare(record(tmp_path / "t", model, dtype), record(tmp_path / "g", Model(), dtype)).first
+    assert first is not None
+    assert first.module == "blocks.2.attention"
+    assert "scaled_dot_product_attention" in first.op
+    assert "scale: 0.325 against 0.25" in first.sentence
+    assert first.kinds[0]["name"] == "argument"
+    assert first.times_noise > 4
+
+
+def test_a_fault_among_noise_is_found_in_bfloat16(tmp_path: Path) -> None:
+    model = Model()
+    for block in model.blocks:
+        block.attention.written_out = True
+    model.blocks[1].mlp[2].register_forward_hook(lambda _module, _inputs, output: output * 1.1)
+    dumps = record(tmp_path / "t", model, torch.bfloat16), record(tmp_path / "g", Model(), torch.bfloat16)
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.module.startswith("blocks.1")
+
+
+def test_what_dies_out_is_a_note(tmp_path: Path) -> None:
+    model = Model()
+    # Softmax takes no notice of what is added to all keys of a query: a key bias has no effect at all.
+    with torch.no_grad():
+        model.blocks[0].attention.qkv.bias[WIDTH : 2 * WIDTH] += 1.0
+    result = twinprobe.compare(record(tmp_path / "t", model), record(tmp_path / "g", Model()))
+    assert result.agrees, result.first
+    assert "without effect on any result" in " ".join(result.notes + next(iter(result.pairs.values())).summary.notes)
+
+
+def test_an_argument_that_changes_nothing_is_no_divergence(tmp_path: Path) -> None:
+    dumps = []
+    for side, inplace in (("t", True), ("g", False)):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(8, 8), nn.ReLU(inplace=inplace), nn.Dropout(0.1 if inplace else 0.5), nn.Linear(8, 2)
+        )
+        with twinprobe.record(model.eval(), tmp_path / side, level="mix"):
+            model(torch.ones(4, 8)).sum().backward()
+        dumps.append(next((tmp_path / side).rglob("dump.json")))
+    assert twinprobe.compare(*dumps).agrees
+
+
+def test_the_exit_code_is_that_of_a_divergence(tmp_path: Path) -> None:
+    model = Model()
+    model.blocks[2].attention.scale *= 1.3
+    wrong, right = record(tmp_path / "t", model), record(tmp_path / "g", Model())
+    for words, code in (((), 0), (("--fail-on",), 1), (("--fail-on", "error"), 1)):
+        assert main(["compare", str(wrong), str(right), "-o", str(tmp_path / "out"), "--quiet", *words]) == code
+    assert main(["compare", str(right), str(right), "-o", str(tmp_path / "out"), "--quiet", "--fail-on"]) == 0
+
+
+def test_noise_as_measured_raises_what_is_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model()
+    model.blocks[2].attention.scale *= 1.3
+    wrong, right = record(tmp_path / "t", model), record(tmp_path / "g", Model())
+    noise = record(tmp_path / "n", Model(), perturb=1)
+
+    def times(*words: str) -> float:
+        assert main(["compare", str(wrong), str(right), "-o", str(tmp_path / "out"), "--json", *words]) == 0
+        return float(json.loads(capsys.readouterr().out)["first"]["times_noise"])
+
+    assert times("--noise", str(noise)) <= times()
+    # A perturbed run is neither target nor golden, and a rerun that is equal shows no noise.
+    assert main(["compare", str(noise), str(right), "-o", str(tmp_path / "out")]) == 2
+    assert "--noise" in capsys.readouterr().err
+    assert main(["compare", str(wrong), str(right), "-o", str(tmp_path / "out"), "--noise", str(right)]) == 2
+    assert "shows no noise" in capsys.readouterr().err
