@@ -1,4 +1,4 @@
-"""Noise and claims: what is normal is left alone in every dtype, what is wrong is found below the noise of the dtype."""
+"""Noise and claims: what is normal is left alone in every dtype; what is wrong is found, also below that noise."""
 
 from __future__ import annotations
 
