@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
 import weakref
@@ -103,6 +104,49 @@ class Framework(ABC):
         """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
 
+class CollectorPatience:
+    """The garbage collector has patience while something is recorded.
+
+    A training step hardly leaves it anything to do. The recorder makes tens of thousands of objects in each, all of
+    which go without its help; but by their number they make it look at every object of the program, every few steps,
+    for a third of a second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._usual: tuple[int, int, int] | None = None
+        self._patient: tuple[int, int, int] | None = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        with self._lock:
+            self._holders += 1
+            usual = gc.get_threshold()
+            if self._holders == 1 and usual[0]:  # 0: the program has switched it off
+                self._usual, self._patient = usual, (usual[0] + _OWN_OBJECTS, *usual[1:])
+                gc.set_threshold(*self._patient)
+
+    def end(self) -> None:
+        """A step is written."""
+        with self._lock:
+            self._holders = max(0, self._holders - 1)
+            if not self._holders and self._usual is not None:
+                if gc.get_threshold() == self._patient:  # otherwise the program has its own idea of it
+                    gc.set_threshold(*self._usual)
+                self._usual = None
+
+    def let_go(self) -> None:
+        """This process is a forked child, which records nothing; the lock may belong to a thread of its parent."""
+        self._lock = threading.Lock()
+        self._holders = 1
+        self.end()
+
+
+_OWN_OBJECTS = 200_000
+collector = CollectorPatience()
+
+
 class Step:
     """What belongs to one step folder."""
 
@@ -150,6 +194,7 @@ class Engine:
         self._closed = 0
         self._opening = threading.Lock()
         self._closing = 0  # the writer's number for the end of the last step
+        self._patient = False  # the garbage collector is, because of this recording
         self.forked = self._said_forked = False
         atexit.register(self.close)
         _engines.add(self)
@@ -169,6 +214,8 @@ class Engine:
         if self.active:
             try:
                 self._open_step()
+                collector.begin()
+                self._patient = True
             except BadInput:
                 self.begun = self.active = False
                 raise
@@ -189,6 +236,9 @@ class Engine:
                 self._close_step(step)
             except Exception as error:
                 self._give_up(step.folder.path, error)
+        if self._patient:
+            self._patient = False
+            self._worker.put(collector.end)  # when the step's objects are gone
 
     def next_step(self) -> None:
         """Everything recorded from here on belongs to the next step."""
@@ -280,15 +330,15 @@ class Engine:
             self._open_folder(step)
         if self.bench is not None:
             self.bench.look(entry)
-        step.pending.append(entry)
-        size = 0
-        for note, _ in notes_of(entry) if self._keeps_tensors else ():
-            size += size_of(note.row.payload) if note.save and note.row is not None else 0
-        if self.config.async_dump:
-            return
-        if size:
-            self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
-        if not self.framework.deferred and len(step.pending) >= _BATCH:
+        pending = step.pending
+        pending.append(entry)
+        waits = self.config.async_dump
+        if self._keeps_tensors and not waits:
+            rows = [note.row for note, _ in notes_of(entry) if note.save and note.row is not None]
+            size = sum(size_of(row.payload) for row in rows)
+            if size:
+                self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
+        if not len(pending) % _BATCH and not (waits or self.framework.deferred):
             self._hand_over(step)
 
     # -- the writer's side ------------------------------------------------------------------------------------------
@@ -425,6 +475,7 @@ _exit = os._exit
 
 
 def _forget_after_fork() -> None:
+    collector.let_go()
     for engine in list(_engines):
         engine.forget_after_fork()
 

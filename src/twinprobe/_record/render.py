@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring
 from math import copysign, inf, isfinite, prod
 from struct import Struct
@@ -236,6 +236,18 @@ class Capturer:
             return self._rest(value, depth) if found is NOT_MINE else found
         except Exception as error:
             return self._failed(value, error)
+
+    def items(self, values: Iterable[Any]) -> list[Any]:
+        """Several values, such as the arguments of a call; each that fails is marked."""
+        direct = self._direct
+        found = []
+        for value in values:
+            short = direct.get(type(value))
+            try:
+                found.append(self(value) if short is None else short(value))
+            except Exception as error:
+                found.append(self._failed(value, error))
+        return found
 
     def mapping(self, value: Mapping[Any, Any], depth: int = 0) -> dict[str, Any] | None:
         """A mapping with every key as text; a key such as ``dtype`` tells what its value means."""

@@ -22,7 +22,11 @@ _SEGMENTS = {
 }  # fmt: skip
 
 
-class Row(Struct, eq=False):  # made by the thousand while a model runs: structs are made by compiled code
+# Made by the thousand while a model runs: structs are made by compiled code, and the garbage collector need not look at
+# them, because nothing in them leads back to them.
+
+
+class Row(Struct, eq=False, gc=False):
     """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
 
     values: Statistics | None = None
@@ -34,7 +38,7 @@ class Row(Struct, eq=False):  # made by the thousand while a model runs: structs
     text_key: Any = None
 
 
-class Note(Struct, eq=False):
+class Note(Struct, eq=False, gc=False):
     """One tensor seen at one place of one call."""
 
     type: str
@@ -47,13 +51,13 @@ class Note(Struct, eq=False):
     extra: dict[str, Any] | None = None
 
 
-class Leaf(Struct, eq=False):
+class Leaf(Struct, eq=False, gc=False):
     """A value whose JSON form is known already."""
 
     json: dict[str, Any] = field(default_factory=dict)
 
 
-class Entry(Struct, eq=False):
+class Entry(Struct, eq=False, gc=False):
     """One op entry before it becomes text: what was captured, by the key that it has in JSON.
 
     ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.
