@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -103,7 +104,10 @@ def test_the_garbage_collector_is_not_set_to_work_by_what_is_recorded(tmp_path: 
             for step in range(5):
                 model(torch.ones(1, 2)).sum().backward()
                 recording.step()
-                if step == 1:  # by then everything is loaded
+                if step == 1:  # by then everything is loaded, or about to be
+                    for thread in threading.enumerate():
+                        if thread.name == "twinprobe-kernels":
+                            thread.join()
                     gc.collect()
                     gc.callbacks.append(count)
     finally:
