@@ -231,8 +231,8 @@ class ModuleWatch:
 
 def class_name(module: Any) -> str:
     """The class of a module, or of the one that was compiled into it."""
-    wrapped = module.__dict__.get("_modules") or ()  # where a framework keeps them; asking the module itself is slow
-    return type(wrapped["_orig_mod"] if "_orig_mod" in wrapped else getattr(module, "_orig_mod", module)).__name__
+    inside: Any = module.__dict__.get("_modules", ())  # asking the module itself is slow
+    return type(inside["_orig_mod"] if "_orig_mod" in inside else module).__name__  # noqa: SIM401  not all have get()
 
 
 def outside_compiled(

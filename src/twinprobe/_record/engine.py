@@ -30,6 +30,7 @@ from twinprobe._record.writer import (
     size_of,
     speak,
 )
+from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_writer_process
 from twinprobe.errors import BadInput
 
 # Is there an earlier dump where this one wants to go?
@@ -72,6 +73,7 @@ def _belongs_to_another_run(name: str, own: str) -> bool:
 
 
 _BATCH = 64
+_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 256  # from when on a process of its own is worth its start
 _PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer that does not get on
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
@@ -150,7 +152,7 @@ collector = CollectorPatience()
 class Step:
     """What belongs to one step folder."""
 
-    def __init__(self, number: int, folder: DumpFolder, hidden: tuple[str, ...]) -> None:
+    def __init__(self, number: int, folder: DumpFolder | RemoteFolder, hidden: tuple[str, ...]) -> None:
         self.number = number
         self.folder = folder
         self.counters: defaultdict[str, int] = defaultdict(int)
@@ -188,8 +190,11 @@ class Engine:
         self._worker = Worker(lambda error: self.problems.note("writing", error))
         self._renderer = Renderer(summary_mode=config.summary_mode, precision=config.precision)
         self._structure = config.task == "structure"
+        self._process: WriterProcess | None = None
+        self._leaves = False  # folders are written by that process
         self._trees = config.level in {"L0", "mix"}
         self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
+        self._may_leave = type(self) is Engine and config.level != "debug" and not self._keeps_tensors
         self._total = [0, 0]
         self._closed = 0
         self._opening = threading.Lock()
@@ -276,6 +281,7 @@ class Engine:
         if self.begun:
             self.end()
         self._worker.drain()
+        self._stop_process()
         atexit.unregister(self.close)
         _engines.discard(self)
         _watch_exit()
@@ -348,22 +354,26 @@ class Engine:
         self._worker.put(lambda: self._guarded(step, lambda: self._write(step, batch)))
 
     def _write(self, step: Step, batch: list[Entry]) -> None:
-        for entry in batch:
-            if self._keeps_tensors:
+        if self._keeps_tensors:
+            for entry in batch:
                 self._save_tensors(step, entry)
-            step.folder.add(entry.name, self._renderer.entry(entry))
+                step.folder.add_entries([entry], self._renderer)
+        else:
+            step.folder.add_entries(batch, self._renderer)
         step.folder.flush()
 
     def _save_tensors(self, step: Step, entry: Entry) -> None:
         suffix = self.framework.tensor_suffix
+        folder = step.folder
+        assert isinstance(folder, DumpFolder)
         for note, name in notes_of(entry):
             row = note.row
             if not note.save or note.file is not None or row is None:
                 continue
             if row.file is not None:
-                note.file = step.folder.same_tensor(name, suffix, row.file)
+                note.file = folder.same_tensor(name, suffix, row.file)
             elif row.payload is not None:
-                note.file = row.file = step.folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
+                note.file = row.file = folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
                 row.payload = None
 
     def _close_step(self, step: Step) -> None:
@@ -395,6 +405,11 @@ class Engine:
         self._closed += 1
         if self._closed in _SAID:
             logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)
+        if self._process is not None:
+            self._leaves = self._process.ready
+        elif self._may_leave and self._closed >= _STEPS_IN_A_ROW and entries >= _MANY_ENTRIES:
+            self._may_leave = False  # once is enough
+            self._process = start_writer_process(self.problems.note)
 
     def _guarded(self, step: Step, job: Callable[[], None]) -> None:
         if self.failed:
@@ -448,7 +463,9 @@ class Engine:
             "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if self._keeps_tensors else None,
         }
         index = "debug" if self.config.level == "debug" else "dump"
-        folder = DumpFolder(path, header, index=index)
+        folder: DumpFolder | RemoteFolder = DumpFolder(path, header, index=index)
+        if self._leaves and self._process is not None and not self._process.gone:
+            folder = RemoteFolder(self._process, path, header, index, self._renderer)
         self.problems.folder = path
         self.step = Step(self.step_number, folder, self._hidden)
 
@@ -461,10 +478,16 @@ class Engine:
             self._worker.put(lambda: self._guarded(step, opens))
             step.closed, step.writable = False, True
 
+    def _stop_process(self) -> None:
+        process, self._process, self._leaves = self._process, None, False
+        if process is not None:
+            process.stop()
+
     def forget_after_fork(self) -> None:
         """A forked data loader must neither record nor write: the writer thread stayed in the parent."""
         self.active = False
         self.failed = self.forked = self._finished = True
+        self._stop_process()
         self.step = None
         self.problems = Problems()  # the other one may be locked for good
         self.framework.let_go()

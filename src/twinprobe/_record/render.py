@@ -112,7 +112,8 @@ class Renderer:
     """Knows the summary mode, and so which fields a tensor's leaf has."""
 
     def __init__(self, *, summary_mode: str, precision: str) -> None:
-        self._summary = summary_mode
+        self.summary_mode = summary_mode
+        self.precision = precision
         self._high = precision == "high"
 
     def entry(self, entry: Entry) -> str:
@@ -155,7 +156,7 @@ class Renderer:
         text = f'{{"type": "{note.type}", "dtype": "{note.dtype}", "shape": {list(note.shape)}'
         grad = "" if note.requires_grad is None else f', "requires_grad": {"true" if note.requires_grad else "false"}'
         digest = _plain(row.digest if row else None)
-        if self._summary == "xor":
+        if self.summary_mode == "xor":
             text += f', "md5": {digest}{grad}'
         else:
             four = legacy_statistics(note.dtype, note.shape, row.values if row else None, high=self._high)
@@ -168,7 +169,7 @@ class Renderer:
         if note.extra:
             for key, value in note.extra.items():
                 text += f', "{key}": {dumps(value)}'
-        if self._summary == "md5":
+        if self.summary_mode == "md5":
             text += f', "md5": {digest}'
         if file is not None:
             text += f', "data_name": {_quoted(file)}'

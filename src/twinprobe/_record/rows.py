@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from secrets import token_hex
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +23,14 @@ _SEGMENTS = {
 }  # fmt: skip
 
 
+# What tells notes and leaves from lists in entries that are packed for the writer process; no program can guess it.
+NOTE_TAG, LEAF_TAG = (f"{kind} {token_hex(8)}" for kind in ("note", "leaf"))
+
 # Made by the thousand while a model runs: structs are made by compiled code, and the garbage collector need not look at
 # them, because nothing in them leads back to them.
 
 
-class Row(Struct, eq=False, gc=False):
+class Row(Struct, eq=False, gc=False, array_like=True):
     """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
 
     values: Statistics | None = None
@@ -38,7 +42,7 @@ class Row(Struct, eq=False, gc=False):
     text_key: Any = None
 
 
-class Note(Struct, eq=False, gc=False):
+class Note(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=NOTE_TAG):
     """One tensor seen at one place of one call."""
 
     type: str
@@ -51,13 +55,13 @@ class Note(Struct, eq=False, gc=False):
     extra: dict[str, Any] | None = None
 
 
-class Leaf(Struct, eq=False, gc=False):
+class Leaf(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=LEAF_TAG):
     """A value whose JSON form is known already."""
 
     json: dict[str, Any] = field(default_factory=dict)
 
 
-class Entry(Struct, eq=False, gc=False):
+class Entry(Struct, eq=False, gc=False, array_like=True):
     """One op entry before it becomes text: what was captured, by the key that it has in JSON.
 
     ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.

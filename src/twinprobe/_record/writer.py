@@ -70,6 +70,11 @@ class DumpFolder:
         self._file.write(f"{{{_encode(name)}: {text}}}\n".encode("utf-8", "backslashreplace"))
         self.entries += 1
 
+    def add_entries(self, batch: list[Any], renderer: Any) -> None:
+        """Append entries that are no text yet."""
+        for entry in batch:
+            self.add(entry.name, renderer.entry(entry))
+
     def reopen(self) -> None:
         """Go on with a closed index: the same step was started again."""
         target = self.path / f"{self.index}.json"

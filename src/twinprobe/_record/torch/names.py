@@ -107,7 +107,7 @@ def effect_of(func: Any) -> int:
         return REACHES if func in _REACHING_GETTERS else PLAIN
     if name in _REACHING:
         return REACHES
-    return WRITES if writes_by_name(name) else PLAIN
+    return WRITES if writes_by_name(name) or func == torch.Tensor.data.__set__ else PLAIN
 
 
 def writes_by_name(name: str) -> bool:
