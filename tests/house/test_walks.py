@@ -12,7 +12,7 @@ import pytest
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
     "compare": {"files": 30, "functions": 230, "changes": 39},
-    "record": {"files": 24, "functions": 227, "changes": 30},
+    "record": {"files": 24, "functions": 226, "changes": 30},
     "auto_diff": {"files": 67, "functions": 575, "changes": 467},
 }
 

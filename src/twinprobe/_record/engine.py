@@ -281,7 +281,8 @@ class Engine:
         if self.begun:
             self.end()
         self._worker.drain()
-        self._stop_process()
+        if self._process is not None:
+            self._stop_process()
         atexit.unregister(self.close)
         _engines.discard(self)
         _watch_exit()

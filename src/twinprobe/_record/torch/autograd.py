@@ -132,9 +132,11 @@ class OneNode:
 
     def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         graph, name = self._graph, self.name
-        note = graph.recorder.note_gradient
+        recorder = graph.recorder
         self.task = graph.note_pass()
-        graph.recorder.backward_begins(name)
+        if not recorder.takes_all:
+            recorder.backward_begins(name)
+        note = recorder.note_gradient
         for grads, slots, places in ((arrived, self._arriving, self.incoming), (left, self._leaving, self.outgoing)):
             for slot, at in slots:
                 if slot < len(grads) and grads[slot] is not None:
@@ -285,7 +287,8 @@ class Graph:
         task = self.note_pass()
         if crossing.depth >= 0:
             self._open[crossing] = None
-        self.recorder.backward_begins(crossing.name)
+        if not self.recorder.takes_all:
+            self.recorder.backward_begins(crossing.name)
         return task
 
     def end(self, crossing: Crossing | OneNode) -> None:

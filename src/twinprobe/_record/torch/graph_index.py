@@ -18,12 +18,8 @@ _WALK_LIMIT = 100_000
 _LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
 
 CUSTOM = torch.autograd.function.BackwardCFunction
-_sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-
-
-def sequence_number() -> int:
-    """The number that the next autograd node of this thread will get."""
-    return int(_sequence_number()) if _sequence_number is not None else 0
+# The number that the next autograd node of this thread will get; older versions do not tell.
+sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", None) or (lambda: 0)
 
 
 class LeafEdges:
