@@ -71,6 +71,8 @@ class Block(nn.Module):
         torch.ops.aten.zero_.default(sixth)
         seventh = self.two(x).detach()
         torch._foreach_mul_([seventh], 9.0)
+        eighth = self.two(x)
+        eighth.data = torch.full_like(eighth, 5.0)
         return g
 
 class Net(nn.Module):
