@@ -8,8 +8,10 @@
 
 Needs torch, numpy, msgspec and (on CUDA) triton. The other tool is taken from the given folders and needs no
 installation.
-Two numbers per case: the step itself (start() to step(), device synchronised), and the time per step of several steps
-in a row including all writing. Wall time on CUDA; on the CPU processor time of one compute thread plus the writer.
+Three numbers per case: the step itself (start() to step(), device synchronised), the time per step of several steps
+in a row including all writing, and "added": the processor time that recording adds to a step on the launching thread,
+which tells what a faster device would see. Wall time on CUDA; on the CPU processor time of one compute thread and of
+the writer thread, but not of a writer process.
 """
 
 from __future__ import annotations
@@ -167,9 +169,11 @@ def measure(bench: Bench, debugger: Any, steps: int, flush: Any) -> dict[str, fl
     for _ in range(2):
         bench.timed(recorded)
         flush()
-    single = []
+    single, launching = [], []
     for _ in range(steps):
+        begin = time.thread_time()
         single.append(bench.timed(recorded))
+        launching.append((time.thread_time() - begin) * 1000)
         flush()
 
     def in_a_row() -> None:
@@ -177,13 +181,19 @@ def measure(bench: Bench, debugger: Any, steps: int, flush: Any) -> dict[str, fl
             recorded()
         flush()
 
-    return {"step": median(single), "row": bench.timed(in_a_row) / steps}
+    return {"step": median(single), "row": bench.timed(in_a_row) / steps, "launching": median(launching)}
 
 
-def plain(bench: Bench, steps: int) -> float:
+def plain(bench: Bench, steps: int) -> dict[str, float]:
+    """Milliseconds of a step that nobody records, and of the launching thread's processor time in it."""
     for _ in range(3):
         bench.timed(bench.step)
-    return median(bench.timed(bench.step) for _ in range(max(steps, 5)))
+    times, launching = [], []
+    for _ in range(max(steps, 5)):
+        begin = time.thread_time()
+        times.append(bench.timed(bench.step))
+        launching.append((time.thread_time() - begin) * 1000)
+    return {"plain": median(times), "plain launching": median(launching)}
 
 
 def config_of(case: str, folder: str) -> dict[str, Any]:
@@ -210,7 +220,7 @@ def worker(arguments: argparse.Namespace) -> None:
     folder = tempfile.mkdtemp(prefix="bench_record_", dir=arguments.scratch)
     try:
         bench = Bench(arguments.device, BIG if arguments.device == "cuda" else SMALL)
-        result: dict[str, Any] = {"plain": plain(bench, arguments.steps)}
+        result: dict[str, Any] = plain(bench, arguments.steps)
         config = Path(folder) / "config.json"
         config.write_text(json.dumps(config_of(case, str(Path(folder) / "dump"))), encoding="utf-8")
         if tool == "ours":
@@ -263,9 +273,10 @@ def show(case: str, tool: str, result: dict[str, Any]) -> None:
         print(f"{case:8} {tool:10} failed: {result['error']}", flush=True)
         return
     base, step, row = result["plain"], result["step"], result["row"]
+    added = result["launching"] - result["plain launching"]
     print(
         f"{case:8} {tool:10} {base:9.1f} {step:12.1f} {step / base:7.2f}x {row:12.1f} {row / base:7.2f}x"
-        f" {result.get('entries', 0):8d}",
+        f" {added:9.1f} {result.get('entries', 0):8d}",
         flush=True,
     )
 
@@ -303,7 +314,8 @@ def measure_torch(arguments: argparse.Namespace) -> None:
     name = torch.cuda.get_device_name() if arguments.device == "cuda" else f"{os.cpu_count()} cores"
     print(f"torch {torch.__version__}, {arguments.device} ({name}), {size}")
     print(
-        f"{'case':8} {'tool':10} {'plain ms':>9} {'recorded ms':>12} {'':8} {'in a row ms':>12} {'':8} {'entries':>8}"
+        f"{'case':8} {'tool':10} {'plain ms':>9} {'recorded ms':>12} {'':8} {'in a row ms':>12} {'':8}"
+        f" {'added ms':>9} {'entries':>8}"
     )
     cases = arguments.profile or arguments.cases
     for case in [one for one in cases.split(",") if one]:

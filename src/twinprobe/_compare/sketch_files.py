@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +49,7 @@ def write_sketches(files: Iterable[Path], output: Path) -> int:
                     leaf = {"type": "Tensor", "dtype": tensor.dtype, "shape": list(tensor.shape)}
                     leaves[name] = leaf | dict(zip(("Max", "Min", "Mean", "Norm"), values, strict=False))
                     came_from[name] = file
-                    sketches.add([_Row(row)])
+                    sketches.add([(len(leaves), row)])
             if not leaves:
                 raise NothingToCompare("hold no tensors", where=", ".join(map(str, files)))
             head = {"task": "statistics", "level": "debug", "framework": "pytorch", "dump_data_dir": None}
@@ -58,12 +57,6 @@ def write_sketches(files: Iterable[Path], output: Path) -> int:
 
     write_whole(output, write)
     return len(leaves)
-
-
-@dataclass
-class _Row:
-    sketch: bytes | None
-    sketch_place: Any = None
 
 
 def sketched(path: Path) -> Run:

@@ -178,11 +178,6 @@ class Queue:
             self.most = slots
         return line
 
-    def drop(self, line: int) -> None:
-        """This run must not be read any more; nobody gets a result for it."""
-        self.lines[line * _LINE + 1] = 0
-        self.receivers[line] = None
-
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
         lines, starts, receivers, most = self.lines, self.starts, self.receivers, self.most

@@ -199,7 +199,7 @@ class ModuleWatch:
             self._place(call, frame)
             call.parts = {}
             if recorder.inputs:
-                call.parts["input_args"] = [recorder.capture(item) for item in args]
+                call.parts["input_args"] = recorder.capture.items(args)
                 call.parts["input_kwargs"] = recorder.capture.mapping(kwargs) if kwargs else {}
                 call.parts["parameters"] = recorder.parameters_of(call.info)
         if recorder.backward and recorder.grad_enabled():
@@ -218,7 +218,7 @@ class ModuleWatch:
                 recorder.wants(call.name, call.ancestors())  # sets again whether tensors are kept
             if recorder.outputs and not failed:
                 items = output if isinstance(output, tuple) and not hasattr(output, "_fields") else (output,)
-                call.parts["output"] = [recorder.capture(item) for item in items]
+                call.parts["output"] = recorder.capture.items(items)
             recorder.emit_forward(call.name, call.parts)
         if call.watch is not None:
             if failed:
@@ -231,7 +231,8 @@ class ModuleWatch:
 
 def class_name(module: Any) -> str:
     """The class of a module, or of the one that was compiled into it."""
-    return type(getattr(module, "_orig_mod", module)).__name__
+    inside: Any = module.__dict__.get("_modules", ())  # asking the module itself is slow
+    return type(inside["_orig_mod"] if "_orig_mod" in inside else module).__name__  # noqa: SIM401  not all have get()
 
 
 def outside_compiled(
@@ -252,13 +253,14 @@ def outside_compiled(
 class ApiCall:
     """One call of an API."""
 
-    __slots__ = ("_api", "_frame", "_recorder", "_stub", "parts", "watch")
+    __slots__ = ("_api", "_backward", "_frame", "_name", "_recorder", "parts", "watch")
 
     def __init__(self, recorder: Any, api: Api, frame: FrameType) -> None:
         self._recorder = recorder
         self._api = api
         self._frame = frame
-        self._stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
+        stub = f"{api.prefix}{recorder.engine.count(api.prefix)}"
+        self._name, self._backward = f"{stub}.forward", f"{stub}.backward"
         self.parts: dict[str, Any] | None = None
         self.watch: Any = None  # what waits for its gradients
 
@@ -267,56 +269,58 @@ class ApiCall:
         recorder, api = self._recorder, self._api
         calls = recorder.modules.calls
         enclosing = calls[-1] if calls else None
-        name, backward = f"{self._stub}.forward", f"{self._stub}.backward"
-        recorder.link(name, enclosing.name if enclosing else recorder.loose_parent(self._frame), backward)
+        name = self._name
+        recorder.link(name, enclosing.name if enclosing else recorder.loose_parent(self._frame), self._backward)
         if api.rank > recorder.wanted_rank:
             return
         engine = recorder.engine
-        engine.filter.entering(name)
+        if not recorder.takes_all:
+            engine.filter.entering(name)
         if recorder.forward and recorder.wants(
             name, enclosing.chain() if enclosing and not engine.filter.everything else ()
         ):
-            self.parts = {}
+            parts = self.parts = {}
             if enclosing and enclosing.stack:
                 engine.stack(name, self._frame, enclosing.stack, enclosing.frame)
             else:
                 engine.stack(name, self._frame)
             if recorder.inputs:
                 capture = recorder.capture
-                self.parts["input_args"] = [capture(item) for item in args]
-                self.parts["input_kwargs"] = capture.mapping(kwargs) if kwargs else {}
-                recorder.mark_layouts(api.prefix, self.parts["input_args"], self.parts["input_kwargs"])
+                parts["input_args"] = capture.items(args)
+                parts["input_kwargs"] = capture.mapping(kwargs) if kwargs else {}
+                recorder.mark_layouts(api.prefix, parts["input_args"], parts["input_kwargs"])
         if recorder.backward and recorder.grad_enabled():
-            self.watch = recorder.before_call(backward, args, kwargs, api.in_place)
+            self.watch = recorder.before_call(self._backward, args, kwargs, api.in_place)
 
     def after(self, output: Any, pending: bool = False) -> None:
         """Note the result and wait for its gradients. What is ``pending`` is still being written."""
         recorder = self._recorder
         if self.parts is not None:
             if recorder.outputs:
-                captured = [recorder.capture(item) for item in recorder.output_items(output)]
+                captured = recorder.capture.items(recorder.output_items(output))
                 self.parts["output"] = without_values(captured) if pending else captured
             self.emit()
-        recorder.engine.filter.leaving(f"{self._stub}.forward")
+        if not recorder.takes_all:
+            recorder.engine.filter.leaving(self._name)
         if self.watch is not None:
-            recorder.after_call(f"{self._stub}.backward", self.watch, output)
+            recorder.after_call(self._backward, self.watch, output)
 
     def emit(self) -> None:
         """Hand over what is known; of a call that raised, that is what went in."""
         if self.parts is not None:
-            self._recorder.emit_forward(f"{self._stub}.forward", self.parts)
+            self._recorder.emit_forward(self._name, self.parts)
 
 
 # Tensors inside nested arguments: found in the order in which they are recorded, or replaced where they stand.
 
 _DEPTH_LIMIT = 400
-_SCALARS = frozenset({int, float, bool, str, type(None)})
+SCALARS = frozenset({int, float, bool, str, type(None)})
 _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def tensors_in(value: Any, kind: type, found: list[Any], depth: int = 0) -> list[Any]:
     """Append every tensor inside ``value``; ``kind`` is the framework's class of tensors."""
-    if type(value) in _SCALARS:
+    if type(value) in SCALARS:
         return found
     if isinstance(value, kind):
         found.append(value)
@@ -336,13 +340,13 @@ def tensors_in(value: Any, kind: type, found: list[Any], depth: int = 0) -> list
 def replaced(value: Any, swap: Callable[[Any], Any]) -> Any:
     """``value`` with ``swap`` applied to what is no list, tuple or dict; the same object where nothing changed."""
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return value
     if kind is list or kind is tuple:
         items = None  # a new list only where something changes
         for at, item in enumerate(value):
             inner = type(item)
-            if inner in _SCALARS:
+            if inner in SCALARS:
                 continue
             new = replaced(item, swap) if inner in _CONTAINERS else swap(item)
             if new is not item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import threading
 import weakref
@@ -17,7 +18,7 @@ from typing import IO, Any
 from twinprobe._record.bench_check import BenchCheck
 from twinprobe._record.config import NameFilter, RecordConfig
 from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, notes_of, tensors_of
+from twinprobe._record.rows import Entry, notes_of
 from twinprobe._record.stacks import Stack, StackTable
 from twinprobe._record.writer import (
     TENSOR_FOLDER,
@@ -29,6 +30,7 @@ from twinprobe._record.writer import (
     size_of,
     speak,
 )
+from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_writer_process
 from twinprobe.errors import BadInput
 
 # Is there an earlier dump where this one wants to go?
@@ -71,6 +73,7 @@ def _belongs_to_another_run(name: str, own: str) -> bool:
 
 
 _BATCH = 64
+_STEPS_IN_A_ROW, _MANY_ENTRIES = 2, 256  # from when on a process of its own is worth its start
 _PATIENCE = 10.0  # seconds that a process which wants to end waits for a writer that does not get on
 _SAID = frozenset({1, 2, 3, 10, 100, 1000, 10_000, 100_000})  # progress: these steps get a line
 
@@ -112,10 +115,53 @@ class Framework(ABC):
         """This process is a forked child: touch nothing that the parent's threads and devices hold."""
 
 
+class CollectorPatience:
+    """The garbage collector has patience while something is recorded.
+
+    A training step hardly leaves it anything to do. The recorder makes tens of thousands of objects in each, all of
+    which go without its help; but by their number they make it look at every object of the program, every few steps,
+    for a third of a second.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._usual: tuple[int, int, int] | None = None
+        self._patient: tuple[int, int, int] | None = None
+
+    def begin(self) -> None:
+        """A step begins."""
+        with self._lock:
+            self._holders += 1
+            usual = gc.get_threshold()
+            if self._holders == 1 and usual[0]:  # 0: the program has switched it off
+                self._usual, self._patient = usual, (usual[0] + _OWN_OBJECTS, *usual[1:])
+                gc.set_threshold(*self._patient)
+
+    def end(self) -> None:
+        """A step is written."""
+        with self._lock:
+            self._holders = max(0, self._holders - 1)
+            if not self._holders and self._usual is not None:
+                if gc.get_threshold() == self._patient:  # otherwise the program has its own idea of it
+                    gc.set_threshold(*self._usual)
+                self._usual = None
+
+    def let_go(self) -> None:
+        """This process is a forked child, which records nothing; the lock may belong to a thread of its parent."""
+        self._lock = threading.Lock()
+        self._holders = 1
+        self.end()
+
+
+_OWN_OBJECTS = 200_000
+collector = CollectorPatience()
+
+
 class Step:
     """What belongs to one step folder."""
 
-    def __init__(self, number: int, folder: DumpFolder, hidden: tuple[str, ...]) -> None:
+    def __init__(self, number: int, folder: DumpFolder | RemoteFolder, hidden: tuple[str, ...]) -> None:
         self.number = number
         self.folder = folder
         self.counters: defaultdict[str, int] = defaultdict(int)
@@ -156,12 +202,16 @@ class Engine:
         self._worker = Worker(lambda error: self.problems.note("writing", error))
         self._renderer = Renderer(summary_mode=config.summary_mode, precision=config.precision)
         self._structure = config.task == "structure"
+        self._process: WriterProcess | None = None
+        self._leaves = False  # folders are written by that process
         self._trees = config.level in {"L0", "mix"}
         self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
+        self._may_leave = type(self) is Engine and config.level != "debug" and not self._keeps_tensors
         self._total = [0, 0]
         self._closed = 0
         self._opening = threading.Lock()
         self._closing = 0  # the writer's number for the end of the last step
+        self._patient = False  # the garbage collector is, because of this recording
         self.forked = self._said_forked = False
         atexit.register(self.close)
         _engines.add(self)
@@ -181,6 +231,8 @@ class Engine:
         if self.active:
             try:
                 self._open_step()
+                collector.begin()
+                self._patient = True
             except BadInput:
                 self.begun = self.active = False
                 raise
@@ -201,6 +253,9 @@ class Engine:
                 self._close_step(step)
             except Exception as error:
                 self._give_up(step.folder.path, error)
+        if self._patient:
+            self._patient = False
+            self._worker.put(collector.end)  # when the step's objects are gone
 
     def next_step(self) -> None:
         """Everything recorded from here on belongs to the next step."""
@@ -238,6 +293,8 @@ class Engine:
         if self.begun:
             self.end()
         self._worker.drain()
+        if self._process is not None:
+            self._stop_process()
         atexit.unregister(self.close)
         _engines.discard(self)
         _watch_exit()
@@ -292,15 +349,15 @@ class Engine:
             self._open_folder(step)
         if self.bench is not None:
             self.bench.look(entry)
-        step.pending.append(entry)
-        size = 0
-        for note, _ in notes_of(entry) if self._keeps_tensors else ():
-            size += size_of(note.row.payload) if note.save and note.row is not None else 0
-        if self.config.async_dump:
-            return
-        if size:
-            self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
-        if not self.framework.deferred and len(step.pending) >= _BATCH:
+        pending = step.pending
+        pending.append(entry)
+        waits = self.config.async_dump
+        if self._keeps_tensors and not waits:
+            rows = [note.row for note, _ in notes_of(entry) if note.save and note.row is not None]
+            size = sum(size_of(row.payload) for row in rows)
+            if size:
+                self._worker.put(lambda: self._guarded(step, lambda: self._save_tensors(step, entry)), size)
+        if not len(pending) % _BATCH and not (waits or self.framework.deferred):
             self._hand_over(step)
 
     def note_update(self, entry: Entry) -> None:
@@ -318,26 +375,28 @@ class Engine:
         self._worker.put(lambda: self._guarded(step, lambda: self._write(step, batch)))
 
     def _write(self, step: Step, batch: list[Entry]) -> None:
-        for entry in batch:
-            if self._keeps_tensors:
+        if self._keeps_tensors:
+            for entry in batch:
                 self._save_tensors(step, entry)
-            step.folder.add(entry.name, self._renderer.entry(entry))
-            if self.config.sketches:
-                step.folder.add_sketches(entry.name, tensors_of(entry))
-            if self.places is not None:
-                self.places.look(entry, step.placed)
+                step.folder.add_entries([entry], self._renderer)
+        else:
+            step.folder.add_entries(batch, self._renderer)
+        for entry in batch if self.places is not None else ():
+            self.places.look(entry, step.placed)
         step.folder.flush()
 
     def _save_tensors(self, step: Step, entry: Entry) -> None:
         suffix = self.framework.tensor_suffix
+        folder = step.folder
+        assert isinstance(folder, DumpFolder)
         for note, name in notes_of(entry):
             row = note.row
             if not note.save or note.file is not None or row is None:
                 continue
             if row.file is not None:
-                note.file = step.folder.same_tensor(name, suffix, row.file)
+                note.file = folder.same_tensor(name, suffix, row.file)
             elif row.payload is not None:
-                note.file = row.file = step.folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
+                note.file = row.file = folder.tensor(name, suffix, row.payload, self.framework.save_tensor)
                 row.payload = None
 
     def _close_step(self, step: Step) -> None:
@@ -373,6 +432,11 @@ class Engine:
         self._closed += 1
         if self._closed in _SAID:
             logger.info("step %d: %d entries in %s", step.number, entries, step.folder.path)
+        if self._process is not None:
+            self._leaves = self._process.ready
+        elif self._may_leave and self._closed >= _STEPS_IN_A_ROW and entries >= _MANY_ENTRIES:
+            self._may_leave = False  # once is enough
+            self._process = start_writer_process(self.problems.note)
 
     def _write_updates(self, step: Step) -> None:
         """optimizer.json, in the grammar of dump.json: statistics, whatever else the task keeps."""
@@ -436,7 +500,9 @@ class Engine:
             "dump_data_dir": str((path / TENSOR_FOLDER).absolute()) if self._keeps_tensors else None,
         }
         index = "debug" if self.config.level == "debug" else "dump"
-        folder = DumpFolder(path, header, index=index)
+        folder: DumpFolder | RemoteFolder = DumpFolder(path, header, index=index, sketches=self.config.sketches)
+        if self._leaves and self._process is not None and not self._process.gone:
+            folder = RemoteFolder(self._process, path, header, index, self._renderer, sketches=self.config.sketches)
         self.problems.folder = path
         self.step = Step(self.step_number, folder, self._hidden)
 
@@ -456,10 +522,16 @@ class Engine:
             self._worker.put(lambda: self._guarded(step, opens))
             step.closed, step.writable = False, True
 
+    def _stop_process(self) -> None:
+        process, self._process, self._leaves = self._process, None, False
+        if process is not None:
+            process.stop()
+
     def forget_after_fork(self) -> None:
         """A forked data loader must neither record nor write: the writer thread stayed in the parent."""
         self.active = False
         self.failed = self.forked = self._finished = True
+        self._stop_process()
         self.step = None
         self.problems = Problems()  # the other one may be locked for good
         self.framework.let_go()
@@ -470,6 +542,7 @@ _exit = os._exit
 
 
 def _forget_after_fork() -> None:
+    collector.let_go()
     for engine in list(_engines):
         engine.forget_after_fork()
 

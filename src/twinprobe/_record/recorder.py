@@ -239,9 +239,12 @@ class Recorder(Framework):
 
     def note_gradient(self, name: str, gradient: Any) -> Any:
         """Note a gradient that belongs to the backward of a call."""
-        if self.paused or self.muted or not self.wants(name, () if self.takes_all else self.ancestors(name)):
+        if self.paused or self.muted:
             return None
-        return self.capture(gradient)
+        if self.takes_all:
+            self.save = self._keep_all
+            return self.capture(gradient) if self.engine.active else None
+        return self.capture(gradient) if self.wants(name, self.ancestors(name)) else None
 
     def backward_ended(self, crossing: Any) -> None:
         """All gradients of a call that will come have come."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring
 from math import copysign, inf, isfinite, prod
 from struct import Struct
@@ -112,7 +112,8 @@ class Renderer:
     """Knows the summary mode, and so which fields a tensor's leaf has."""
 
     def __init__(self, *, summary_mode: str, precision: str) -> None:
-        self._summary = summary_mode
+        self.summary_mode = summary_mode
+        self.precision = precision
         self._high = precision == "high"
 
     def entry(self, entry: Entry) -> str:
@@ -155,7 +156,7 @@ class Renderer:
         text = f'{{"type": "{note.type}", "dtype": "{note.dtype}", "shape": {list(note.shape)}'
         grad = "" if note.requires_grad is None else f', "requires_grad": {"true" if note.requires_grad else "false"}'
         digest = _plain(row.digest if row else None)
-        if self._summary == "xor":
+        if self.summary_mode == "xor":
             text += f', "md5": {digest}{grad}'
         else:
             four = legacy_statistics(note.dtype, note.shape, row.values if row else None, high=self._high)
@@ -168,7 +169,7 @@ class Renderer:
         if note.extra:
             for key, value in note.extra.items():
                 text += f', "{key}": {dumps(value)}'
-        if self._summary == "md5":
+        if self.summary_mode == "md5":
             text += f', "md5": {digest}'
         if file is not None:
             text += f', "data_name": {_quoted(file)}'
@@ -236,6 +237,18 @@ class Capturer:
             return self._rest(value, depth) if found is NOT_MINE else found
         except Exception as error:
             return self._failed(value, error)
+
+    def items(self, values: Iterable[Any]) -> list[Any]:
+        """Several values, such as the arguments of a call; each that fails is marked."""
+        direct = self._direct
+        found = []
+        for value in values:
+            short = direct.get(type(value))
+            try:
+                found.append(self(value) if short is None else short(value))
+            except Exception as error:
+                found.append(self._failed(value, error))
+        return found
 
     def mapping(self, value: Mapping[Any, Any], depth: int = 0) -> dict[str, Any] | None:
         """A mapping with every key as text; a key such as ``dtype`` tells what its value means."""

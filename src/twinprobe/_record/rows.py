@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
+from secrets import token_hex
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +25,14 @@ _SEGMENTS = {
 }  # fmt: skip
 
 
-class Row(Struct, eq=False):  # made by the thousand while a model runs: structs are made by compiled code
+# What tells notes and leaves from lists in entries that are packed for the writer process; no program can guess it.
+NOTE_TAG, LEAF_TAG = (f"{kind} {token_hex(8)}" for kind in ("note", "leaf"))
+
+# Made by the thousand while a model runs: structs are made by compiled code, and the garbage collector need not look at
+# them, because nothing in them leads back to them.
+
+
+class Row(Struct, eq=False, gc=False, array_like=True):
     """The measurement of one distinct tensor. Filled at once on the host, at the step's end on a device."""
 
     values: Statistics | None = None
@@ -34,11 +43,10 @@ class Row(Struct, eq=False):  # made by the thousand while a model runs: structs
     text: str | None = None
     text_key: Any = None
     sketch: bytes | None = None
-    sketch_place: tuple[Any, int] | None = None  # the file that holds the sketch, and its row there
-    shards: dict[Any, Row] | None = None  # sketches of the same elements at places of larger tensors
+    number: int = field(default_factory=count().__next__)  # tells rows apart, in the writer process too
 
 
-class Note(Struct, eq=False):
+class Note(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=NOTE_TAG):
     """One tensor seen at one place of one call."""
 
     type: str
@@ -52,13 +60,13 @@ class Note(Struct, eq=False):
     shard: Row | None = None  # its sketch, where the elements are counted by their place in a larger tensor
 
 
-class Leaf(Struct, eq=False):
+class Leaf(Struct, eq=False, gc=False, array_like=True, tag_field="tag", tag=LEAF_TAG):
     """A value whose JSON form is known already."""
 
     json: dict[str, Any] = field(default_factory=dict)
 
 
-class Entry(Struct, eq=False):
+class Entry(Struct, eq=False, gc=False, array_like=True):
     """One op entry before it becomes text: what was captured, by the key that it has in JSON.
 
     ``bare``: the single part is the entry itself. ``boxed``: every part stands in a list of its own.
@@ -100,12 +108,11 @@ def _walk(value: Any, name: str) -> Iterator[tuple[Note, str]]:
 _READ = ("input_args", "input_kwargs", "input", "parameters", "output")
 
 
-def tensors_of(entry: Entry) -> Iterator[Note]:
-    """Every tensor of an entry, in the order in which readers of dump.json count them."""
+def sketches_of(entry: Entry) -> list[tuple[int, bytes | None]]:
+    """The number and the sketch of every tensor, in the order in which readers of dump.json count them."""
     keys = entry.parts if entry.boxed or entry.bare else [key for key in _READ if key in entry.parts]
-    for key in keys:
-        for note, _ in _walk(entry.parts[key], ""):
-            yield note
+    rows = [note.shard or note.row for key in keys for note, _ in _walk(entry.parts[key], "")]
+    return [(-1, None) if row is None else (row.number, row.sketch) for row in rows]
 
 
 # Communication that is still on its way: its tensors have a shape, and values nobody may look at yet.

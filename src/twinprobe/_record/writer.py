@@ -18,6 +18,8 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+from twinprobe._record.render import Renderer
+from twinprobe._record.rows import Entry, sketches_of
 from twinprobe._runs.names import has_direction
 from twinprobe._runs.sketches import SUFFIX, SketchFile
 
@@ -38,10 +40,11 @@ class DumpFolder:
     closed into ``<index>.json``; every file gets a temporary name first. Used by the writer thread only.
     """
 
-    def __init__(self, path: Path, header: dict[str, Any], *, index: str = "dump") -> None:
+    def __init__(self, path: Path, header: dict[str, Any], *, index: str = "dump", sketches: bool = False) -> None:
         self.path = path
         self.header = header
         self.index = index
+        self.sketches = sketches
         self.bytes_written = 0
         self.entries = 0
         self._file: IO[bytes] | None = None
@@ -74,13 +77,20 @@ class DumpFolder:
         self._file.write(f"{{{_encode(name)}: {text}}}\n".encode("utf-8", "backslashreplace"))
         self.entries += 1
 
-    def add_sketches(self, name: str, notes: Iterable[Any]) -> None:
+    def add_entries(self, batch: list[Entry], renderer: Renderer) -> None:
+        """Append entries that are no text yet, and the sketches of their tensors."""
+        for entry in batch:
+            self.add(entry.name, renderer.entry(entry))
+            if self.sketches:
+                self.add_sketches(entry.name, sketches_of(entry))
+
+    def add_sketches(self, name: str, sketches: Iterable[tuple[int, bytes | None]]) -> None:
         """Append the sketches of one entry's tensors, in the order in which readers of the index count them."""
         if self.index == "dump" and not has_direction(name):  # readers leave such entries out
             return
         if self._sketches is None:
             self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
-        self._sketches.add(note.row if note.shard is None else note.shard for note in notes)
+        self._sketches.add(sketches)
 
     @property
     def sketch_name(self) -> str:
@@ -96,7 +106,8 @@ class DumpFolder:
                     part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
         self._file = self.part.open("ab", buffering=1 << 16)
         if (self.path / self.sketch_name).exists():
-            sketches = (self.path / self.sketch_name).rename(self.path / f"{self.sketch_name}{PART_SUFFIX}")
+            sketches = self.path / f"{self.sketch_name}{PART_SUFFIX}"
+            shutil.copyfile(self.path / self.sketch_name, sketches)  # like the index, it stays until there is another
             self._sketches = SketchFile(sketches.open("r+b"), go_on=True)
 
     def flush(self) -> None:

@@ -81,6 +81,7 @@ class SketchFile:
         """``go_on``: the stream holds a finished file without a document, to which more is added."""
         self.stream = stream
         self._rows = 0
+        self._places: dict[int, int] = {}  # the row of each tensor, by its number
         self._index = array("I")
         assert self._index.itemsize == 4
         if go_on:
@@ -93,19 +94,20 @@ class SketchFile:
         else:
             stream.write(bytes(_HEADER.size))
 
-    def add(self, rows: Iterable[Any]) -> None:
-        """The next tensors in the order of dump.json. Each has its row as ``sketch``, which may be None, and remembers
-        in ``sketch_place`` where it was written: a tensor that is seen again is not written again."""
-        for row in rows:
-            if row is None or row.sketch is None:
+    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
+        """The next tensors in the order of dump.json: a number for each and its row, if it has one. A tensor that is
+        seen again has the same number, and is not written again."""
+        for number, sketch in sketches:
+            if sketch is None:
                 self._index.append(NO_ROW)
                 continue
-            if row.sketch_place is None or row.sketch_place[0] is not self:
-                assert len(row.sketch) == ROW.itemsize
-                self.stream.write(row.sketch)
-                row.sketch_place = self, self._rows
+            place = self._places.get(number)
+            if place is None:
+                assert len(sketch) == ROW.itemsize
+                self.stream.write(sketch)
+                place = self._places[number] = self._rows
                 self._rows += 1
-            self._index.append(row.sketch_place[1])
+            self._index.append(place)
 
     def finish(self, document: bytes = b"") -> None:
         """Write the end and the header. The stream stays open."""

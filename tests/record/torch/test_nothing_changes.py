@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -87,3 +89,39 @@ def test_nothing_stays_behind_after_an_exception(tmp_path: Path) -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     assert all(not one._backward_hooks for one in model.parameters())
     assert torch.distributed.all_reduce.__module__ == "torch.distributed.distributed_c10d"
+
+
+def test_the_garbage_collector_is_not_set_to_work_by_what_is_recorded(tmp_path: Path) -> None:
+    model, usual = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(60)]), gc.get_threshold()
+    runs: list[int] = []
+
+    def count(phase: str, about: dict[str, int]) -> None:
+        if phase == "start" and about["generation"]:
+            runs.append(about["generation"])
+
+    try:
+        with record(model, tmp_path / "dump", level="mix") as recording:
+            for step in range(5):
+                model(torch.ones(1, 2)).sum().backward()
+                recording.step()
+                if step == 1:  # by then everything is loaded, or about to be
+                    for thread in threading.enumerate():
+                        if thread.name == "twinprobe-kernels":
+                            thread.join()
+                    gc.collect()
+                    gc.callbacks.append(count)
+    finally:
+        gc.callbacks.remove(count)
+    assert runs == []  # without patience, each step would have made it look at older objects
+    assert gc.get_threshold() == usual
+
+
+def test_a_program_that_sets_its_garbage_collector_keeps_what_it_set(tmp_path: Path) -> None:
+    usual = gc.get_threshold()
+    try:
+        with record(None, tmp_path / "dump", level="L1"):
+            torch.ones(2) + 1
+            gc.set_threshold(1234, 5, 6)
+        assert gc.get_threshold() == (1234, 5, 6)
+    finally:
+        gc.set_threshold(*usual)

@@ -71,6 +71,8 @@ class Block(nn.Module):
         torch.ops.aten.zero_.default(sixth)
         seventh = self.two(x).detach()
         torch._foreach_mul_([seventh], 9.0)
+        eighth = self.two(x)
+        eighth.data = torch.full_like(eighth, 5.0)
         return g
 
 class Net(nn.Module):
@@ -93,7 +95,7 @@ def run(folder, level, reentrant, device):
         one.register_hook(lambda g: None)
         one.register_post_accumulate_grad_hook(lambda p: (p.grad.mul_(1.5), None)[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    with record(model, folder, level=level):
+    with record(model, folder, level=level, sketch=False):  # which the interpreter takes minutes for
         for _ in range(2):
             for _ in range(2):
                 model(torch.randn(5, 6)).square().sum().backward()

@@ -98,7 +98,7 @@ def test_gradients_are_the_same_with_and_without_a_walk(
     act: str, level: str, tmp_path: Path, dump_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = recorded(ACTS[act], tmp_path / "quick", dump_of, level)
-    monkeypatch.setattr(GraphIndex, "only_slot", lambda *_: None)
+    monkeypatch.setattr(GraphIndex, "direct_slots", lambda *_: None)
     walked = recorded(ACTS[act], tmp_path / "walked", dump_of, level)
     assert quick == walked
     assert any(".backward" in name for name in quick)
@@ -111,5 +111,5 @@ def test_a_normed_weight_is_part_of_its_layer(tmp_path: Path, dump_of: Any, monk
         return nn.functional.linear(x, inner.layer.weight)
 
     quick = recorded(act, tmp_path / "quick", dump_of)
-    monkeypatch.setattr(GraphIndex, "only_slot", lambda *_: None)
+    monkeypatch.setattr(GraphIndex, "direct_slots", lambda *_: None)
     assert quick == recorded(act, tmp_path / "walked", dump_of)

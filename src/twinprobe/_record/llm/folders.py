@@ -111,6 +111,7 @@ class TokenEngine(Engine):
     def _write(self, step: Step, batch: list[Entry]) -> None:
         for entry in batch:
             self._save_tensors(step, entry)
+            assert isinstance(step.folder, DumpFolder)
             step.folder.add(entry.name, "")
             if self._statistics:
                 self._add_statistics(step, entry)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from twinprobe._record.calls import SCALARS, tensors_in
 from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEdges, Node
 
 # One call's place in the autograd graph, and the hooks that see gradients arrive there and leave.
@@ -116,7 +117,7 @@ class OneNode:
     __slots__ = ("_arriving", "_graph", "_handle", "_leaving", "incoming", "name", "outgoing", "task")
 
     def __init__(
-        self, graph: Graph, name: str, node: Any, arriving: Slots, leaving: Slots, outputs: int = 1, inputs: int = 1
+        self, graph: Graph, name: str, node: Any, arriving: Slots, leaving: Slots, outputs: int, inputs: int
     ) -> None:
         self.name = name
         self.incoming: list[Any] = [None] * outputs
@@ -131,9 +132,11 @@ class OneNode:
 
     def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
         graph, name = self._graph, self.name
-        note = graph.recorder.note_gradient
+        recorder = graph.recorder
         self.task = graph.note_pass()
-        graph.recorder.backward_begins(name)
+        if not recorder.takes_all:
+            recorder.backward_begins(name)
+        note = recorder.note_gradient
         for grads, slots, places in ((arrived, self._arriving, self.incoming), (left, self._leaving, self.outgoing)):
             for slot, at in slots:
                 if slot < len(grads) and grads[slot] is not None:
@@ -146,6 +149,10 @@ class OneNode:
         self._graph.end(self)
 
 
+_tensor, _parameter = torch.Tensor, torch.nn.Parameter
+_DIFFERENTIABLE = frozenset(
+    one for one in vars(torch).values() if isinstance(one, torch.dtype) and (one.is_floating_point or one.is_complex)
+)
 _packing: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
@@ -166,18 +173,36 @@ class Graph:
         self._tasks: set[int] = set()
         self._guards: list[Any] = []
 
-    def edges(self, tensors: Iterable[torch.Tensor]) -> list[Edge | None]:
-        """The gradient edges of tensors, None for those that get no gradient."""
-        return [self.leaves.edge(tensor) if tensor.requires_grad else None for tensor in tensors]
+    def edges(self, arguments: Iterable[Any]) -> list[Edge | None]:
+        """The gradient edges of the tensors in arguments that could have a gradient, None for those that get none."""
+        edges: list[Edge | None] = []
+        for value in arguments:
+            kind = type(value)
+            if kind in SCALARS:
+                continue
+            plain = kind is _tensor or kind is _parameter
+            for tensor in (value,) if plain else tensors_in(value, _tensor, []):
+                if tensor.requires_grad:
+                    node = tensor.grad_fn
+                    edges.append(self.leaves.edge(tensor) if node is None else (node, tensor.output_nr))
+                elif tensor.dtype in _DIFFERENTIABLE:
+                    edges.append(None)
+        return edges
 
     def install(
         self, name: str, inputs: list[Edge | None], outputs: list[torch.Tensor], since: int, depth: int = -1
     ) -> bool:
         """Hook the nodes of one finished call; False when it made no node, so that it has no backward of its own."""
         may_recompute = depth >= 0 and _packs_tensors()  # a node that unpacks tensors may recompute a module inside
-        plain = len(outputs) == len(inputs) == 1 and not may_recompute
-        if plain and self._install_plain(name, inputs[0], outputs[0], since):
-            return True
+        if len(outputs) == 1 and not may_recompute:
+            node = outputs[0].grad_fn
+            if node is None or node._sequence_nr() < since:
+                return False
+            leaving = self.index.direct_slots(node, inputs, since)
+            if leaving is not None:
+                one = OneNode(self, name, node, [(outputs[0].output_nr, 0)], leaving, 1, len(inputs))
+                self._waiting[one] = None
+                return True
         arriving: dict[Node, Slots] = {}
         for at, tensor in enumerate(outputs):
             node = tensor.grad_fn
@@ -193,30 +218,19 @@ class Graph:
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
             if any((node, slot) in feeds for slot, _ in slots):
                 slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
-        leaving, parts = self._leaving(inputs, since)
-        single = None if may_recompute else self._single_node(arriving, leaving, parts)
+        sending, parts = self._leaving(inputs, since)
+        single = None if may_recompute else self._single_node(arriving, sending, parts)
         if single is not None:
-            ends = arriving[single], leaving.get(single, [])
+            ends = arriving[single], sending.get(single, [])
             self._waiting[OneNode(self, name, single, *ends, len(outputs), len(inputs))] = None
             return True
         crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
         handles = crossing.handles
         for node, slots in arriving.items():
             handles.append(node.register_prehook(Hook(self, crossing.arrive, slots)))
-        for node, slots in leaving.items():
+        for node, slots in sending.items():
             handles.append(node.register_hook(Hook(self, crossing.leave, slots)))
         self._waiting[crossing] = None
-        return True
-
-    def _install_plain(self, name: str, edge: Edge | None, output: torch.Tensor, since: int) -> bool:
-        """Hook a call that made one tensor of one other by one node; False where it may be more than that."""
-        node = output.grad_fn
-        if edge is None or node is None or node._sequence_nr() < since:
-            return False
-        slot = self.index.only_slot(node, edge, since)
-        if slot is None:
-            return False
-        self._waiting[OneNode(self, name, node, [(output.output_nr, 0)], [(slot, 0)])] = None
         return True
 
     def _leaving(self, inputs: list[Edge | None], since: int) -> tuple[dict[Node, Slots], dict[int, int]]:
@@ -273,7 +287,8 @@ class Graph:
         task = self.note_pass()
         if crossing.depth >= 0:
             self._open[crossing] = None
-        self.recorder.backward_begins(crossing.name)
+        if not self.recorder.takes_all:
+            self.recorder.backward_begins(crossing.name)
         return task
 
     def end(self, crossing: Crossing | OneNode) -> None:

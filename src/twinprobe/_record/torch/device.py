@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import groupby
 from math import inf, isfinite, nan, sqrt
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -71,6 +74,8 @@ _MOST_TENSORS = 64
 _MOST_BYTES = 1 << 29
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_stream_of: Any = itemgetter(4)
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # builds without CUDA have none
 _STYLES = {torch.bool: BOOL, **dict.fromkeys(_INTEGERS, INTEGER), **dict.fromkeys(_FLOATS, FLOAT)}
 
 
@@ -78,6 +83,7 @@ class DeviceRows:
     """Rows of one device that wait for measurement, and those whose results are not on the host yet.
 
     What waits is held: its memory cannot be given to anyone else. What is about to be written must be launched before.
+    While a model runs, a tensor costs one line here; everything else is done for many at once, when they are launched.
     """
 
     def __init__(self, device: torch.device, *, values: bool, digest: str | None, sketch: bool = False) -> None:
@@ -86,9 +92,8 @@ class DeviceRows:
         self._on_cuda = device.type == "cuda"
         self._values = values
         self._digest = digest
-        self._held: list[tuple[torch.Tensor, int | None, int, Queue, int]] = []
+        self._held: deque[tuple[torch.Tensor, int | None, int, Row, int]] = deque()
         self._bytes = 0
-        self._lane: Lane | None = None
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._small: list[Callable[[], None]] = []
         self._sketch = sketch
@@ -101,93 +106,87 @@ class DeviceRows:
         """Whether anything waits for a launch."""
         return bool(self._held)
 
-    def add(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
-        """Queue one detached tensor; ``version`` is None where it has none. It is held until ``launch``, which comes
-        by itself when much waits."""
-        measure = self._measure
-        if measure is None:
-            data = tensor.to("cpu")
+    def add(self, tensor: torch.Tensor, row: Row, version: int | None) -> bool:
+        """Queue one tensor; ``version`` is None where it has none. It is held until ``launch``. Returns whether so much
+        waits that it is time for that. Several threads may add at a time."""
+        if self._measure is None:
+            data = tensor.detach().to("cpu")
             if self._sketch:
                 row.values, row.sketch = host_measures(data)
             elif self._values:
                 row.values = host_statistics(data)
             if self._digest:
                 row.digest = host_digest(data, self._digest)
-            return
-        stream = int(torch._C._cuda_getCurrentRawStream(self._index)) if self._on_cuda else 0
-        lane = self._lane
-        if lane is None or lane.stream != stream:
-            lane = self._change_lane(measure, stream)
-        if self._values:
-            dtype = tensor.dtype
-            style = _STYLES.get(dtype)
-            if style is None or not tensor.is_contiguous():
-                self._add_unusual(measure, lane, tensor, row, version)
-            else:
-                address, elements = tensor.data_ptr(), tensor.numel()
-                aligned = not address & 15 and elements >= self._wide
-                queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
-                self._hold(queue, lane, tensor, version, address, elements, (row, elements, 1, style))
-        if self._digest:
-            self._add_digest(measure, lane, tensor, row, version, self._digest)
+            return False
+        stream = _raw_stream(self._index) if self._on_cuda else 0
+        held = self._held
+        held.append((tensor, version, tensor.data_ptr(), row, stream))
         self._bytes += tensor.nbytes
-        if len(self._held) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES:
-            self.launch()
+        return len(held) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES
 
-    def _change_lane(self, measure: DeviceMeasure, stream: int) -> Lane:
-        self.launch()  # what waits was made on another stream
-        if self._on_cuda and stream not in self._streams:
-            self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._device)
-        lane = self._lane = measure.lane(stream)
-        return lane
+    def launch(self) -> None:
+        """Measure everything that waits, on the streams that made it."""
+        held = self._held
+        self._bytes = 0
+        batch = [held.popleft() for _ in range(len(held))]  # who adds meanwhile is not lost
+        for stream, lines in groupby(batch, _stream_of):
+            if not self._on_cuda or (torch._C._cuda_getDevice() == self._index and _raw_stream(self._index) == stream):
+                self._launch_on(stream, lines)
+            else:
+                known = self._streams.get(stream) or torch.cuda.ExternalStream(stream, device=self._device)
+                with torch.cuda.stream(known):  # makes its device the current one, too
+                    self._launch_on(stream, lines)
+            if self._on_cuda and stream not in self._streams:
+                self._streams[stream] = torch.cuda.ExternalStream(stream, device=self._device)
 
-    def _add_unusual(
-        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None
-    ) -> None:
-        repeats = 1
-        style = _STYLES.get(tensor.dtype)
+    def _launch_on(self, stream: int, lines: Iterable[tuple[torch.Tensor, int | None, int, Row, int]]) -> None:
+        """Queue tensors for the kernels that measure them, and launch these; the stream is the current one."""
+        measure = self._measure
+        assert measure is not None
+        lane = measure.lane(stream)
+        copies: list[torch.Tensor] = []  # alive until their kernel is in the stream
+        for tensor, version, address, row, _ in lines:
+            if (version is not None and tensor._version != version) or tensor.data_ptr() != address:
+                self._lost += 1
+                if self._lost == 1:
+                    logger.warning(
+                        "a tensor was changed or freed behind the recorder's back; it is recorded without values"
+                    )
+                continue
+            if self._values:
+                style = _STYLES.get(tensor.dtype)
+                pieces = [(tensor, 1, style)]
+                if style is None or not tensor.is_contiguous():
+                    pieces = self._dense(tensor.detach())
+                    copies.extend(piece[0] for piece in pieces)
+                for dense, repeats, style in pieces:
+                    dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
+                    aligned = not start & 15 and elements >= self._wide
+                    queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
+                    _add(queue, lane, start, elements, (row, elements, repeats, style))
+            if self._digest:
+                self._add_digest(measure, lane, tensor.detach(), row, self._digest, copies)
+        lane.launch()
+
+    def _dense(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, int, int | None]]:
+        """The elements as the kernels take them, how often each counts, and the style; complex numbers come twice."""
+        pieces: list[tuple[torch.Tensor, int, int | None]] = []
+        repeats, style = 1, _STYLES.get(tensor.dtype)
         if style is None:
-            style, version = COMPLEX if tensor.is_complex() else FLOAT, None
+            style = COMPLEX if tensor.is_complex() else FLOAT
             if self._sketch and style == COMPLEX:
-                pairs = torch.view_as_real(tensor.resolve_conj()).contiguous()
-                address, elements = pairs.data_ptr(), pairs.numel()
-                queue = measure.statistics(lane, pairs.dtype, address % 16 == 0 and elements >= self._wide)
-                self._hold(queue, lane, pairs, None, address, elements, (row, elements, 1, PAIRS))
+                pieces.append((torch.view_as_real(tensor.resolve_conj()).contiguous(), 1, PAIRS))
             tensor = tensor.abs() if style == COMPLEX else tensor.float()
         if not tensor.is_contiguous():
             # A sketch tells elements apart by their place: it needs them in order.
             in_order = self._sketch and tensor.nbytes <= LARGEST_COPY
-            dense, repeats = (tensor.contiguous(), 1) if in_order else packed(tensor)
+            tensor, repeats = (tensor.contiguous(), 1) if in_order else packed(tensor)
             if self._sketch and not in_order:
                 style = COMPLEX
-            if dense.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
-                version = None  # a copy that nobody else knows
-            tensor = dense
-        address, elements = tensor.data_ptr(), tensor.numel()
-        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0 and elements >= self._wide)
-        self._hold(queue, lane, tensor, version, address, elements, (row, elements, repeats, style))
-
-    def _hold(
-        self,
-        queue: Queue,
-        lane: Lane,
-        owner: torch.Tensor,
-        version: int | None,
-        address: int,
-        elements: int,
-        receiver: Any,
-    ) -> None:
-        line = queue.add(address, elements, receiver)
-        if line < 0:
-            self.launch()
-            queue.turn_page(elements)
-            line = queue.add(address, elements, receiver)
-        if not line:
-            lane.waiting[queue] = None
-        self._held.append((owner, version, address, queue, line))
+        return [*pieces, (tensor, repeats, style)]
 
     def _add_digest(
-        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, version: int | None, mode: str
+        self, measure: DeviceMeasure, lane: Lane, tensor: torch.Tensor, row: Row, mode: str, copies: list[torch.Tensor]
     ) -> None:
         count = tensor.nbytes
         if not tensor.shape or count < 8:
@@ -200,41 +199,17 @@ class DeviceRows:
             return
         width = 4 if mode == "md5" else 8
         if not tensor.is_contiguous():
-            tensor, version = tensor.contiguous(), None
+            tensor = tensor.contiguous()
+            copies.append(tensor)
         rest: torch.Tensor | None = None
         address = tensor.data_ptr()
         if count % width or address % width:
             octets = tensor.reshape(-1).view(torch.uint8)
             rest = octets[count - count % width :].clone() if count % width else None
             if address % width:
-                tensor, version = octets.clone(), None
-                address = tensor.data_ptr()
-        queue = measure.checksums(lane, mode)
-        self._hold(queue, lane, tensor, version, address, count // width, (row, count, rest))
-
-    def launch(self) -> None:
-        """Measure everything that waits, on the stream that made it."""
-        held = self._held
-        if not held:
-            return
-        self._held, self._bytes = [], 0
-        for owner, version, address, queue, line in held:
-            if (version is not None and owner._version != version) or owner.data_ptr() != address:
-                queue.drop(line)
-                self._lost += 1
-                if self._lost == 1:
-                    logger.warning(
-                        "a tensor was changed or freed behind the recorder's back; it is recorded without values"
-                    )
-        lane = self._lane
-        assert lane is not None
-        if not self._on_cuda or (
-            torch._C._cuda_getDevice() == self._index and torch._C._cuda_getCurrentRawStream(self._index) == lane.stream
-        ):
-            lane.launch()
-        else:
-            with torch.cuda.stream(self._streams[lane.stream]):  # makes its device the current one, too
-                lane.launch()
+                copies.append(octets.clone())
+                address = copies[-1].data_ptr()
+        _add(measure.checksums(lane, mode), lane, address, count // width, (row, count, rest))
 
     def collect(self) -> Callable[[], None]:
         """Start the copy to the host; the returned job waits for it and fills the rows."""
@@ -245,7 +220,7 @@ class DeviceRows:
         for stream in self._streams.values():
             torch.cuda.current_stream(self._device).wait_stream(stream)
         results, small = measure.collect(), self._small
-        self._lane, self._streams, self._small = None, {}, []
+        self._streams, self._small = {}, []
         crc = self._digest == "md5"
 
         def fill() -> None:
@@ -258,6 +233,16 @@ class DeviceRows:
                 digest()
 
         return fill
+
+
+def _add(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any) -> None:
+    line = queue.add(address, elements, receiver)
+    if line < 0:
+        lane.launch()
+        queue.turn_page(elements)
+        line = queue.add(address, elements, receiver)
+    if not line:
+        lane.waiting[queue] = None
 
 
 def _device_measure(device: torch.device, sketch: bool) -> DeviceMeasure | None:

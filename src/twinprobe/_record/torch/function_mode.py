@@ -176,15 +176,16 @@ class ApiMode(WatchMode):
         super().__init__(recorder)
         self.table = ApiTable()
         self._tree_rank = recorder.tree_rank
+        self._known: dict[Any, tuple[int, Api | None]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         recorder = self._recorder
         try:
-            effect = self._effects.get(func)
-            if effect is None or _is_grad_enabled() is not self._gradients:
-                effect = self.effect(func)
-            api = self.table(func)
+            known = self._known.get(func)
+            if known is None or _is_grad_enabled() is not self._gradients:
+                known = self._known[func] = self.effect(func), self.table(func)
+            effect, api = known
         except Exception as error:
             recorder.trouble("looking a function up", error)
             effect, api = UNSEEN, None
@@ -248,7 +249,8 @@ class ApiMode(WatchMode):
             if effect == UNSEEN:
                 output = self.pass_on(effect, func, args, kwargs)
             else:
-                self.settle_before(effect, args, kwargs)
+                if effect or kwargs:
+                    self.settle_before(effect, args, kwargs)
                 output = func(*args, **kwargs)
         except BaseException:
             self._recorder.work("recording an API that failed", call.emit)

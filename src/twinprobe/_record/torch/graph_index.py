@@ -18,12 +18,8 @@ _WALK_LIMIT = 100_000
 _LEAF_NUMBER = (1 << 64) - 1  # accumulation into leaves carries the largest number
 
 CUSTOM = torch.autograd.function.BackwardCFunction
-_sequence_number: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
-
-
-def sequence_number() -> int:
-    """The number that the next autograd node of this thread will get."""
-    return int(_sequence_number()) if _sequence_number is not None else 0
+# The number that the next autograd node of this thread will get; older versions do not tell.
+sequence_number: Callable[[], int] = getattr(torch._C._autograd, "_get_sequence_nr", None) or (lambda: 0)
 
 
 class LeafEdges:
@@ -67,34 +63,35 @@ class GraphIndex:
         self.custom: list[Node] = []  # nodes of autograd functions written in Python, met since last asked
         self._later: list[tuple[int, Node]] = []  # roots of calls that needed no walk, for those that enclose them
 
-    def only_slot(self, node: Node, edge: Edge, since: int) -> int | None:
-        """By which slot a call whose one result came from this node feeds its one input; None where that takes a walk.
-
-        So it is with most layers: one node, and beside it what turns a weight.
-        """
-        if isinstance(node, CUSTOM) or self._has_calls_since(edge, since):
-            return None
-        found = None
-        for slot, other in enumerate(node.next_functions):
-            target = other[0]
+    def direct_slots(self, node: Node, inputs: list[Edge | None], since: int) -> list[tuple[int, int]] | None:
+        """By which slots a call whose one result came from this node feeds which of its inputs; None where that takes a
+        walk. So it is with most calls: one node, and beside it what turns a weight."""
+        border, later = self._border, self._later
+        if (border and -border[0][0] >= since) or (later and later[-1][0] >= since) or isinstance(node, CUSTOM):
+            return None  # calls inside this one may feed an input by another way than the result
+        places: dict[Edge, int] = {}
+        for at, edge in enumerate(inputs):
+            if edge is not None and edge not in places:
+                if edge in self.feeds and self.feeding(edge, since):
+                    return None
+                places[edge] = at
+        found = []
+        for slot, edge in enumerate(node.next_functions):
+            target = edge[0]
             if target is None:
                 continue
-            if other == edge:
-                if found is not None:
-                    return None
-                found = slot
+            place = places.get(edge)
+            if place is not None:
+                if place < 0:
+                    return None  # a gradient in two parts
+                found.append((slot, place))
+                places[edge] = -1
             elif since <= target._sequence_nr() < _LEAF_NUMBER and not self._ends_in_leaves(target):
                 return None
-        if found is not None:
-            self._later.append((node._sequence_nr(), node))
+        if not found:
+            return None
+        later.append((node._sequence_nr(), node))
         return found
-
-    def _has_calls_since(self, edge: Edge, since: int) -> bool:
-        """Whether calls inside this one may feed the edge too, by another way than the result."""
-        border, later = self._border, self._later
-        if (border and -border[0][0] >= since) or (later and later[-1][0] >= since):
-            return True
-        return edge in self.feeds and bool(self.feeding(edge, since))
 
     def _ends_in_leaves(self, node: Node) -> bool:
         if isinstance(node, CUSTOM):

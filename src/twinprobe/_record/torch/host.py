@@ -126,7 +126,7 @@ def host_measures(tensor: torch.Tensor) -> tuple[Statistics | None, bytes | None
     return (host_statistics(tensor), None) if host is None else measured(host)
 
 
-def shard_sketch(tensor: Any, row: Row) -> Row | None:
+def shard_sketch(tensor: Any) -> Row | None:
     """The sketch of a DTensor's part on this rank, counted by its place in the whole: those of all ranks add up.
 
     None where it is the whole tensor, where the place is not known, and for parts on a device, which are marked local.
@@ -143,11 +143,7 @@ def shard_sketch(tensor: Any, row: Row) -> Row | None:
     if host is None or tuple(shape) != host.shape:
         return None
     flags = PARTIAL if any(one.is_partial() for one in placements) else 0
-    key = tuple(tensor.shape), tuple(offsets), flags
-    row.shards = row.shards or {}
-    if key not in row.shards:
-        row.shards[key] = Row(sketch=sketch(host, tensor.shape, offsets, flags=flags).tobytes())
-    return row.shards[key]
+    return Row(sketch=sketch(host, tensor.shape, offsets, flags=flags).tobytes())
 
 
 def host_statistics(tensor: torch.Tensor) -> Statistics | None:

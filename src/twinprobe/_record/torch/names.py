@@ -83,11 +83,18 @@ def _homes() -> dict[Any, tuple[str, str]]:
 # UNSEEN: arguments may change without a new version. BACKWARD: runs the gradient engine.
 PLAIN, WRITES, REACHES, UNSEEN, BACKWARD = range(5)
 
-_REACHING = frozenset({"data_ptr", "untyped_storage", "storage", "numpy", "__array__", "__dlpack__"})
-_REACHING_GETTERS = frozenset(
-    getattr(torch.Tensor, name).__get__
+# Those with an underscore give a tensor another shape or other memory, without a new version.
+_REACHING = frozenset(
+    {
+        "data_ptr", "untyped_storage", "storage", "numpy", "__array__", "__dlpack__",
+        "resize_", "resize_as_", "set_",
+    }
+)  # fmt: skip
+_REACHING_PROPERTIES = frozenset(
+    method
     for name in ("data", "__cuda_array_interface__")
     if hasattr(getattr(torch.Tensor, name, None), "__get__")
+    for method in (getattr(torch.Tensor, name).__get__, getattr(torch.Tensor, name).__set__)
 )
 _NOT_IN_PLACE = frozenset(
     {"__invert__", "__index__", "__int__", "__iter__", "__init__", "requires_grad_", "retain_grad"}
@@ -103,8 +110,8 @@ def effect_of(func: Any) -> int:
     if getattr(func, "__module__", None) == "torch.distributed.distributed_c10d":
         return UNSEEN
     name = getattr(func, "__name__", "")
-    if name == "__get__":
-        return REACHES if func in _REACHING_GETTERS else PLAIN
+    if name in {"__get__", "__set__"}:
+        return REACHES if func in _REACHING_PROPERTIES else PLAIN
     if name in _REACHING:
         return REACHES
     return WRITES if writes_by_name(name) else PLAIN

@@ -334,11 +334,7 @@ class TorchRecorder(Recorder):
     # -- gradients --------------------------------------------------------------------------------------------------
 
     def before_call(self, _name: str, args: Any, kwargs: Any, _in_place: bool) -> tuple[list[Edge | None], int]:
-        inputs = tensors_in(args, torch.Tensor, [])
-        if kwargs:
-            tensors_in(kwargs, torch.Tensor, inputs)
-        inputs = [one for one in inputs if one.is_floating_point() or one.is_complex()]
-        return self.graph.edges(inputs), sequence_number()
+        return self.graph.edges((*args, *kwargs.values()) if kwargs else args), sequence_number()
 
     def after_call(self, name: str, watch: Any, output: Any, depth: int = -1) -> None:
         """Wait for the gradients of a finished call. Where that fails, its backward is an entry that says so."""
@@ -347,7 +343,8 @@ class TorchRecorder(Recorder):
         if is_api and not any(edges):
             return
         try:
-            self.graph.install(name, edges, tensors_in(output, torch.Tensor, []), since, depth)
+            outputs = [output] if type(output) is torch.Tensor else tensors_in(output, torch.Tensor, [])
+            self.graph.install(name, edges, outputs, since, depth)
         except Exception as error:
             self.engine.emit(Entry(name, self.mark("preparing to see gradients", error, {}) or {}))
         if is_api and not self.modules.calls:

@@ -112,12 +112,25 @@ class _NoModes:
 DEVICE_TYPES = {"cuda"}  # measured where they are; a test adds the host, under Triton's interpreter
 _tensor_type = torch.Tensor
 _parameter_type = torch.nn.Parameter
-_strided = torch.strided
-_functorch_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+_is_grad_enabled: Any = torch.is_grad_enabled
 _HOST = torch.device("cpu")
 _FREED = {"remark": "its memory was freed"}  # as sharded parameters are between their uses
 _inherited: list[Any] = []
 Key = tuple[Any, ...]
+
+# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped and so on.
+# Each number is looked at once.
+_keys_of: Any = torch._C._dispatch_keys
+_number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
+_PLAIN, _UNVERSIONED, _UNUSUAL = range(3)
+
+
+def _kind_of(tensor: torch.Tensor) -> int:
+    if not measurable(tensor):
+        return _UNUSUAL
+    # No version, or not what memory says.
+    unversioned = tensor.is_inference() or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
+    return _UNVERSIONED if unversioned else _PLAIN
 
 
 class TensorBook:
@@ -127,10 +140,13 @@ class TensorBook:
         self._values = values
         self._sketch = sketch
         self._digest = digest
+        self._measures = values or digest is not None
+        self._host_too = "cpu" in DEVICE_TYPES
         self._numbers = StorageNumbers()
         self._known_numbers = self._numbers.known
         self._notes: dict[Key, Note] = {}
-        self._devices: dict[torch.device, DeviceRows] = {}
+        self._kinds: dict[Any, int] = {}  # by the number of dispatch keys
+        self._devices: dict[int, DeviceRows] = {}
         self._lock = threading.RLock()
         self._dtypes: dict[torch.dtype, str] = {}
         self.may_wait = False
@@ -140,29 +156,25 @@ class TensorBook:
 
         What was noted before comes back as the same object: notes without a file are never changed.
         """
-        kind = type(tensor)
-        if (
-            (kind is not _tensor_type and kind is not _parameter_type)
-            or tensor.layout is not _strided
-            or tensor.is_quantized
-            or tensor.is_nested
-            or not (tensor.is_cuda or tensor.is_cpu or measurable(tensor))
-            or _functorch_wrapped(tensor)
-        ):
+        if type(tensor) is not _tensor_type and type(tensor) is not _parameter_type:
             return self._unusual(tensor, save)
-        if tensor.is_inference() or tensor.is_neg() or tensor.is_conj():  # no version, or not what memory says
-            return self._fresh(tensor, tensor.shape, save, None)
+        keys = _number_of(_keys_of(tensor))
+        kind = self._kinds.get(keys)
+        if kind is None:
+            kind = self._kinds[keys] = _kind_of(tensor)
+        if kind:
+            return self._unusual(tensor, save) if kind == _UNUSUAL else self._fresh(tensor, tensor.shape, save, None)
         storage = tensor.untyped_storage()
         number = self._known_numbers.get(storage._cdata)
         if number is None:
             if self._numbers.many:
                 self._purge()
             number = self._numbers(storage)
-        shape = tensor.shape
-        key = (number, tensor.storage_offset(), shape, tensor.stride(), tensor.dtype, tensor._version)
+        shape, version = tensor.shape, tensor._version
+        key = (number, tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, version)
         known = self._notes.get(key)
         if known is None:
-            known = self._fresh(tensor, shape, False, key[5])
+            known = self._fresh(tensor, shape, False, version)
             if known.row is None:
                 return known
             self._notes[key] = known
@@ -177,12 +189,13 @@ class TensorBook:
         name = self._dtypes.get(dtype)
         if name is None:
             name = self._dtypes[dtype] = str(dtype)
-        if tensor._is_zerotensor():  # takes no memory
-            tensor, version = torch.zeros_like(tensor.detach()), None
+        if version is None and tensor._is_zerotensor():  # takes no memory
+            tensor = torch.zeros_like(tensor.detach())
         elif not tensor.untyped_storage().data_ptr() and tensor.numel():
             return Note("torch.Tensor", name, shape, None, tensor.requires_grad, False, None, _FREED)
         row = Row()
-        self._measure(tensor, row, version)
+        if self._measures:
+            self._measure(tensor, row, version)
         if save:
             self._keep(tensor, row)
         return Note("torch.Tensor", name, shape, row, tensor.requires_grad, save)
@@ -197,7 +210,7 @@ class TensorBook:
             else:
                 row = self.note(content, save).row
         shape = tuple(int(size) for size in tensor.shape) if not _ragged(tensor) else ()
-        shard = shard_sketch(tensor, row) if self._sketch and row is not None and text.endswith("DTensor") else None
+        shard = shard_sketch(tensor) if self._sketch and row is not None and text.endswith("DTensor") else None
         return Note(text, str(tensor.dtype), shape, row, bool(tensor.requires_grad), save, None, extra, shard)
 
     @staticmethod
@@ -206,10 +219,19 @@ class TensorBook:
             row.payload = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:
-        if not tensor.numel() or not (self._values or self._digest):
+        if not tensor.numel():
             return
-        if tensor.is_cuda or tensor.device.type in DEVICE_TYPES:
-            self._on_device(_resolved(tensor) if version is None else tensor.detach(), row, version)
+        if tensor.is_cuda or (self._host_too and tensor.is_cpu):
+            if version is None:
+                data = _resolved(tensor)
+            else:
+                # Autograd takes a gradient over where nobody else has it, but never with gradients on.
+                data = tensor if _is_grad_enabled() else tensor.detach()
+            at = tensor.get_device()
+            rows = self._devices.get(at) or self._new_device(at, tensor.device)
+            if rows.add(data, row, version) or not self.may_wait:
+                with self._lock:
+                    rows.launch()
             return
         if version is None or not tensor.is_cpu:
             tensor = _resolved(tensor).to(_HOST)
@@ -220,17 +242,11 @@ class TensorBook:
         if self._digest:
             row.digest = host_digest(tensor.detach(), self._digest)
 
-    def _on_device(self, data: torch.Tensor, row: Row, version: int | None) -> None:
+    def _new_device(self, at: int, device: torch.device) -> DeviceRows:
         with self._lock:
-            device = data.device
-            rows = self._devices.get(device)
-            if rows is None:
-                rows = self._devices[device] = DeviceRows(
-                    device, values=self._values, digest=self._digest, sketch=self._sketch
-                )
-            rows.add(data, row, version)
-            if not self.may_wait:
-                rows.launch()
+            if at not in self._devices:
+                self._devices[at] = DeviceRows(device, values=self._values, digest=self._digest, sketch=self._sketch)
+            return self._devices[at]
 
     def settle(self) -> None:
         """Something is about to change memory: measure what waits, now."""
@@ -294,7 +310,6 @@ def _ragged(tensor: torch.Tensor) -> bool:
 
 # A function mode that records nothing: it sees to it that what waits is measured before anyone writes to it.
 
-_is_grad_enabled: Any = torch.is_grad_enabled
 _INSIDE_BACKWARD = ("_tensor_or_tensors_to_tuple", "_make_grads", "_engine_run_backward")
 
 
