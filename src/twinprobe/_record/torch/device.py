@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from twinprobe._measure.crc32 import crc_of_zeros
-from twinprobe._measure.cuda import WIDE_BLOCKS, DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
 from twinprobe._measure.sketch import as_pairs
 from twinprobe._measure.statistics import Statistics
 from twinprobe._record.rows import Row
@@ -93,7 +93,6 @@ class DeviceRows:
         self._small: list[Callable[[], None]] = []
         self._sketch = sketch
         self._measure: DeviceMeasure | None = _device_measure(device, sketch)
-        self._wide = WIDE_BLOCKS if sketch else 0
         self._lost = 0
 
     @property
@@ -125,7 +124,7 @@ class DeviceRows:
                 self._add_unusual(measure, lane, tensor, row, version)
             else:
                 address, elements = tensor.data_ptr(), tensor.numel()
-                aligned = not address & 15 and elements >= self._wide
+                aligned = not address & 15
                 queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
                 self._hold(queue, lane, tensor, version, address, elements, (row, elements, 1, style))
         if self._digest:
@@ -151,7 +150,7 @@ class DeviceRows:
             if self._sketch and style == COMPLEX:
                 pairs = torch.view_as_real(tensor.resolve_conj()).contiguous()
                 address, elements = pairs.data_ptr(), pairs.numel()
-                queue = measure.statistics(lane, pairs.dtype, address % 16 == 0 and elements >= self._wide)
+                queue = measure.statistics(lane, pairs.dtype, address % 16 == 0)
                 self._hold(queue, lane, pairs, None, address, elements, (row, elements, 1, PAIRS))
             tensor = tensor.abs() if style == COMPLEX else tensor.float()
         if not tensor.is_contiguous():
@@ -164,7 +163,7 @@ class DeviceRows:
                 version = None  # a copy that nobody else knows
             tensor = dense
         address, elements = tensor.data_ptr(), tensor.numel()
-        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0 and elements >= self._wide)
+        queue = measure.statistics(lane, tensor.dtype, address % 16 == 0)
         self._hold(queue, lane, tensor, version, address, elements, (row, elements, repeats, style))
 
     def _hold(
