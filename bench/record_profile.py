@@ -84,7 +84,7 @@ def print_kernels(bench: Any, recorded: Any) -> None:
         entry = totals.setdefault(event.name[:90], [0, 0.0])
         entry[0] += 1
         entry[1] += event.time_range.elapsed_us()
-    own = {"float_statistics", "integer_statistics", "crc_chunks", "xor_chunks"}
+    own = {"float_sketches", "integer_sketches", "float_statistics", "integer_statistics", "crc_chunks", "xor_chunks"}
     ours = [times for name, times in totals.items() if name in own]
     everything = sum(times[1] for times in totals.values())
     launches = sum(times[0] for times in ours)

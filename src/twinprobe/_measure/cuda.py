@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple, cast
 
@@ -108,8 +109,6 @@ _CHUNK, _CRC_WORDS, _XOR_WORDS = 65536, 32768, 16384
 _FIRST_PAGE = 4096
 _PAGE_SLOTS = 1 << 16
 _SKETCH_NUMBERS = 16
-# From so many elements on, the blocks of a sketch begin at multiples of 512 elements.
-WIDE_BLOCKS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +123,13 @@ class Page:
     sizes: list[int] = field(default_factory=list)  # elements, where there are sketches
     starts: list[int] = field(default_factory=list)
     receivers: list[Any] = field(default_factory=list)
+
+
+@lru_cache(maxsize=4096)
+def _sketch_room(elements: int) -> tuple[int, int]:
+    """How many slots a sketch takes, and its block length. A model has few sizes, and thousands of tensors."""
+    length = block_length(elements)
+    return -(-elements // length) * -(-length // _CHUNK), length
 
 
 class Queue:
@@ -150,8 +156,7 @@ class Queue:
         """How many slots a tensor takes, and the block length of its sketch."""
         if not self._sketches:
             return -(-elements // self.chunk), 0
-        length = block_length(elements)
-        return -(-elements // length) * -(-length // self.chunk), length
+        return _sketch_room(elements)
 
     def turn_page(self, elements: int) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
@@ -239,8 +244,7 @@ class DeviceMeasure:
         return known
 
     def statistics(self, lane: Lane, dtype: Any, aligned: bool) -> Queue:
-        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16, and where there
-        are sketches, they have WIDE_BLOCKS elements at least."""
+        """The queue for tensors of one element type; ``aligned``: their addresses are multiples of 16."""
         key = (dtype, aligned)
         queue = lane.queues.get(key)
         if queue is None:
@@ -276,7 +280,9 @@ class DeviceMeasure:
         acc = kernels.tl.float64 if dtype == torch.float64 else kernels.tl.float32
         if self._sketch:
             limit = QUARTER[str(dtype).rpartition(".")[2]]
-            constants = {"ACC": acc, "LIMIT": limit, "ALIGNED": aligned, "CHUNK": _CHUNK, "GROUPS": 128}
+            width = min(8, 16 // dtype.itemsize) if aligned else 1
+            constants = {"ACC": acc, "LIMIT": limit, "ALIGNED": aligned, "CHUNK": _CHUNK, "ROWS": 1024 // width}
+            constants["WIDTH"] = width
             return Kernel(kernels.float_sketches, example, constants, {"num_warps": 4})
         constants = {"ACC": acc, "ALIGNED": aligned, "CHUNK": _CHUNK, "BLOCK": 2048}
         return Kernel(kernels.float_statistics, example, constants, {"num_warps": 8})
@@ -408,7 +414,7 @@ def _count(number: float) -> int:
 def _sketches(page: Page, slots: NDArray[np.float64]) -> list[bytes]:
     """The rows of all tensors of a page, as a file has them. A slot is of one block; large blocks have several."""
     sizes = np.array(page.sizes, np.int64)
-    lengths = np.array([block_length(size) for size in page.sizes], np.int64)
+    lengths = np.array([_sketch_room(size)[1] for size in page.sizes], np.int64)
     pieces = -(-lengths // _CHUNK)
     used = -(-sizes // lengths)
     tensor = np.repeat(np.arange(len(sizes)), used)

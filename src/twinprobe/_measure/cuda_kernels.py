@@ -140,21 +140,41 @@ def _signed(value, bits, SHIFT: tl.constexpr):
     top = (bits << SHIFT) & 0x80000000
     if value.dtype == tl.float64:
         return (value.to(tl.uint64, bitcast=True) ^ (top.to(tl.uint64) << 32)).to(tl.float64, bitcast=True)
-    return (value.to(tl.uint32, bitcast=True) ^ top).to(tl.float32, bitcast=True)
+    else:  # noqa: RET505  Triton compiles what follows a return
+        return (value.to(tl.uint32, bitcast=True) ^ top).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _sign_bits(start, groups, lanes, ALIGNED: tl.constexpr):
+def _sign_bits(start, within):
     """Of each element the bits of its hash, moved so that bit 7 is its first sign, bit 15 its second and so on."""
-    if ALIGNED:  # one hash for eight elements, which one or two threads hold
-        return _mixed(_folded((start >> 3) + groups)) << (7 - lanes).to(tl.uint32)
-    place = start + groups * 8 + lanes
+    place = start + within
     return _mixed(_folded(place >> 3)) << (7 - (place & 7)).to(tl.uint32)
 
 
 @triton.jit
+def _add_signed(value, bits, one, two, three, four):
+    """Add up along the last axis, which a thread holds, so that few sums have to be kept."""
+    one += tl.sum(_signed(value, bits, 24), 1)
+    two += tl.sum(_signed(value, bits, 16), 1)
+    three += tl.sum(_signed(value, bits, 8), 1)
+    four += tl.sum(_signed(value, bits, 0), 1)
+    return one, two, three, four
+
+
+@triton.jit
+def _add_values(value, up, down, zero, high, low, total, squares, absolute, zeros):
+    high = tl.maximum(high, tl.max(up, 1))
+    low = tl.minimum(low, tl.min(down, 1))
+    total += tl.sum(value, 1)
+    squares += tl.sum(value * value, 1)
+    absolute += tl.sum(tl.abs(value), 1)
+    zeros += tl.sum(zero.to(tl.int32), 1)
+    return high, low, total, squares, absolute, zeros
+
+
+@triton.jit
 def _sum(values):
-    return tl.sum(tl.sum(values.to(tl.float64), 1), 0)
+    return tl.sum(values.to(tl.float64), 0)
 
 
 @triton.jit
@@ -166,11 +186,12 @@ def float_sketches(
     LIMIT: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
-    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
     """Statistics and sketches of floating-point tensors in one reading.
 
-    ALIGNED: the tensor starts at a multiple of 16 and its blocks at multiples of 512 elements. A second reading leaves
+    ALIGNED: the tensor starts at a multiple of 16. WIDTH: elements in 16 bytes, no more than 8. A second reading leaves
     out elements beyond LIMIT, and comes only where there are any.
     """
     program = tl.program_id(0).to(tl.int64)
@@ -185,90 +206,98 @@ def float_sketches(
         stop = tl.minimum(tl.minimum(first + CHUNK, (block + 1) * length), count)
         if ALIGNED:
             data = tl.multiple_of(data, 16)
+        rows = tl.arange(0, ROWS)[:, None]
+        lanes = tl.arange(0, WIDTH)[None, :]
+        within = rows * WIDTH + lanes
+        high = tl.full([ROWS], float("-inf"), ACC)
+        low = tl.full([ROWS], float("inf"), ACC)
+        total = tl.zeros([ROWS], ACC)
+        squares = tl.zeros([ROWS], ACC)
+        absolute = tl.zeros([ROWS], ACC)
+        zeros = tl.zeros([ROWS], tl.int32)
+        one = tl.zeros([ROWS], ACC)
+        two = tl.zeros([ROWS], ACC)
+        three = tl.zeros([ROWS], ACC)
+        four = tl.zeros([ROWS], ACC)
+        # Large tensors have blocks that begin at multiples of 512: eight elements in a row share one hash. The upper
+        # half of the numbers of groups is the same in all of a chunk but one in 2**19.
+        wide = (length % 512 == 0) & (first >> 35 == (stop - 1) >> 35)
+        if wide:
             first = tl.multiple_of(first, 512)
-        groups = tl.arange(0, GROUPS)[:, None]
-        lanes = tl.arange(0, 8)[None, :]
-        within = groups * 8 + lanes
-        high = tl.full([GROUPS, 8], float("-inf"), ACC)
-        low = tl.full([GROUPS, 8], float("inf"), ACC)
-        total = tl.zeros([GROUPS, 8], ACC)
-        squares = tl.zeros([GROUPS, 8], ACC)
-        absolute = tl.zeros([GROUPS, 8], ACC)
-        zeros = tl.zeros([GROUPS, 8], tl.int32)
-        one = tl.zeros([GROUPS, 8], ACC)
-        two = tl.zeros([GROUPS, 8], ACC)
-        three = tl.zeros([GROUPS, 8], ACC)
-        four = tl.zeros([GROUPS, 8], ACC)
-        if first + CHUNK == stop:
-            for step in range(0, CHUNK, 2 * GROUPS * 8):  # two loads under way at a time
-                start = first + step
-                if ALIGNED:
-                    start = tl.multiple_of(start, 512)
-                left = tl.load(data + start + within).to(ACC)
-                right = tl.load(data + start + GROUPS * 8 + within).to(ACC)
-                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
-                high = tl.maximum(high, tl.maximum(left, right))
-                low = tl.minimum(low, tl.minimum(left, right))
-                total, squares, absolute = total + left, squares + left * left, absolute + tl.abs(left)
-                zeros += (left == 0).to(tl.int32)
-                one, two = one + _signed(left, bits, 24), two + _signed(left, bits, 16)
-                three, four = three + _signed(left, bits, 8), four + _signed(left, bits, 0)
-                bits = _sign_bits(start + GROUPS * 8, groups.to(tl.int64), lanes, ALIGNED)
-                total, squares, absolute = total + right, squares + right * right, absolute + tl.abs(right)
-                zeros += (right == 0).to(tl.int32)
-                one, two = one + _signed(right, bits, 24), two + _signed(right, bits, 16)
-                three, four = three + _signed(right, bits, 8), four + _signed(right, bits, 0)
+            upper = (first >> 35).to(tl.uint32) * 0x85EBCA6B
+            lower = ((first >> 3) & 0xFFFFFFFF).to(tl.uint32) + (rows * WIDTH // 8).to(tl.uint32)
+            turn = (8 - WIDTH - rows * WIDTH % 8).to(tl.uint32)
+            last = (WIDTH - 1 - lanes).to(tl.uint32)
+            at = data + first + within
+            if first + CHUNK == stop:
+                ahead = tl.load(at)
+                for step in range(0, CHUNK, ROWS * WIDTH):
+                    value = ahead.to(ACC)
+                    following = tl.minimum(step + ROWS * WIDTH, CHUNK - ROWS * WIDTH)
+                    ahead = tl.load(at + tl.multiple_of(following, ROWS * WIDTH))
+                    hashes = _mixed((lower + step // 8) ^ upper) << turn
+                    one, two, three, four = _add_signed(value, hashes << last, one, two, three, four)
+                    high, low, total, squares, absolute, zeros = _add_values(
+                        value, value, value, value == 0, high, low, total, squares, absolute, zeros
+                    )
+            else:
+                size = (stop - first).to(tl.int32)
+                for step in range(0, size, ROWS * WIDTH):
+                    inside = step + within < size
+                    value = tl.load(at + step, mask=inside, other=0.0).to(ACC)
+                    hashes = _mixed((lower + step // 8) ^ upper) << turn
+                    one, two, three, four = _add_signed(value, hashes << last, one, two, three, four)
+                    up = tl.where(inside, value, float("-inf"))
+                    down = tl.where(inside, value, float("inf"))
+                    high, low, total, squares, absolute, zeros = _add_values(
+                        value, up, down, inside & (value == 0), high, low, total, squares, absolute, zeros
+                    )
         else:
-            for start in range(first, stop, GROUPS * 8):
+            for start in range(first, stop, ROWS * WIDTH):
                 inside = start + within < stop
                 value = tl.load(data + start + within, mask=inside, other=0.0).to(ACC)
-                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
-                high = tl.maximum(high, tl.where(inside, value, float("-inf")))
-                low = tl.minimum(low, tl.where(inside, value, float("inf")))
-                total, squares, absolute = total + value, squares + value * value, absolute + tl.abs(value)
-                zeros += (inside & (value == 0)).to(tl.int32)
-                one, two = one + _signed(value, bits, 24), two + _signed(value, bits, 16)
-                three, four = three + _signed(value, bits, 8), four + _signed(value, bits, 0)
-        top = tl.max(tl.max(high, 1), 0)
-        bottom = tl.min(tl.min(low, 1), 0)
-        square = tl.sum(tl.sum(squares, 1), 0)
+                one, two, three, four = _add_signed(value, _sign_bits(start, within), one, two, three, four)
+                up = tl.where(inside, value, float("-inf"))
+                down = tl.where(inside, value, float("inf"))
+                high, low, total, squares, absolute, zeros = _add_values(
+                    value, up, down, inside & (value == 0), high, low, total, squares, absolute, zeros
+                )
+        top = tl.max(high, 0)
+        bottom = tl.min(low, 0)
+        square = tl.sum(squares, 0)
         out = slots + (tl.load(table + tensor * 4 + 2) + program) * 16
         tl.store(out, top.to(tl.float64))
         tl.store(out + 1, bottom.to(tl.float64))
-        tl.store(out + 2, tl.sum(tl.sum(total, 1), 0).to(tl.float64))
+        tl.store(out + 2, tl.sum(total, 0).to(tl.float64))
         tl.store(out + 3, square.to(tl.float64))
         largest = tl.maximum(tl.abs(top), tl.abs(bottom))
-        nans = tl.zeros([GROUPS, 8], tl.int32)
-        infs = tl.zeros([GROUPS, 8], tl.int32)
-        fills = tl.zeros([GROUPS, 8], tl.int32)
+        nans = tl.zeros([ROWS], tl.int32)
+        infs = tl.zeros([ROWS], tl.int32)
+        fills = tl.zeros([ROWS], tl.int32)
         if (square != square) | (largest > LIMIT):  # noqa: PLR0124
-            total = tl.zeros([GROUPS, 8], ACC)
-            squares = tl.zeros([GROUPS, 8], ACC)
-            absolute = tl.zeros([GROUPS, 8], ACC)
-            high = tl.zeros([GROUPS, 8], ACC)
-            one = tl.zeros([GROUPS, 8], ACC)
-            two = tl.zeros([GROUPS, 8], ACC)
-            three = tl.zeros([GROUPS, 8], ACC)
-            four = tl.zeros([GROUPS, 8], ACC)
-            for start in range(first, stop, GROUPS * 8):
+            total = tl.zeros([ROWS], ACC)
+            squares = tl.zeros([ROWS], ACC)
+            absolute = tl.zeros([ROWS], ACC)
+            high = tl.zeros([ROWS], ACC)
+            one = tl.zeros([ROWS], ACC)
+            two = tl.zeros([ROWS], ACC)
+            three = tl.zeros([ROWS], ACC)
+            four = tl.zeros([ROWS], ACC)
+            for start in range(first, stop, ROWS * WIDTH):
                 value = tl.load(data + start + within, mask=start + within < stop, other=0.0).to(ACC)
-                bits = _sign_bits(start, groups.to(tl.int64), lanes, ALIGNED)
                 nan = value != value  # noqa: PLR0124
                 infinite = tl.abs(value) == float("inf")
                 ordinary = tl.abs(value) <= LIMIT
-                nans += nan.to(tl.int32)
-                infs += infinite.to(tl.int32)
-                fills += ((ordinary == 0) & (nan == 0) & (infinite == 0)).to(tl.int32)
+                nans += tl.sum(nan.to(tl.int32), 1)
+                infs += tl.sum(infinite.to(tl.int32), 1)
+                fills += tl.sum(((ordinary == 0) & (nan == 0) & (infinite == 0)).to(tl.int32), 1)
                 value = tl.where(ordinary, value, 0.0)
-                high = tl.maximum(high, tl.abs(value))
-                total += value
-                squares += value * value
-                absolute += tl.abs(value)
-                one += _signed(value, bits, 24)
-                two += _signed(value, bits, 16)
-                three += _signed(value, bits, 8)
-                four += _signed(value, bits, 0)
-            largest = tl.max(tl.max(high, 1), 0)
+                high = tl.maximum(high, tl.max(tl.abs(value), 1))
+                total += tl.sum(value, 1)
+                squares += tl.sum(value * value, 1)
+                absolute += tl.sum(tl.abs(value), 1)
+                one, two, three, four = _add_signed(value, _sign_bits(start, within), one, two, three, four)
+            largest = tl.max(high, 0)
         tl.store(out + 4, _sum(nans))
         tl.store(out + 5, _sum(infs))
         tl.store(out + 6, _sum(one))

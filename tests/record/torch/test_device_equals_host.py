@@ -70,6 +70,24 @@ for level in ("L0", "mix"):
 print("the same")
 """
 
+COMPILED = """
+import triton.language as tl
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from twinprobe._measure.cuda_kernels import float_sketches
+
+kinds = (("bf16", tl.float32, 8), ("fp32", tl.float32, 4), ("fp64", tl.float64, 2), ("bf16", tl.float32, 1))
+for name, acc, width in kinds:
+    constants = {"ACC": acc, "LIMIT": 1e37, "ALIGNED": width > 1, "CHUNK": 65536, "ROWS": 1024 // width, "WIDTH": width}
+    signature = {"table": "*i64", "slots": "*fp64", "kind": "*" + name, **dict.fromkeys(constants, "constexpr")}
+    places = {(float_sketches.arg_names.index(key),): value for key, value in constants.items()}
+    aligned = {(place,): [["tt.divisibility", 16]] for place in range(3)}
+    built = compile(ASTSource(float_sketches, signature, places, aligned), target=GPUTarget("cuda", 90, 32))
+    assert built.asm["cubin"]
+print("compiled")
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -84,3 +102,11 @@ def test_device_rows_equal_host_rows(tmp_path: Path) -> None:
         env=environment,
     )
     assert "the same" in done.stdout, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_sketches_compile_for_a_device_that_is_not_here() -> None:
+    """Triton's interpreter runs what its compiler refuses, such as a second return of another type."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300, check=False)
+    assert "compiled" in done.stdout, done.stderr[-3000:]

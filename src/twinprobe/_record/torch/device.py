@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from twinprobe._measure.crc32 import crc_of_zeros
-from twinprobe._measure.cuda import WIDE_BLOCKS, DeviceMeasure, Lane, Measured, Queue
+from twinprobe._measure.cuda import DeviceMeasure, Lane, Measured, Queue
 from twinprobe._measure.sketch import as_pairs
 from twinprobe._measure.statistics import Statistics
 from twinprobe._record.rows import Row
@@ -98,7 +98,6 @@ class DeviceRows:
         self._small: list[Callable[[], None]] = []
         self._sketch = sketch
         self._measure: DeviceMeasure | None = _device_measure(device, sketch)
-        self._wide = WIDE_BLOCKS if sketch else 0
         self._lost = 0
 
     @property
@@ -161,7 +160,7 @@ class DeviceRows:
                     copies.extend(piece[0] for piece in pieces)
                 for dense, repeats, style in pieces:
                     dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
-                    aligned = not start & 15 and elements >= self._wide
+                    aligned = not start & 15
                     queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
                     _add(queue, lane, start, elements, (row, elements, repeats, style))
             if self._digest:
