@@ -17,7 +17,7 @@ from twinprobe._align.calls import dims
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,6 +33,7 @@ _BACKWARD = 3.0
 _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
+_DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -237,6 +238,13 @@ class _Operands:
         for array, what in ((self.size, values.elements), (self.norm, values.norm), (self.fine, values.epsilon)):
             np.maximum.at(array, owners, what[self.gives])
         self.terms = self._contracted(pairs, flow)
+        self.divides = flow.updates & np.array([_DIVIDES in op.body for op in flow.ops], dtype=bool)
+        self.step = np.zeros(count)  # the largest plain number that a call is given: an update's step
+        if self.divides.any():
+            plain = np.flatnonzero((pairs["t_kind"] == VALUE).fill_null(value=False).to_numpy() & (flow.of_row >= 0))
+            number = np.nan_to_num(np.abs(pairs["t_max"].to_numpy().astype(np.float64)))
+            np.maximum.at(self.step, flow.of_row[plain], number[plain])
+            self.step = np.where(self.step > 0, self.step, _USUAL_STEP)
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
@@ -320,6 +328,9 @@ class _Operands:
             ],
             relative * self.steep,
         )
+        # Adam and its kin divide noise by noise: where a gradient is nothing else, an element may move by a whole step.
+        steps = self.divides[calls] & (distance > 0)
+        gain = np.where(steps, np.fmax(gain, 2 * self.step[calls] * np.sqrt(self.size[calls])), gain)
         squares = np.zeros(self.count)
         np.add.at(squares, calls, gain**2)
         # A backward call also reads what its forward call kept.

@@ -107,12 +107,17 @@ def _unexplained(
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
-    off &= held & facts.matched
+    # Parameters that an optimiser takes in another order are no pair.
+    exchanged = np.zeros(len(flow.ops), dtype=bool)
+    exchanged[flow.of_row[inputs & facts.shape]] = True
+    off &= held & facts.matched & ~(exchanged & flow.updates)[call]
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
     outputs &= ~(explained | ((family == Family.CHOICE) & unsure))[call] & ~noise.flips
     # With inputs equal to the last bit, another argument is the cause of whatever differs; a mask's fill value is not.
     filled = [owner for owner, rows in arguments.items() if any(abs(facts.number[row]) > _FILL for row in rows)]
-    caused = np.isin(call, list(arguments)) & ~np.isin(call, filled) & ~(unsure | explained)[call]
+    # An optimiser's settings are the cause of another update, whatever the gradients are.
+    unsettled = (unsure | explained) & ~flow.updates
+    caused = np.isin(call, list(arguments)) & ~np.isin(call, filled) & ~unsettled[call]
     caused &= (np.nan_to_num(noise.error) != 0) & facts.matched & held & (flow.role == OUTPUT)
     entering = off & inputs & (flow.source == NONE)
     gradients = off & (flow.role == GRADIENT)
