@@ -58,9 +58,8 @@ def test_a_fault_in_one_shard_of_one_stage_is_found_where_it_is(recorded: Record
     outcome = compare(recorded(2, 2, faulty=2), recorded(1, 1), tmp_path, Layout(4, 2, 2), Layout(1, 1, 1))
     first = outcome.summaries[0].first
     assert first is not None
-    golden = open_run(recorded(1, 1) / "rank0")
-    around = golden.parents.get(first.golden_row.rpartition(".output")[0]) or first.golden_row
-    assert "layers.2.mlp.up" in around
+    assert "layers.2.mlp.up" in first.module
+    assert first.begins == "parameter"
 
 
 def test_two_layouts_meet_without_a_single_rank_between_them(recorded: Recorder, tmp_path: Path) -> None:

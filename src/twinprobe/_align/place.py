@@ -24,10 +24,11 @@ RULE = "place"
 _SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
-def link_places(board: Board) -> RowLinks | None:
+def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     """Link what no earlier rule has linked and what lies at the same place in both runs.
 
-    Where the runs compute the same in other steps, these come back as groups of calls, for ``aligned_pairs``.
+    ``grouped``: where the runs compute the same in other steps, these come back as groups of calls, for
+    ``aligned_pairs``.
     """
     if not board.both_forward:
         link_equal_names(board)
@@ -54,7 +55,7 @@ def link_places(board: Board) -> RowLinks | None:
     _link_the_rest(board)
     links = RowLinks(by_place=True)
     flows = walk.flows()
-    for group in walk.groups(flows):
+    for group in walk.groups(flows) if grouped else ():
         mine, theirs = group[::-1] if turned else group
         link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
     _say(board, before, links.call_groups)

@@ -101,7 +101,7 @@ def expected_errors(
     values = _values(pairs, flow, error, epsilon)
     between = _between(flow, values)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
-    unknown = np.isnan(values.distance) & (values.epsilon > 0)
+    unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
     operations = [OTHER_MODULE if call in flow.grouped else operation_of(op) for call, op in enumerate(flow.ops)]
     grain = _grain(flow, values.epsilon)
@@ -189,7 +189,8 @@ def _hidden_precision(settings: dict[str, Any]) -> float:
 
 
 def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> _Values:
-    norm = np.abs(pairs["g_norm"].to_numpy().astype(np.float64))
+    own, norm = (np.abs(pairs[f"{side}_norm"].to_numpy().astype(np.float64)) for side in "tg")
+    norm = np.where((flow.role == PARAMETER) & pairs["g_row"].is_null().to_numpy(), own, norm)
     high, low, mean = (pairs[f"g_{stat}"].to_numpy().astype(np.float64) for stat in ("max", "min", "mean"))
     amplitude = np.fmax(*(np.where(np.isfinite(stat), np.abs(stat), np.nan) for stat in (high, low)))
     elements = np.maximum(flow.elements[1], flow.elements[0])
@@ -198,7 +199,6 @@ def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> 
         norm = np.where(unknown, np.nan_to_num(amplitude) * np.sqrt(elements), norm)
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
-        own = np.abs(pairs["t_norm"].to_numpy().astype(np.float64))
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
         # Fill values of masks say nothing about the rest; what is judged is the softmax behind them.
         filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]

@@ -30,6 +30,9 @@ _OVERWRITE = frozenset({
     "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
     "log_normal_", "trunc_normal_",
 })  # fmt: skip
+# A backward call also reads what its forward call kept. A gradient that comes in so many times as far off as that was
+# parted elsewhere.
+_GAIN = 100.0
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -207,6 +210,7 @@ def _around(flow: Flow, calls: Bools) -> Bools:
 def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     abnormal = noise.abnormal | facts.whole
+    size = np.nan_to_num(noise.error, nan=np.inf)
     ends = ends_of(flow, facts) & (noise.matters | facts.whole)
     rows_of = _rows_of_calls(flow)
     backward = {op.place: call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
@@ -217,7 +221,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     for beginning in beginnings:
         # What an optimiser writes is read in the next step.
         beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
-            flow, link, beginning, abnormal, ends, rows_of
+            flow, link, beginning, abnormal, size, ends, rows_of
         )
 
 
@@ -234,21 +238,21 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     ).any():  # gradients of activations are summed where nobody records: parameters have them all
         unread &= ~flow.spread(np.array([op.direction == BACKWARD for op in flow.ops], dtype=bool))
     # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
-    # the module's own output.
-    later: dict[int, int] = {}
+    # the module's own output. What enters the way back is a gradient: no forward output was read for it.
+    later: dict[tuple[int, str], int] = {}
     taken = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter)
     for call in np.unique(flow.of_row[taken]).tolist():
-        around = int(flow.parent[call])
-        later[around] = max(later.get(around, -1), int(flow.start[call]))
+        place = int(flow.parent[call]), flow.ops[call].direction
+        later[place] = max(later.get(place, -1), int(flow.start[call]))
     made = np.flatnonzero(outputs)
     inner = {(int(flow.parent[flow.of_row[row]]), int(flow.mark[row])) for row in made.tolist()}
     for row in made.tolist():
         call = int(flow.of_row[row])
         if not flow.leaf[call] and (call, int(flow.mark[row])) not in inner:
-            later[call] = call
+            later[call, flow.ops[call].direction] = call
     for row in np.flatnonzero(unread).tolist():
         call = int(flow.of_row[row])
-        if not flow.updates[call] and later.get(int(flow.parent[call]), -1) > call:
+        if not flow.updates[call] and later.get((int(flow.parent[call]), flow.ops[call].direction), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
@@ -266,7 +270,15 @@ def _rows_of_calls(flow: Flow) -> list[Ints]:
     return [order[edges[call] : edges[call + 1]] for call in range(len(flow.ops))]
 
 
-def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends: Bools, rows_of: list[Ints]) -> bool:
+def _reaches(
+    flow: Flow,
+    link: Ints,
+    beginning: Beginning,
+    abnormal: Bools,
+    size: NDArray[np.float64],
+    ends: Bools,
+    rows_of: list[Ints],
+) -> bool:
     """Whether a chain of differing values leads from a beginning to an end."""
     shown = [beginning.row, *beginning.arguments]
     reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
@@ -281,7 +293,13 @@ def _reaches(flow: Flow, link: Ints, beginning: Beginning, abnormal: Bools, ends
         if not len(bad):
             continue
         if call not in reached:
-            touched = int(flow.twin[call]) in reached or int(link[call]) in reached or call in inside
+            twin, back = int(flow.twin[call]), int(link[call])
+            touched = call in inside or (back != twin and back in reached)
+            if not touched and twin in reached:
+                kept, came = rows_of[twin], rows_of[call if back == twin else back]
+                came = came[flow.role[came] == INPUT]
+                largest = [np.max(size[rows], initial=0.0, where=abnormal[rows]) for rows in (kept, came)]
+                touched = bool(largest[0] * _GAIN >= largest[1])
             for row in bad.tolist():
                 source = int(flow.source[row])
                 if source != NONE:

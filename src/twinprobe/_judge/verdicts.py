@@ -43,7 +43,7 @@ from twinprobe._judge.search import (
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
-from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
 if TYPE_CHECKING:
     import polars as pl
@@ -291,7 +291,9 @@ def _weigh(
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
     flow = trace(run, pairs)
-    epsilon = np.where(rows.tensor, rows.epsilon(), 0.0)
+    # A parameter without a counterpart still says how much a call adds up and rounds.
+    alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
+    epsilon = np.where(rows.tensor | alone, rows.epsilon(), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
     error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)

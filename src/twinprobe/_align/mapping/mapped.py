@@ -128,7 +128,7 @@ class MappedMatcher:
             link_equal_modules(board)
             return links
         if by_place and not board.across_frameworks:
-            return link_places(board)
+            return link_places(board, grouped=options.align != "names")
         help_wanted = options.align == "auto" and self.layer is None
         if help_wanted and (board.across_frameworks or not names_meet(*_runs(board))):
             link_cells(board)
