@@ -40,7 +40,8 @@ def record(folder: Path, device: str, family: str, dtype: str, options: dict[str
     program.batch = {key: value.to(device) if torch.is_tensor(value) else value for key, value in program.batch.items()}
     scratch = folder.with_name(folder.name + "_whole")
     with twinprobe.torch.record(program.model, scratch, level="mix", task="statistics"):
-        loss = program.step()
+        with torch.device(device):  # what the model makes on its way is made there
+            loss = program.step()
     print(folder.name, float(loss))
     made = next(scratch.rglob("dump.json")).parent
     folder.mkdir(parents=True)

@@ -199,6 +199,11 @@ Shape = tuple[int, ...]
 _MOST_DIMS = 64
 
 
+def all_dims(texts: Iterable[str | None]) -> dict[str | None, Shape | None]:
+    """The shapes of all these texts."""
+    return {text: dims(text) for text in texts}
+
+
 @lru_cache(maxsize=65536)
 def dims(text: str | None) -> Shape | None:
     """A shape from its text; None where there is none."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, statistic_kinds
@@ -282,8 +282,9 @@ def _parameters(run: Run) -> list[tuple[str, Side]]:
     import polars as pl
 
     table = run.table.filter((pl.col("role") == PARAMETER) & (pl.col("kind") == TENSOR))
+    known = all_dims(table["shape"].unique().to_list())
     wanted = table.select("name", "dtype", "shape", *STATS).iter_rows()
-    return [(name, Side(str(dtype or ""), dims(shape) or (), *stats)) for name, dtype, shape, *stats in wanted]
+    return [(name, Side(str(dtype or ""), known[shape] or (), *stats)) for name, dtype, shape, *stats in wanted]
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:

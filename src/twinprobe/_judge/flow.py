@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import dims
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName, parse_op
+from twinprobe._align.calls import all_dims
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
 
@@ -46,6 +46,8 @@ class Flow:
     """When a call begins: the number of the first call inside it."""
     twin: Ints
     """The forward call of a backward call or of a parameter's gradients."""
+    back: Ints
+    """The backward call that a parameter's gradients belong to."""
     source: Ints
     """The output row that each input row repeats, on both sides."""
     target_source: Ints
@@ -86,7 +88,7 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     of_row = pairs["t_op"].fill_null(NONE).to_numpy().astype(np.int64)
     role = pairs["t_role"].fill_null(255).to_numpy()
     whole_group = grouped_calls(pairs, of_row)
-    ops = [parse_op(name) for name in run.ops]
+    ops = run.op_names
     parent, leaf, start = _nesting(run)
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
@@ -104,11 +106,13 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     read = _read_later(marks[0], made, taken, of_row, begins)
-    twin = _twins(ops)
+    twin, back = _twins(ops)
     in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool)
     updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool)
-    return Flow(ops, of_row, role, parent, leaf, start, twin, source, target_source, golden_source, parameter, read,
-                updates, in_place, both, elements, set(whole_group))  # fmt: skip
+    return Flow(
+        ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
+        updates, in_place, both, elements, set(whole_group),
+    )  # fmt: skip
 
 
 def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
@@ -153,8 +157,8 @@ def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:
 
 def _elements(pairs: pl.DataFrame, side: str) -> Floats:
     shapes = pairs[f"{side}_shape"]
-    distinct = shapes.unique().to_list()
-    sizes = {text: float(prod(shape)) if (shape := dims(text)) is not None else 0.0 for text in distinct}
+    known = all_dims(shapes.unique().to_list())
+    sizes = {text: 0.0 if shape is None else float(prod(shape)) for text, shape in known.items()}
     counts: Floats = shapes.replace_strict(sizes, default=0.0).fill_null(0.0).to_numpy().astype(np.float64)
     return counts
 
@@ -203,14 +207,15 @@ def _read_later(marks: NDArray[np.uint64], made: Bools, taken: Bools, of_row: In
     return read
 
 
-def _twins(ops: list[OpName]) -> Ints:
-    """Backward calls and gradients: the forward call of the same thing and number."""
+def _twins(ops: list[OpName]) -> tuple[Ints, Ints]:
+    """Of backward calls and gradients the forward call of the same thing and number; of gradients the backward call."""
     forward = {(op.prefix, op.body, op.cls, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
-    twin = np.full(len(ops), NONE, dtype=np.int64)
+    backward = {(op.prefix, op.body, op.cls): at for at, op in enumerate(ops) if op.direction == BACKWARD}
+    twin, back = (np.full(len(ops), NONE, dtype=np.int64) for _ in range(2))
     for number, op in enumerate(ops):
         if op.direction == BACKWARD:
             twin[number] = forward.get((op.prefix, op.body, op.cls, op.call), NONE)
         elif op.direction == GRADIENTS:
-            call = max(op.call, 0)
-            twin[number] = forward.get((op.prefix, op.body, op.cls, call), NONE)
-    return twin
+            twin[number] = forward.get((op.prefix, op.body, op.cls, max(op.call, 0)), NONE)
+            back[number] = backward.get((op.prefix, op.body, op.cls), NONE)
+    return twin, back

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import all_dims
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, operation_of
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
 if TYPE_CHECKING:
@@ -276,10 +276,11 @@ class _Operands:
         terms = np.ones(self.count)
         products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
         shapes = pairs["g_shape"]
+        known = all_dims(shapes.unique().to_list())
         for call in products.tolist():
             op = flow.ops[call]
             convolution = "conv" in (op.cls or op.body).lower()
-            shape = dims(shapes[int(self.second[call] if convolution else self.first[call])])
+            shape = known[shapes[int(self.second[call] if convolution else self.first[call])]]
             if shape:
                 terms[call] = float(np.prod(shape[1:])) if convolution else float(shape[-1])
         return np.maximum(terms, 1.0)
@@ -385,11 +386,8 @@ def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Fl
     inputs = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0))
     np.maximum.at(incoming, flow.of_row[inputs], values.norm[inputs])
     np.maximum.at(wrong, flow.of_row[inputs], np.nan_to_num(values.error[inputs], nan=0.0, posinf=_WILD))
-    backward = {op.place: call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
-    for call in np.flatnonzero(gradient).tolist():
-        found = backward.get(flow.ops[call].place)
-        if found is not None:
-            arrived[call], error[call] = incoming[found], wrong[found]
+    known = flow.back != NONE
+    arrived[known], error[known] = incoming[flow.back[known]], wrong[flow.back[known]]
     scale = np.where(gradient, np.fmax(scale, np.fmax(largest, arrived)), scale)
     return scale, np.where(gradient, np.hypot(carried, _BACKWARD * error * scale), carried)
 

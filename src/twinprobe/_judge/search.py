@@ -12,7 +12,7 @@ from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
-from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
 
 if TYPE_CHECKING:
@@ -213,11 +213,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     size = np.nan_to_num(noise.error, nan=np.inf)
     ends = ends_of(flow, facts) & (noise.matters | facts.whole)
     rows_of = _rows_of_calls(flow)
-    backward = {op.place: call for call, op in enumerate(flow.ops) if op.direction == BACKWARD}
-    link = flow.twin.copy()
-    for call, op in enumerate(flow.ops):
-        if op.direction == GRADIENTS:
-            link[call] = backward.get(op.place, link[call])
+    link = np.where(flow.back != NONE, flow.back, flow.twin)
     for beginning in beginnings:
         # What an optimiser writes is read in the next step.
         beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(

@@ -33,11 +33,6 @@ class OpName:
     is_module: bool = False  # a call of a module (Cell, Layer) and not of an API
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """What was called, in whatever direction and however often."""
-        return self.prefix, self.body, self.cls
-
-    @property
     def without_call(self) -> str:
         """The name with its call number left out: equal for all calls of one thing in one direction."""
         parts = [self.prefix, self.body, self.cls, self.direction]

@@ -16,6 +16,7 @@ import msgspec
 
 from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
+from twinprobe._runs.names import OpName, parse_op
 from twinprobe._runs.notebook import card
 from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.places import remote
@@ -91,6 +92,11 @@ class Run:
             return TENSORS
         has_digest = self.table["digest"].null_count() < self.table.height
         return DIGESTS if has_digest else STATISTICS
+
+    @cached_property
+    def op_names(self) -> list[OpName]:
+        """The names of its calls, taken apart."""
+        return [parse_op(name) for name in self.ops]
 
     @cached_property
     def stacks(self) -> Stacks:
