@@ -39,9 +39,9 @@ def record(folder: Path, device: str, family: str, dtype: str, options: dict[str
     program.model.to(device)
     program.batch = {key: value.to(device) if torch.is_tensor(value) else value for key, value in program.batch.items()}
     scratch = folder.with_name(folder.name + "_whole")
-    with twinprobe.torch.record(program.model, scratch, level="mix", task="statistics"):
-        with torch.device(device):  # what the model makes on its way is made there
-            loss = program.step()
+    recording = twinprobe.torch.record(program.model, scratch, level="mix", task="statistics")
+    with recording, torch.device(device):  # what the model makes on its way is made there
+        loss = program.step()
     print(folder.name, float(loss))
     made = next(scratch.rglob("dump.json")).parent
     folder.mkdir(parents=True)

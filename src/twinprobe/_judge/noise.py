@@ -106,7 +106,7 @@ def expected_errors(
     operations = [OTHER_MODULE if call in flow.grouped else operation_of(op) for call, op in enumerate(flow.ops)]
     grain = _grain(flow, values.epsilon)
     operands = _Operands(pairs, flow, values, operations)
-    scale, carried = operands.added_up(values), operands.explained(flow, values, estimated)
+    scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
     roundings = operands.roundings(operations)
     row_call = np.maximum(flow.of_row, 0)
@@ -285,13 +285,16 @@ class _Operands:
                 terms[call] = float(np.prod(shape[1:])) if convolution else float(shape[-1])
         return np.maximum(terms, 1.0)
 
-    def explained(self, flow: Flow, values: _Values, estimated: Bools) -> Floats:
+    def explained(self, flow: Flow, values: _Values, estimated: Bools, sketched: Bools) -> Floats:
         """Per call: how far off its outputs may be since its inputs are, as a distance."""
         rows, calls, kind, by = self.rows, self.calls, self.family[self.calls], self.factor[self.calls]
         distance = np.nan_to_num(values.distance[rows], nan=0.0)
+        dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows]
+        # What a sketch does not resolve may be there, once anything differs at all.
+        distance = np.where(dirty & sketched[rows], np.fmax(distance, _RESOLVED * values.norm[rows]), distance)
         if estimated.any():
             # Four numbers see only a part of a difference; 16-bit ones hide half an epsilon.
-            dirty = np.maximum.accumulate(np.nan_to_num(values.distance) > 0)[rows] & estimated[rows]
+            dirty = dirty & estimated[rows]
             epsilon = values.epsilon[rows]
             hidden = np.where(epsilon > _COARSE, 0.5, ROUNDING) * epsilon * values.norm[rows]
             distance = np.where(dirty, np.fmax(2.0 * distance, hidden), distance)
