@@ -25,6 +25,7 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
+OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
@@ -107,8 +108,9 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
-    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool)
-    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool)
+    written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
+    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
+    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool) | written
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
         updates, in_place, both, elements, set(whole_group),

@@ -108,19 +108,14 @@ def expected_errors(
     operands = _Operands(pairs, flow, values, operations)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
-    roundings = operands.roundings(operations)
     row_call = np.maximum(flow.of_row, 0)
     output = (flow.role == OUTPUT) | (flow.role == GRADIENT)
-    backward = np.array([op.direction != FORWARD for op in flow.ops] or [False])
-    composite = ~flow.leaf | backward | np.array([op.is_module for op in flow.ops] or [False])
-    local_epsilon = np.where(composite[row_call], grain, values.epsilon)
-    coarser = _hidden_precision(settings)
-    if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
-        products = np.array([op.family in (Family.PRODUCT, Family.ATTENTION) for op in operations] or [False])
-        local_epsilon = np.where((products | composite)[row_call], np.fmax(local_epsilon, coarser), local_epsilon)
-    local = ROUNDING * local_epsilon * np.sqrt(roundings[row_call]) * np.fmax(values.norm, scale[row_call])
-    entering = ROUNDING * np.where(flow.source != NONE, 1.0, 4.0) * np.where(flow.parameter, epsilon, grain)
-    local = np.where(output, local, entering * values.norm)
+    depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
+    local = np.where(
+        output,
+        _own_rounding(flow, values, operands, operations, grain, settings) * np.fmax(values.norm, scale[row_call]),
+        _on_the_way_in(flow, epsilon, grain, depth) * values.norm,
+    )
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where(flow.parameter | (flow.role == POINT), 0.0, inherited)
@@ -147,12 +142,38 @@ def expected_errors(
         times = np.where(unknown, np.nan, times)
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * few
-        depth = _DEPTH * (_DEPTH_AT / grain) ** _DEPTH_GROWTH
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
         alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
         matters = np.where(alone, abnormal, matters)
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
+
+
+def _own_rounding(
+    flow: Flow,
+    values: _Values,
+    operands: _Operands,
+    operations: list[Operation],
+    grain: Floats,
+    settings: dict[str, Any],
+) -> Floats:
+    """What each row's call may lose by itself, relative to what it adds up."""
+    row_call = np.maximum(flow.of_row, 0)
+    composite = ~flow.leaf | operands.backward | np.array([op.is_module for op in flow.ops] or [False])
+    epsilon = np.where(composite[row_call], grain, values.epsilon)
+    coarser = _hidden_precision(settings)
+    if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
+        products = np.array([op.family in (Family.PRODUCT, Family.ATTENTION) for op in operations] or [False])
+        epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
+    rounding: Floats = ROUNDING * epsilon * np.sqrt(operands.roundings(operations)[row_call])
+    return rounding
+
+
+def _on_the_way_in(flow: Flow, epsilon: Floats, grain: Floats, depth: Floats) -> Floats:
+    """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
+    unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
+    rounding: Floats = np.where(flow.source != NONE, ROUNDING, unseen) * np.where(flow.parameter, epsilon, grain)
+    return rounding
 
 
 def _pooled(pairs: pl.DataFrame, values: _Values, measured: Floats) -> Floats:
