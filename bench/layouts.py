@@ -94,7 +94,7 @@ def trainings(folder: Path) -> None:
     """Every layout of the tests against its twin: how many rows pass, and whether anything is blamed."""
     sys.path.insert(0, str(TESTS.parent))
     sys.path.insert(0, str(TESTS))
-    from test_layouts import TWINS
+    from test_parallel_layouts import TWINS
 
     rows = []
     for at, (kind, twin) in enumerate(TWINS.items()):

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import resource
+import shlex  # noqa: F401  # a child without rights to this interpreter's folder cannot import it any more
 import signal
 import sys
 import tempfile

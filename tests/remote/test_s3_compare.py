@@ -130,7 +130,8 @@ def test_align_reads_and_writes_there(s3: S3Server, command, tmp_path: Path) -> 
     urls = s3.put(target, "align/t"), s3.put(golden, "align/g")
     said = command("align", urls[0], urls[1], "-o", "s3://dumps/align/o")
     assert (said.code, said.err) == (0, "")
-    assert sorted(s3.names("align/o")) == ["alignment.html", "alignment.json", "layer_mapping.yaml"]
+    mappings = [f"{kind}_mapping.yaml" for kind in ("api", "cell", "data", "layer")]
+    assert sorted(s3.names("align/o")) == ["alignment.html", "alignment.json", *mappings]
     used = command("compare", "-tp", urls[0], "-gp", urls[1], "--alignment", "s3://dumps/align/o/alignment.json",
                    "-o", tmp_path / "o", "--csv", "--quiet")  # fmt: skip
     assert (used.code, used.err) == (0, "")
