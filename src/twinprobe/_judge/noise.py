@@ -74,7 +74,6 @@ class _Values:
     norm: Floats
     rms: Floats
     elements: Floats
-    amplitude: Floats
     epsilon: Floats
     mean: Floats
     masked: Bools
@@ -229,7 +228,7 @@ def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> 
         distance = np.where(
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )
-    return _Values(error, distance, norm, rms, elements, amplitude, epsilon, np.nan_to_num(mean), masked & (error != 0))
+    return _Values(error, distance, norm, rms, elements, epsilon, np.nan_to_num(mean), masked & (error != 0))
 
 
 def _grain(flow: Flow, epsilon: Floats) -> Floats:

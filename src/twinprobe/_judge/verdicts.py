@@ -84,7 +84,6 @@ RULES: dict[str, Rule] = {
     "input": Rule(WARNING, "this input already differs"),
     "parameter": Rule(WARNING, "this parameter differs"),
     "outside": Rule(WARNING, "this input comes from outside the recorded calls and already differs"),
-    "between": Rule(WARNING, "this input differs though nothing recorded before it does"),
     "inherited": Rule(WARNING, "the output differs, and so do the inputs: inherited"),
     "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
     "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),

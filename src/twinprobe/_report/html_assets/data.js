@@ -106,7 +106,7 @@ class Table {
 
   // The relative error that noise explains, where it was weighed.
   noise() {
-    const [times] = ["Times noise"].map((name) => this.byName.get(name)?.packed.numbers);
+    const times = this.byName.get("Times noise")?.packed.numbers;
     if (!times) return null;
     return Float64Array.from(this.error, (error, row) => (times[row] > 0 ? error / times[row] : NaN));
   }
