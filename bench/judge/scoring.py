@@ -99,7 +99,8 @@ def _ask(outcome: Outcome, target: Path, golden: Path, folder: str) -> None:
     first = said.get("first")
     if first:
         outcome.ops = [str(first["op"])]
-        outcome.claims = [locate(outcome.ops[0], *sides)]
+        # Numbers are those of the run that makes the call.
+        outcome.claims = [locate(outcome.ops[0], *(reversed(sides) if first.get("begins") == "missing" else sides))]
         outcome.sentence = str(first.get("sentence", ""))
         outcome.kinds = stated_kinds(first)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,19 @@ class Model(nn.Module):
         return self.head(self.blocks(x))
 
 
-def record(folder: Path, model: Model, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+def record(
+    folder: Path,
+    model: Model,
+    dtype: torch.dtype = torch.float32,
+    update: Callable[[torch.Tensor], None] | None = None,
+    **options: Any,
+) -> Path:
     torch.manual_seed(2)
     x, labels = torch.randn(2, TOKENS, WIDTH).to(dtype), torch.randint(10, (2 * TOKENS,))
     model = model.to(dtype)
     with twinprobe.record(model, folder, level="mix", **options):
-        functional.cross_entropy(model(x).flatten(0, 1).float(), labels).backward()
+        loss = functional.cross_entropy(model(x).flatten(0, 1).float(), labels)
+        loss.backward() if update is None else update(loss)
     return next(folder.rglob("dump.json"))
 
 
@@ -126,6 +134,130 @@ def test_an_argument_that_changes_nothing_is_no_divergence(tmp_path: Path) -> No
             model(torch.ones(4, 8)).sum().backward()
         dumps.append(next((tmp_path / side).rglob("dump.json")))
     assert twinprobe.compare(*dumps).agrees
+
+
+class Scaled(nn.Module):
+    """A layer with a scale behind it, which a port may leave out; and an activation, which it may replace."""
+
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor], *, scaled: bool) -> None:
+        super().__init__()
+        self.inner, self.scale = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.full((WIDTH,), 0.5))
+        self.activation, self.scaled = activation, scaled
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.inner(x)) * self.activation(x)
+        return y * self.scale if self.scaled else y
+
+
+def scaled(activation: Callable[[torch.Tensor], torch.Tensor], *, scaled: bool = True) -> Model:
+    model = Model()
+    torch.manual_seed(3)
+    model.blocks[1].mlp = Scaled(activation, scaled=scaled)
+    return model
+
+
+def test_a_call_that_is_missing_is_named_by_the_golden_run(tmp_path: Path, dtype: torch.dtype) -> None:
+    dumps = [
+        record(tmp_path / side, scaled(torch.sigmoid, scaled=side == "g"), dtype, update=lambda _loss: None)
+        for side in "tg"
+    ]
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert (first.module, first.begins) == ("blocks.1.mlp", "missing")
+    assert first.op in json.loads(dumps[1].read_text())["data"]
+    assert "__mul__" in first.op
+    assert "only the golden run makes this call" in first.sentence
+    assert Path(__file__).name in first.stack_line
+
+
+def test_a_function_in_place_of_another_is_named_within_the_noise_of_its_dtype(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    dumps = [
+        record(tmp_path / side, scaled(activation), dtype)
+        for side, activation in (("t", functional.hardsigmoid), ("g", torch.sigmoid))
+    ]
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.op == "Functional.hardsigmoid.0.forward"
+    assert first.kinds[0]["name"] == "function"
+    assert first.kinds[0]["sentence"] == "hardsigmoid against sigmoid"
+
+
+def test_one_function_in_a_coarser_type_is_a_difference_not_its_noise(tmp_path: Path) -> None:
+    def coarse(x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x.bfloat16()).float()
+
+    first = twinprobe.compare(
+        record(tmp_path / "t", scaled(coarse)), record(tmp_path / "g", scaled(torch.sigmoid))
+    ).first
+    assert first is not None
+    assert (first.module, first.op) == ("blocks.1.mlp", "Torch.sigmoid.0.forward")
+    assert first.kinds[0]["name"] == "dtype"
+    # A whole run in a coarser type is normal.
+    whole = record(tmp_path / "b", scaled(torch.sigmoid), torch.bfloat16)
+    assert twinprobe.compare(whole, tmp_path / "g").agrees
+
+
+def test_a_scaled_loss_is_no_divergence_where_the_optimiser_sees_equal_gradients(tmp_path: Path) -> None:
+    dumps = []
+    for side, factor in (("t", 1024.0), ("g", 1.0), ("wrong", 2.0)):
+        model = Model()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+        def update(loss: torch.Tensor, factor=factor, side=side, model=model, optimizer=optimizer) -> None:
+            (loss * factor).backward() if factor > 1 else loss.backward()
+            for parameter in model.parameters() if side == "t" else ():
+                parameter.grad.div_(factor)
+            optimizer.step()
+
+        dumps.append(record(tmp_path / side, model, update=update))
+    assert twinprobe.compare(dumps[0], dumps[1]).agrees
+    first = twinprobe.compare(dumps[2], dumps[1]).first  # Adam's first update is the same: the gradients are not
+    assert first is not None
+    assert "factor" in [kind["name"] for kind in first.kinds]
+
+
+def test_an_optimiser_may_take_its_parameters_in_another_order(tmp_path: Path) -> None:
+    dumps = []
+    for side in "tg":
+        model = Model()
+        groups = [[one for one in model.parameters() if (one.dim() > 1) == matrix] for matrix in (True, False)]
+        ordered = [{"params": group} for group in groups] if side == "t" else model.parameters()
+        optimizer = torch.optim.AdamW(ordered, foreach=False)
+
+        def update(loss: torch.Tensor, optimizer=optimizer) -> None:
+            loss.backward()
+            optimizer.step()
+
+        dumps.append(record(tmp_path / side, model, update=update))
+    assert twinprobe.compare(*dumps).agrees
+
+
+def test_weights_given_to_a_function_by_hand_are_parameters(tmp_path: Path) -> None:
+    dumps = []
+    for side in "tg":
+        model = Model()
+        layer = model.blocks[1].mlp[2]
+        model.blocks[1].mlp = nn.Sequential(*model.blocks[1].mlp[:2], nn.Identity())
+        head = model.head
+        if side == "t":
+            with torch.no_grad():
+                layer.weight.copy_(layer.weight.flip(0))
+        model.blocks[1].mlp.register_forward_hook(
+            lambda _module, _inputs, output, layer=layer: functional.linear(output, layer.weight, layer.bias)
+        )
+        optimizer = torch.optim.SGD([*head.parameters(), *layer.parameters()], lr=0.1, foreach=False)
+
+        def update(loss: torch.Tensor, optimizer=optimizer) -> None:
+            loss.backward()
+            optimizer.step()
+
+        dumps.append(record(tmp_path / side, model, update=update))
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.begins == "parameter"
+    assert "Functional.linear" in first.op
 
 
 def test_the_exit_code_is_that_of_a_divergence(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.kinds import Kind, Row, Side, Suspect, statistic_kinds
+from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
 from twinprobe._judge.origin import Divergence, Result
 from twinprobe._judge.search import (
     ARGUMENT,
@@ -36,6 +36,7 @@ from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
+    import polars as pl
     from numpy.typing import NDArray
 
 # Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
@@ -79,8 +80,10 @@ def describe(
     """One beginning: its call, module, line, both sides' values, and what kind of difference it is."""
     at = beginning.row
     row = evidence.pairs.row(at, named=True)
-    op = target.ops[beginning.call] if beginning.call != NONE else row["t_name"] or row["g_name"]
     name = row["t_name"] or row["g_name"]
+    run, op = target, target.ops[beginning.call] if beginning.call != NONE else name
+    if golden is not None:
+        run, op = _named(target, golden, evidence.pairs, beginning) or (run, op)
     error = float(judged.error[at])
     found = _kinds(target, golden, evidence, judged, beginning) if kinds and golden is not None else []
     noise = judged.noise
@@ -95,14 +98,14 @@ def describe(
         op=op,
         row=name,
         golden_row=row["g_name"] or "",
-        stack_line=user_line(target.stacks[op]),
+        stack_line=user_line(run.stacks[op]),
         target_values=_values(row, "t"),
         golden_values=_values(row, "g"),
         relative_error=None if isnan(error) else error,
         sentence=f"{place}: {what}{size}{judged.unread_before}",
         origin=judged.origin[at],
         order=at,
-        module=_module(target, op),
+        module=_module(run, op),
         argument=place,
         begins=beginning.cause,
         kinds=[{"name": kind.name, "sentence": kind.sentence, "confidence": kind.confidence} for kind in found],
@@ -110,6 +113,42 @@ def describe(
         expected_eps=_number(expected / grain),
         times_noise=_number(times),
     )
+
+
+def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[Run, str] | None:
+    """The call to be named, where it is not the one that shows the difference: one that is missing, extra or another.
+
+    Calls that are compared as a group differ at its end; what differs in the group is where one looks first.
+    """
+    if beginning.cause == MISSING and beginning.arguments:
+        missing = pairs["g_op"][beginning.arguments[0]]
+        return None if missing is None else (golden, golden.ops[missing])
+    replaced = _replaced(target, golden, pairs, beginning)
+    if replaced is None:
+        return None
+    return (golden, replaced[1]) if replaced[0] is None else (target, replaced[0])
+
+
+def _replaced(
+    target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning
+) -> tuple[str | None, str | None] | None:
+    """In a group of calls: the one call that only one run makes, or that another one stands for."""
+    group = pairs["group"][beginning.row] if "group" in pairs.columns else None
+    if group is None or beginning.cause not in (OUTPUT_DIFFERS, EXTRA):
+        return None
+    members = pairs.filter(pairs["group"] == group)
+    calls = [
+        [run.ops[op] for op in members[f"{side}_op"].drop_nulls().unique().sort().to_list()]
+        for run, side in ((target, "t"), (golden, "g"))
+    ]
+    names = [[parse_op(call).body.strip("_") for call in side] for side in calls]
+    only = [
+        [call for call, name in zip(side, own, strict=True) if own.count(name) > others.count(name)]
+        for side, own, others in zip(calls, names, reversed(names), strict=True)
+    ]
+    if max(map(len, only)) != 1:
+        return None
+    return (only[0] or [None])[0], (only[1] or [None])[0]
 
 
 def _number(value: float) -> float | None:
@@ -138,8 +177,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         text = f"only the target run makes this call; {reader} reads its result" if reader else ""
         return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
     if beginning.cause == MISSING and beginning.arguments:
-        maker = pairs["g_name"][beginning.arguments[0]] or ""
-        return f"the target run lacks the call that gives this input: {maker.rpartition('.output')[0] or maker}"
+        reader = pairs["t_name"][beginning.row] or ""
+        return "; ".join(part for part in (f"only the golden run makes this call, for {reader}", named) if part)
     reason = judged.reason[beginning.row]
     return f"{reason}; {named}" if named and named not in reason else reason
 
@@ -204,14 +243,15 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         name = (row["t_name"] or row["g_name"]).removeprefix(op).strip(".")
         rows.append(Row(name, _ROLES.get(role, "output"), sides[0], sides[1], expected))
     op = target.ops[beginning.call]
+    missing = beginning.cause == MISSING and _named(target, golden, pairs, beginning)
     suspect = Suspect(
-        name=op,
+        name=missing[1] if missing else op,
         rows=rows,
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=_parameters(golden),
         from_outside=_from_outside(judged.flow, beginning),
         place="optimizer" if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
-        unpaired=_unpaired(pairs, beginning, golden),
+        unpaired=_unpaired(pairs, judged.flow, beginning, golden),
     )
     found = statistic_kinds(suspect)
     if evidence.mode == TENSORS:
@@ -230,6 +270,11 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
     name = _CAUSES.get(beginning.cause, "")
+    replaced = _replaced(target, golden, evidence.pairs, beginning)
+    if replaced is not None and None not in replaced:
+        return Kind("function", " against ".join(api_name(call) for call in replaced if call), 0.95)
+    if replaced is not None:
+        name = "missing" if replaced[0] is None else "extra"
     row = evidence.pairs.row(beginning.row, named=True)
     if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
         apis = [parse_op(run.ops[row[f"{side}_op"]]) for run, side in ((target, "t"), (golden, "g"))]
@@ -240,16 +285,25 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
             and beginning.cause in ("", ARGUMENT, OUTPUT_DIFFERS)
         ):
             return Kind("function", f"{names[0]} against {names[1]}", 0.95)
+    # What came in may be golden's value in a coarser type; a call that one run alone makes may stand for another.
+    better = {OUTSIDE: ("dtype",), BETWEEN: ("dtype",), EXTRA: ("function", "order"), MISSING: ("function", "order")}
+    known = next((kind for kind in found if kind.name in better.get(beginning.cause, ())), None)
+    if known is not None:
+        return known
     if not name:
         return None
     known = next((kind for kind in found if kind.name == name), None)
     return known or Kind(name, _CAUSE_WORDS[name], 0.9)
 
 
-def _unpaired(pairs: Any, beginning: Beginning, golden: Run) -> list[str]:
+def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) -> list[str]:
     """Calls that only the golden run makes, near the beginning: what was replaced."""
     if beginning.cause not in (EXTRA, MISSING, BETWEEN, ""):
         return []
+    if flow is not None and beginning.cause == EXTRA and beginning.arguments:
+        made = int(flow.golden_source[beginning.arguments[0]])
+        if made != NONE and pairs["t_op"][made] is None:  # what golden's reader of the same input takes
+            return [golden.ops[pairs["g_op"][made]]]
     near = pairs.slice(max(0, beginning.row - 40), 80)
     ops = near.filter(near["t_op"].is_null())["g_op"].drop_nulls().unique(maintain_order=True).to_list()
     return [golden.ops[op] for op in ops[:8]]

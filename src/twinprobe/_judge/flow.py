@@ -65,6 +65,8 @@ class Flow:
     """Calls that write into their first input."""
     mark: NDArray[np.uint64]
     """Equal marks are equal values, on both sides."""
+    marks: tuple[NDArray[np.uint64], NDArray[np.uint64]]
+    """The same for target and golden by themselves."""
     elements: tuple[Floats, Floats]
     """The number of elements of each row, target and golden; 0 where no shape is known."""
     grouped: set[int]
@@ -102,18 +104,26 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     begins = np.where(of_row >= 0, start[of_row], 0)
     both = marks[0] * _SPREAD[0] ^ marks[1]
     source = _latest(both, made, taken, of_row, begins)
-    target_source = _latest(marks[0], made, taken, of_row, begins)
-    golden_source = _latest(marks[1], made | alone, taken, of_row, begins)
+    # What a module gives was made by a call inside it.
+    passed = made & ~np.where(of_row >= 0, leaf[of_row], True)
+    begins_or_ends = np.where(passed, of_row, begins)
+    target_source = _latest(marks[0], made, taken | passed, of_row, begins_or_ends)
+    golden_source = _latest(marks[1], made | alone, taken | passed, of_row, begins_or_ends)
+    written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
+    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool) | written
+    # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
+    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
+    by_optimizer = np.where(of_row >= 0, updates[of_row], False)
+    stepped = np.flatnonzero(taken & by_optimizer & (in_place & ~written)[of_row])
+    stepped = stepped[np.unique(of_row[stepped], return_index=True)[1]]
+    parameter |= taken & (source == NONE) & np.isin(both, both[stepped]) & ~by_optimizer
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
-    written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
-    in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
-    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool) | written
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, elements, set(whole_group),
+        updates, in_place, both, (marks[0], marks[1]), elements, set(whole_group),
     )  # fmt: skip
 
 

@@ -291,9 +291,9 @@ def _presence(suspect: Suspect) -> Kind | None:
     """A call that only one of the runs makes: extra, missing, moved, or another one in its place."""
     if suspect.presence == "both":
         return None
-    name = _api(suspect.name)
+    name = api_name(suspect.name)
     extra = suspect.presence == "target"
-    others = [_api(one) for one in suspect.unpaired]
+    others = [api_name(one) for one in suspect.unpaired]
     evidence = {"call": suspect.name, "unpaired": list(suspect.unpaired)}
     if name in others:
         return Kind("order", f"{name} is called in both runs, but not in the same place", 0.92, evidence)
@@ -303,7 +303,7 @@ def _presence(suspect: Suspect) -> Kind | None:
     return Kind("extra" if extra else "missing", f"only {suspect.presence} calls {name} here", 0.93, evidence)
 
 
-def _api(name: str) -> str:
+def api_name(name: str) -> str:
     """``gelu`` of ``Functional.gelu.3.forward``; ``Linear`` of ``Module.a.Linear.forward.0``."""
     parts = [part for part in name.split(".") if not part.isdecimal() and part not in ("forward", "backward")]
     return parts[-1] if parts else name
@@ -344,7 +344,7 @@ _EMPTY = re.compile(r"(new_)?empty(_like|_strided|_permuted)?$")
 
 def _random(suspect: Suspect) -> Kind | None:
     """A random call gave something else for the same arguments."""
-    name = _api(suspect.name)
+    name = api_name(suspect.name)
     drops = "dropout" in name.lower()
     if not _RANDOM.search(name.lower()) or not _inputs_agree(suspect):
         return None
@@ -360,7 +360,7 @@ def _random(suspect: Suspect) -> Kind | None:
 
 def _uninitialised(suspect: Suspect) -> Kind | None:
     """The call only takes memory."""
-    name = _api(suspect.name)
+    name = api_name(suspect.name)
     if not _EMPTY.fullmatch(name):
         return None
     return Kind("uninitialised", f"{name} gives memory that nobody has written yet", 0.98, {"call": suspect.name})
@@ -545,7 +545,7 @@ def _is_round(number: float, side: Side) -> bool:
 
 def _update(suspect: Suspect) -> Kind | None:
     """An optimiser changes a parameter by another amount; by how much, where there are sketches."""
-    if suspect.place != "optimizer" and not _OPTIMISERS.search(_api(suspect.name).lower()):
+    if suspect.place != "optimizer" and not _OPTIMISERS.search(api_name(suspect.name).lower()):
         return None
     given = [row for row in suspect.rows if row.role in (INPUT, PARAMETER)]
     for row, target, golden in _rows(suspect, OUTPUT, GRADIENT):

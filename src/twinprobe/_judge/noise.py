@@ -34,6 +34,7 @@ _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
+_NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -144,7 +145,11 @@ def expected_errors(
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
         alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
-        matters = np.where(alone, abnormal, matters)
+        read = flow.spread(flow.updates & (operands.size > 0)) & (flow.role == INPUT)
+        matters = np.where(alone & ~read, abnormal, matters)
+        if (read & (values.rms > 0)).any():  # a gradient that is zero in theory is far smaller than the others
+            usual = float(np.median(values.rms[read & (values.rms > 0)]))
+            matters &= ~read | (values.rms > _NOTHING * usual)
     return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
 
 
@@ -268,11 +273,11 @@ class _Operands:
         self.elements = np.maximum(values.elements[self.rows], 1)
         self.ratio = self.size[self.calls] / self.elements
         self.spread = np.sqrt(np.maximum(1.0, self.ratio))  # a broadcast repeats its errors
-        self.first_rms, self.second_rms, third_rms = (
+        self.first_rms, self.second_rms, self.third_rms = (
             np.where(place != NONE, values.rms[np.maximum(place, 0)], 1.0)
             for place in (self.first, self.second, self.third)
         )
-        self.value_norm = third_rms * np.sqrt(self.size)  # of attention: what it averages
+        self.value_norm = self.third_rms * np.sqrt(self.size)  # of attention: what it averages
         # Normalising divides by what is left of the values without their mean.
         rms, mean = values.rms[self.rows], np.abs(values.mean[self.rows])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -354,7 +359,9 @@ class _Operands:
         )
         # Adam and its kin divide noise by noise: where a gradient is nothing else, an element may move by a whole step.
         steps = self.divides[calls] & (distance > 0)
-        gain = np.where(steps, np.fmax(gain, 2 * self.step[calls] * np.sqrt(self.size[calls])), gain)
+        ratio = np.divide(self.second_rms, self.third_rms, out=np.ones(self.count), where=self.third_rms > 0)[calls]
+        moved = 2 * self.step[calls] * np.maximum(1.0, ratio) * np.sqrt(self.size[calls])
+        gain = np.where(steps, np.fmax(gain, moved), gain)
         squares = np.zeros(self.count)
         np.add.at(squares, calls, gain**2)
         # A backward call also reads what its forward call kept.

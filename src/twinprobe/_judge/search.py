@@ -83,6 +83,8 @@ def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: NDArray
             beginning = _entering(flow, row, owner, facts)
         elif not flow.leaf[owner] and any(owner in flow.parents_of(call) for call in found):
             continue  # a part of it is a beginning already
+        elif not flow.leaf[owner] and _alone(flow.golden_source[row], facts) and flow.ops[owner].direction == FORWARD:
+            beginning = Beginning(owner, row, MISSING, [int(flow.golden_source[row])])
         else:
             random = family[owner] == Family.RANDOM and flow.ops[owner].direction == FORWARD
             cause = ARGUMENT if owner in arguments else RANDOM if random else OUTPUT_DIFFERS
@@ -110,10 +112,7 @@ def _unexplained(
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
-    # Parameters that an optimiser takes in another order are no pair.
-    exchanged = np.zeros(len(flow.ops), dtype=bool)
-    exchanged[flow.of_row[inputs & facts.shape]] = True
-    off &= held & facts.matched & ~(exchanged & flow.updates)[call]
+    off &= held & facts.matched & ~_exchanged(flow, noise, facts)[call]
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
     outputs &= ~(explained | ((family == Family.CHOICE) & unsure))[call] & ~noise.flips
     # With inputs equal to the last bit, another argument is the cause of whatever differs; a mask's fill value is not.
@@ -128,12 +127,32 @@ def _unexplained(
     return found
 
 
+def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
+    """Calls of an optimiser that takes its parameters in another order: these are no pairs."""
+    exchanged = np.zeros(len(flow.ops), dtype=bool)
+    if not flow.updates.any():
+        return exchanged
+    rows = flow.spread(flow.updates) & facts.tensor & facts.matched
+    exchanged[flow.of_row[rows & facts.shape]] = True
+    taken = rows & (flow.role == INPUT) & (np.maximum(*flow.elements) > 1)
+    other = taken & noise.abnormal
+    target, golden = flow.marks
+    other &= np.isin(target, golden[taken]) & np.isin(golden, target[taken])
+    exchanged[flow.of_row[other]] = True
+    return exchanged & flow.updates
+
+
 def _deeper(flow: Flow, entering: list[int]) -> set[int]:
     """Calls around a call that takes a differing value itself: the innermost is named."""
     around: set[int] = set()
     for call in {int(flow.of_row[row]) for row in entering}:
         around.update(flow.parents_of(call))
     return around
+
+
+def _alone(row: int, facts: Differences) -> bool:
+    """Whether a row exists, and in one run only."""
+    return row != NONE and not facts.matched[row]
 
 
 def _when(flow: Flow, row: int) -> float:
@@ -149,7 +168,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     forward = flow.ops[owner].direction in (FORWARD, "")
     if flow.parameter[row]:
         beginning = _innermost(flow, row, PARAMETER_DIFFERS)
-    elif made != NONE and not facts.matched[made]:
+    elif _alone(made, facts):
         maker = int(flow.of_row[made])
         twin = int(flow.twin[maker])
         if twin != NONE and not facts.called[twin]:  # its forward call is extra as well
@@ -157,7 +176,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = Beginning(maker, made, EXTRA, [row])
         if flow.ops[maker].direction == FORWARD and not forward and maker != twin:
             beginning = _innermost(flow, row, BETWEEN)  # a hook on the way back: its calls are forward calls
-    elif meant != NONE and not facts.matched[meant]:
+    elif _alone(meant, facts):
         beginning = Beginning(owner, row, MISSING, [meant])
     elif not forward:
         beginning = _innermost(flow, row, BETWEEN)
@@ -211,7 +230,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
     abnormal = noise.abnormal | facts.whole
     size = np.nan_to_num(noise.error, nan=np.inf)
-    ends = ends_of(flow, facts) & (noise.matters | facts.whole)
+    ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
     for beginning in beginnings:
@@ -256,8 +275,35 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
     sent = np.array([op.prefix in COLLECTIVE_PREFIXES and "send" in op.body for op in flow.ops], dtype=bool)
     state |= (flow.role <= PARAMETER) & flow.spread(sent | silent)
-    ends: Bools = unread | state | (flow.role == GRADIENT) | (flow.role == POINT)
+    gradients = flow.role == GRADIENT
+    seen = _read_by_optimizer(flow, facts)
+    arrived = np.isin(flow.mark, flow.mark[gradients])
+    if seen.sum() >= gradients.sum():  # where they are scaled, clipped or summed up on the way, what arrives counts
+        gradients &= np.isin(flow.mark, flow.mark[seen])
+    ends: Bools = unread | state | gradients | (seen & ~arrived) | (flow.role == POINT)
     return ends
+
+
+def _predictions(flow: Flow, noise: Noise) -> Bools:
+    """Where no gradient was recorded: what the last module gives, if the loss behind it differs as well.
+
+    A loss averages errors out, so it is a poor witness by itself. Where it is the same to the last digits, what differs
+    before it is padding.
+    """
+    last = max((at for at, op in enumerate(flow.ops) if op.is_module and flow.parent[at] == NONE), default=NONE)
+    if last == NONE or any(op.direction not in (FORWARD, "") for op in flow.ops):
+        return np.zeros(len(flow.role), dtype=bool)
+    behind = (flow.of_row > last) & (flow.role == OUTPUT) & (flow.elements[0] == 1)
+    if behind.any() and not noise.abnormal[behind].any():
+        return np.zeros(len(flow.role), dtype=bool)
+    return (flow.of_row == last) & (flow.role == OUTPUT) & noise.matters
+
+
+def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
+    """The gradients as an optimiser reads them, and the state that it keeps from before."""
+    own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
+    seen: Bools = flow.spread(flow.updates) & (flow.role == INPUT) & facts.tensor & facts.matched
+    return seen & ~own & ~flow.parameter & (flow.elements[0] > 1)
 
 
 def _rows_of_calls(flow: Flow) -> list[Ints]:

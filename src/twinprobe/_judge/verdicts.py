@@ -159,6 +159,8 @@ class Thresholds:
     """An error this many times as large as rounding and the inputs' errors explain begins here."""
     estimated: float = 6.0
     """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
+    replaced: float = 1.5
+    """The same where another function stands in its place and its inputs are equal to the last bit."""
     by_row: bool = False
     """Judge dtype and requires_grad row by row, as the older tool documents it."""
     small_input: float = 0.1
@@ -180,6 +182,7 @@ EPSILONS = 64.0
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _OTHER_LAYOUT = ("qkv", "gate_up")
+_RARE = 0.1  # autocast computes a quarter of all values in 16 bits and more; a cast in one function far less
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
 
@@ -292,7 +295,7 @@ def _weigh(
     flow = trace(run, pairs)
     # A parameter without a counterpart still says how much a call adds up and rounds.
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
-    epsilon = np.where(rows.tensor | alone, rows.epsilon(), 0.0)
+    epsilon = np.where(rows.tensor | alone, rows.epsilon(rare=_RARE), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
     error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
@@ -302,12 +305,13 @@ def _weigh(
         if evidence.estimate is not None:
             sketched = evidence.estimate.comparable
             estimated = ~sketched
+    other_function = _other_function(pairs)
     if evidence.differences is not None and "group" in pairs.columns and pairs["group"].null_count() < pairs.height:
         # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
         inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
         by_statistics = of_statistics(pairs, evidence.differences, None).error
         error = np.where(inside, np.fmin(error, by_statistics), error)
-        estimated = estimated | inside
+        estimated = estimated | (inside & other_function)
     noise = expected_errors(
         pairs,
         flow,
@@ -327,6 +331,7 @@ def _weigh(
         acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
+    limit = np.where(other_function & _equal_inputs(flow, measured) & ~estimated, limits.replaced, limit)
     beginnings = find_beginnings(flow, noise, facts, limit)
     follow(flow, noise, facts, beginnings)
     claims = [beginning for beginning in beginnings if beginning.reaches]
@@ -340,6 +345,22 @@ def _weigh(
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+
+
+_NAME = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
+
+
+def _other_function(pairs: pl.DataFrame) -> Bools:
+    """Rows of calls that go by another name in the golden run."""
+    names = [pairs[f"{side}_name"].str.extract(_NAME) for side in "tg"]
+    return bools(names[0] != names[1])
+
+
+def _equal_inputs(flow: Flow, measured: Deviation) -> Bools:
+    """Rows of calls whose inputs and parameters are all the same, to the last bit."""
+    unequal = np.zeros(len(flow.ops) + 1, dtype=bool)
+    unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
+    return flow.spread(~unequal[:-1])
 
 
 def _truths(pairs: pl.DataFrame) -> Bools:
