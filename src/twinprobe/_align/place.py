@@ -7,7 +7,7 @@ are aligned by path or API, order, shapes, dtypes and values, in that order of t
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
 from twinprobe._align.auto.row_links import RowLinks, link_group
@@ -101,7 +101,8 @@ def _link_gradients(board: Board) -> None:
                 queue[bare_path(head.body)] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
-            shapes = Board.shapes(board.target, op), Board.shapes(board.golden, other)
+            # Their order is that of the backward pass: a bias may be done before its weight.
+            shapes = Counter(Board.shapes(board.target, op)), Counter(Board.shapes(board.golden, other))
             if shapes[0] == shapes[1]:
                 board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
 

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 # The state of a row. UNKNOWN: both sides exist, but nothing that could be compared was recorded.
 UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 
+# Outputs of matrix products, as functions and as modules; a type that fewer of them have is an exception.
+_PRODUCT = (
+    r"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention)"
+    r"(\.\d+\.forward|\.forward\.\d+)\.output"
+)
+_USUAL = 0.3
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -120,23 +127,29 @@ class Rows:
         """Whether the tensor has no elements."""
         return bools(self.pairs["t_shape"].str.contains(r"[\[ ]0[,\]]"))
 
-    def epsilon(self, *, rare: float = 0.0) -> Floats:
+    def epsilon(self, *, casts: bool = False) -> Floats:
         """The coarser machine epsilon of the two dtypes.
 
-        A run that computes less than this share of its values in a coarser type than the other run does so on purpose
-        or by mistake: there the finer type says what noise is.
+        With ``casts``, a few values that one run casts to a coarser type have the finer one: that is a difference, not
+        what noise is. A run in mixed precision computes its matrix products in the coarser type.
         """
         sides = [self.pairs[f"{side}_dtype"].to_list() for side in "tg"]
         known = epsilons({dtype for side in sides for dtype in side})
         target, golden = (np.array([known[dtype] for dtype in side], dtype=np.float64) for side in sides)
         coarser: Floats = np.maximum(target, golden)
-        for own, other in ((target, golden), (golden, target)) if rare else ():
+        for side, own, other in (("t", target, golden), ("g", golden, target)) if casts else ():
             odd = (own > other) & ((other > 0) | ~self.matched)
-            for epsilon in np.unique(own[odd]):
-                if (own == epsilon).sum() < rare * (own > 0).sum():
-                    rows = odd & (own == epsilon)
-                    coarser[rows] = other[rows]
+            if odd.any():
+                usual = {known[dtype] for dtype in self._product_types(side)}
+                rows = odd & ~np.isin(own, list(usual)) if usual else np.zeros_like(odd)
+                coarser[rows] = other[rows]
         return coarser
+
+    def _product_types(self, side: str) -> list[str]:
+        """The types in which a run computes its matrix products, a few exceptions left out."""
+        products = bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT))
+        types = self.pairs.filter(products)[f"{side}_dtype"].value_counts()
+        return types.filter(types["count"] >= _USUAL * types["count"].sum())[f"{side}_dtype"].to_list()
 
 
 def bools(column: pl.Series) -> Bools:

@@ -35,6 +35,9 @@ _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
+_DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
+# Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most.
+_DRIFTED = 5e-3
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -88,6 +91,7 @@ def expected_errors(
     *,
     estimated: Bools,
     settings: dict[str, Any],
+    step: int = 0,
     sketched: Bools | None = None,
     measured: Floats | None = None,
 ) -> Noise:
@@ -95,16 +99,21 @@ def expected_errors(
 
     ``estimated``: rows whose errors are read off max, min, mean and norm, which see only a part of a difference;
     ``sketched``: those whose errors are estimates from sketches.
-    ``settings``: the precision flags of the recorded run. ``measured``: the error of a third run.
+    ``settings``: the precision flags of the recorded run; ``step``: its number, -1 where it is not known.
+    ``measured``: the error of a third run.
     """
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     values = _values(pairs, flow, error, epsilon)
+    grain = _grain(flow, epsilon)
+    drift = _drift(flow, values, step)
+    # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
+    values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
+    shown, grain = grain, np.maximum(grain, drift / ROUNDING)
     between = _between(flow, values)
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
     operations = [OTHER_MODULE if call in flow.grouped else operation_of(op) for call, op in enumerate(flow.ops)]
-    grain = _grain(flow, values.epsilon)
     operands = _Operands(pairs, flow, values, operations)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
@@ -114,8 +123,10 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, operations, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, epsilon, grain, depth) * values.norm,
+        _on_the_way_in(flow, values.epsilon, grain, depth) * values.norm,
     )
+    if drift:
+        local = np.where(flow.parameter & ~output, np.fmax(local, _DRIFTED * values.norm), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where(flow.parameter | (flow.role == POINT), 0.0, inherited)
@@ -150,7 +161,20 @@ def expected_errors(
         if (read & (values.rms > 0)).any():  # a gradient that is zero in theory is far smaller than the others
             usual = float(np.median(values.rms[read & (values.rms > 0)]))
             matters &= ~read | (values.rms > _NOTHING * usual)
-    return Noise(error, expected, times, grain, abnormal, matters, values.masked, _flips(flow, values))
+    return Noise(error, expected, times, shown, abnormal, matters, values.masked, _flips(flow, values))
+
+
+def _drift(flow: Flow, values: _Values, step: int) -> float:
+    """How far apart the parameters are, typically, after steps that were noise: 0 where they agree, or differ for real.
+
+    In training, rounding errors of every step stay in the parameters.
+    """
+    moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & ~flow.spread(flow.updates)
+    if step == 0 or not moved.any():
+        return 0.0
+    typical = float(np.median(values.error[moved]))
+    most = min(_DRIFT * float(np.median(values.epsilon[moved])) * abs(step), _DRIFT_END)
+    return typical if typical <= most else 0.0
 
 
 def _own_rounding(
@@ -176,7 +200,9 @@ def _own_rounding(
 def _on_the_way_in(flow: Flow, epsilon: Floats, grain: Floats, depth: Floats) -> Floats:
     """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
-    rounding: Floats = np.where(flow.source != NONE, ROUNDING, unseen) * np.where(flow.parameter, epsilon, grain)
+    # A parameter is as it was stored, or rounded once.
+    often = np.where((flow.source != NONE) | flow.parameter, ROUNDING, unseen)
+    rounding: Floats = often * np.where(flow.parameter, epsilon, grain)
     return rounding
 
 

@@ -30,6 +30,7 @@ _OVERWRITE = frozenset({
     "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
     "log_normal_", "trunc_normal_",
 })  # fmt: skip
+_FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 # A backward call also reads what its forward call kept. A gradient that comes in so many times as far off as that was
 # parted elsewhere.
 _GAIN = 100.0
@@ -60,6 +61,7 @@ class Differences:
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart
     number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    carried: Bools  # an optimiser's state after the steps before
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
 
 
@@ -121,7 +123,7 @@ def _unexplained(
     unsettled = (unsure | explained) & ~flow.updates
     caused = np.isin(call, list(arguments)) & ~np.isin(call, filled) & ~unsettled[call]
     caused &= (np.nan_to_num(noise.error) != 0) & facts.matched & held & (flow.role == OUTPUT)
-    entering = off & inputs & (flow.source == NONE)
+    entering = off & inputs & (flow.source == NONE) & ~facts.carried
     gradients = off & (flow.role == GRADIENT)
     found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
     return found
@@ -215,6 +217,12 @@ def ignored_rows(flow: Flow, family: Ints) -> Bools:
     rows = np.flatnonzero((flow.role == INPUT) & flow.spread(overwrites))
     first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
     ignored[first] = True
+    # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
+    filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
+    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(filled))
+    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
+    fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
+    ignored[first[fresh]] = True
     return ignored
 
 

@@ -24,7 +24,7 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import Flow, trace
+from twinprobe._judge.flow import NONE, Flow, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.origin import Calls, call_facts, unread_rows
 from twinprobe._judge.search import (
@@ -182,7 +182,6 @@ EPSILONS = 64.0
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 _OTHER_LAYOUT = ("qkv", "gate_up")
-_RARE = 0.1  # autocast computes a quarter of all values in 16 bits and more; a cast in one function far less
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
 
@@ -295,7 +294,7 @@ def _weigh(
     flow = trace(run, pairs)
     # A parameter without a counterpart still says how much a call adds up and rounds.
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
-    epsilon = np.where(rows.tensor | alone, rows.epsilon(rare=_RARE), 0.0)
+    epsilon = np.where(rows.tensor | alone, rows.epsilon(casts=True), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
     error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
@@ -320,6 +319,7 @@ def _weigh(
         estimated=estimated,
         sketched=sketched,
         settings=run.settings,
+        step=run.step,
         measured=evidence.noise,
     )
     integer = rows.tensor & (epsilon == 0)
@@ -328,7 +328,7 @@ def _weigh(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     limit = np.where(other_function & _equal_inputs(flow, measured) & ~estimated, limits.replaced, limit)
@@ -361,6 +361,17 @@ def _equal_inputs(flow: Flow, measured: Deviation) -> Bools:
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
     return flow.spread(~unequal[:-1])
+
+
+def _carried(flow: Flow, step: int) -> Bools:
+    """What an optimiser writes to and no call of this step has made: its state after the steps before."""
+    if step == 0:
+        return np.zeros(len(flow.role), dtype=bool)
+    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(flow.updates & flow.in_place))
+    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
+    carried = np.zeros(len(flow.role), dtype=bool)
+    carried[first[flow.source[first] == NONE]] = True
+    return carried
 
 
 def _truths(pairs: pl.DataFrame) -> Bools:

@@ -75,6 +75,12 @@ class Run:
         return self.path.parent
 
     @property
+    def step(self) -> int:
+        """The number of its step, by the folders it lies in; -1 where they do not say."""
+        numbers = (match[1] for part in reversed(self.path.parts[:-1]) if (match := _STEP.fullmatch(part)))
+        return int(next(numbers, -1))
+
+    @property
     def tensor_folder(self) -> Path:
         """Where the dump's tensor files lie, whatever path the recorder wrote into the header."""
         return self.folder / TENSOR_FOLDER if self.content is None else self.content.tensors
