@@ -71,6 +71,8 @@ class Flow:
     """The number of elements of each row, target and golden; 0 where no shape is known."""
     grouped: set[int]
     """Calls that stand for a group that is equal in meaning with one of the golden run."""
+    in_groups: set[int]
+    """All calls of such groups."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -123,7 +125,7 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     twin, back = _twins(ops)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, (marks[0], marks[1]), elements, set(whole_group),
+        updates, in_place, both, (marks[0], marks[1]), elements, set(whole_group), set().union(*whole_group.values()),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, operation_of
+from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, is_kinked, operation_of
 from twinprobe._runs.names import FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
@@ -37,7 +37,7 @@ _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
 # Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most.
-_DRIFTED = 5e-3
+_DRIFTED = 1e-2
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -105,7 +105,7 @@ def expected_errors(
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     values = _values(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
-    drift = _drift(flow, values, step)
+    drift = _drift(flow, values, step, float(grain.max(initial=0.0)))
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
@@ -164,7 +164,7 @@ def expected_errors(
     return Noise(error, expected, times, shown, abnormal, matters, values.masked, _flips(flow, values))
 
 
-def _drift(flow: Flow, values: _Values, step: int) -> float:
+def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> float:
     """How far apart the parameters are, typically, after steps that were noise: 0 where they agree, or differ for real.
 
     In training, rounding errors of every step stay in the parameters.
@@ -173,7 +173,7 @@ def _drift(flow: Flow, values: _Values, step: int) -> float:
     if step == 0 or not moved.any():
         return 0.0
     typical = float(np.median(values.error[moved]))
-    most = min(_DRIFT * float(np.median(values.epsilon[moved])) * abs(step), _DRIFT_END)
+    most = min(_DRIFT * epsilon * abs(step), _DRIFT_END)
     return typical if typical <= most else 0.0
 
 
@@ -370,7 +370,7 @@ class _Operands:
                 kind == Family.ATTENTION,
             ],
             [
-                _BACKWARD * error * norm,
+                np.fmax(_BACKWARD * error * norm, distance),  # sums over a batch may cancel
                 distance * self.spread,
                 2 * distance,
                 2 * distance * np.minimum(1.0, self.ratio),
@@ -393,7 +393,11 @@ class _Operands:
         # A backward call also reads what its forward call kept.
         kept, seen = np.zeros(self.count), flow.of_row >= 0
         np.maximum.at(kept, flow.of_row[seen], np.nan_to_num(values.error, nan=0.0, posinf=_WILD)[seen])
-        squares += np.where(flow.twin != NONE, (_BACKWARD * kept[np.maximum(flow.twin, 0)] * self.norm) ** 2, 0.0)
+        kept = np.where(flow.twin != NONE, kept[np.maximum(flow.twin, 0)], 0.0)
+        squares += (_BACKWARD * kept * self.norm) ** 2
+        # The derivative of a kink jumps: as many elements flip as lie within the error around it.
+        kinked = np.array([is_kinked(op) for op in flow.ops], dtype=bool)
+        squares += np.where(kinked, kept, 0.0) * self.norm**2
         return np.sqrt(squares)
 
     def added_up(self, values: _Values) -> Floats:

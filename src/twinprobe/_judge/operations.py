@@ -150,3 +150,15 @@ def _of_class(cls: str) -> Operation:
         if words.search(lower):
             return Operation(operation.family, operation.factor, operation.roundings * _AROUND)
     return OTHER_MODULE
+
+
+_KINKED = frozenset({
+    "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
+    "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",
+    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "adaptive_max_pool2d", "hardshrink", "softshrink",
+})  # fmt: skip
+
+
+def is_kinked(op: OpName) -> bool:
+    """Whether the derivative of an operation jumps."""
+    return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
