@@ -248,7 +248,7 @@ DEFECTS = [
     "calls.ApiCall.before", "calls.ApiCall.after", "calls.ApiCall.emit",
     "torch.graph_index.GraphIndex.walk", "torch.graph_index.LeafEdges.edge", "calls.ModuleWatch.watch_models",
     "torch.hooks.ModuleHooks._enter", "calls.ModuleWatch._leave", "torch.hooks.ModuleHooks.detach",
-    "torch.names.ApiTable._find", "torch.function_mode.spelled_as", "torch.recorder.OptimizerScope.attach",
+    "torch.values.ApiTable._find", "torch.function_mode.spelled_as", "torch.recorder.OptimizerScope.attach",
     "torch.recorder.TorchRecorder.loose_parent", "rows.ParameterGradients.attach",
     "torch.recorder.PassGradients.flush", "torch.tensors.StorageNumbers.__call__",
     "torch.tensors.TensorBook.note", "torch.tensors.TensorBook._measure", "torch.tensors.TensorBook.settle",

@@ -42,7 +42,7 @@ def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") 
     import torch
 
     from twinprobe._record.llm.recorder import LlmRecorder
-    from twinprobe._record.torch.tools import seed_all
+    from twinprobe._record.torch.recorder import seed_all
 
     if not isinstance(model, torch.nn.Module):
         raise BadInput(f"the model is {type(model).__name__}, not a torch.nn.Module", where="register_hook")
