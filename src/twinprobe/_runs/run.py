@@ -23,12 +23,14 @@ from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
+from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.foreign import Content
 
 
@@ -79,6 +81,15 @@ class Run:
     def tensor_folder(self) -> Path:
         """Where the dump's tensor files lie, whatever path the recorder wrote into the header."""
         return self.folder / TENSOR_FOLDER if self.content is None else self.content.tensors
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its tensors lie in memory, and in no folder."""
+        return False
+
+    def load(self, name: str) -> HostTensor:
+        """The tensor that the column ``file`` of the table names."""
+        return open_named(self.tensor_folder, name)
 
     @property
     def single_points(self) -> bool:
@@ -418,7 +429,8 @@ def take_over(file: IO[bytes]) -> Run:
     )  # fmt: skip
 
 
-# A result in a notebook: html that needs no network. Colours are mixed from the text's own, which is dark on light pages and light on dark ones.
+# A result in a notebook: html that needs no network. Colours are mixed from the text's own, which is dark on light
+# pages and light on dark ones.
 _BORDER = "color-mix(in srgb, currentColor 25%, transparent)"
 _BOX = f"border:1px solid {_BORDER};border-radius:6px;padding:8px 12px;max-width:60em;font-family:sans-serif"
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none"
