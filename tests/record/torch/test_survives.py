@@ -126,6 +126,7 @@ def test_a_full_disk_stops_recording_and_not_the_training(tmp_path: Path) -> Non
     assert done.stderr.count("recording stops, the program goes on") == 1
 
 
+@pytest.mark.slow  # the one above has a process of its own as well
 def test_a_disk_that_is_full_for_tensors_stops_recording_and_not_the_training(tmp_path: Path) -> None:
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, 1_000))"
     done = run(tmp_path / "dump", task="tensor", before=full)
