@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from twinprobe._live.pairing.layer_map import LayerMap
     from twinprobe._live.weights.assigning import assign_weight, copy_weights
     from twinprobe._live.weights.copying import copy_aligned
-    from twinprobe._live.weights.special import add_special_init
+    from twinprobe._live.weights.matching import add_special_init
 
 __version__ = "0.2.0"
 

@@ -127,7 +127,7 @@ class Comparison:
         return {"agrees": float(self.agrees), **found}
 
     def _repr_html_(self) -> str:
-        from twinprobe._runs.notebook import card
+        from twinprobe._runs.run import card
 
         verdicts = ", ".join(f"{int(count):,} {name}" for name, count in self.metrics.items() if name in _VERDICTS)
         facts: list[tuple[str, object]] = [("verdicts", verdicts)]
@@ -284,7 +284,7 @@ class Aligned:
         return write_alignment(self.alignment, self.target, self.golden, _path(folder))
 
     def _repr_html_(self) -> str:
-        from twinprobe._runs.notebook import card
+        from twinprobe._runs.run import card
 
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
         facts = [("target", self.target.path), ("golden", self.golden.path), ("modules", f"{matched:,} of {modules:,}")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from twinprobe.errors import MissingPackage
 
 try:
-    from twinprobe._record.torch.tools import (
+    from twinprobe._record.torch.recorder import (
         PrecisionDebugger,
         module_dump,
         module_dump_end,
@@ -32,11 +31,10 @@ __all__ = [
     "seed_all",
 ]
 
-# Each needs a package of its own, so it is imported when it is asked for.
-_CALLBACKS = {"HuggingFaceCallback": "huggingface", "LightningCallback": "lightning"}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _CALLBACKS:
+    if name not in ("HuggingFaceCallback", "LightningCallback"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"twinprobe._record.torch.callbacks.{_CALLBACKS[name]}"), name)
+    from twinprobe._record.torch.callbacks import trainer_callback
+
+    return trainer_callback(name)

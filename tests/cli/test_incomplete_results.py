@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from support import forward, tensor, write_dump
+from support import forward, slow, tensor, write_dump
 from twinprobe._cli import main
 
 CALL = {"Torch.f.0.forward": forward([tensor()], [tensor()])}
@@ -52,7 +52,7 @@ LOSSES: dict[str, tuple[Any, list[str], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("analyze", [[], ["-da"]], ids=["compare", "-da"])
+@pytest.mark.parametrize("analyze", [[], *slow(["-da"])], ids=["compare", "-da"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_compare(loss: str, analyze: list[str], dumps: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lose, options, named = LOSSES[loss]

@@ -41,7 +41,7 @@ def names(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize(("folder", "pattern"), [
     ("one", ["{kind}_T.vis"]),
-    ("ranks", ["{kind}_rank0_T.vis", "{kind}_rank1_T.vis"]),
+    pytest.param("ranks", ["{kind}_rank0_T.vis", "{kind}_rank1_T.vis"], marks=pytest.mark.slow),
     ("steps", [f"{{kind}}_step{step}_rank{rank}_T.vis" for step in (0, 1) for rank in (0, 1)]),
 ])  # fmt: skip
 @pytest.mark.parametrize("framework", ["pytorch", "mindspore"])

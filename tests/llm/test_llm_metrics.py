@@ -184,7 +184,7 @@ def test_only_the_number_of_elements_must_agree() -> None:
     assert measure_llm_pair(host(array.reshape(1, 2, 3)), host(array.reshape(3, 2))).reason == ""
     odd = measure_llm_pair(host(array), host(array[:4]))
     assert (odd.reason, odd.cosine) == (SHAPE, None)
-    assert odd.my.max == 5.0
+    assert odd.target.max == 5.0
 
 
 def test_empty_tensors_are_told_apart() -> None:

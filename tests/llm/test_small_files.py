@@ -133,7 +133,7 @@ def test_a_token_measured_many_at_a_time_reads_like_one_measured_row_by_row(engi
         assert one._replace(metrics=None) == other._replace(metrics=None)
         assert one.metrics is not None
         assert other.metrics is not None
-        assert one.metrics.my == pytest.approx(other.metrics.my, rel=1e-6)
+        assert one.metrics.target == pytest.approx(other.metrics.target, rel=1e-6)
         assert one.metrics.cosine == pytest.approx(other.metrics.cosine, rel=1e-6)
         assert one.metrics.identical == other.metrics.identical
 
@@ -164,7 +164,7 @@ def test_rows_of_the_next_token_are_those_of_the_one_before_unless_its_files_dif
     lost = my.root / next_token.folder / "1_CommonLayer/0_RmsNormOperation/after/outtensor0.bin"
     lost.unlink()
     fewer = rows_of(plan, replace(next_token).files, theirs, None)
-    assert [row.my for row in fewer] != [row.my for row in first]
+    assert [row.target for row in fewer] != [row.target for row in first]
 
 
 def test_a_plan_arrives_once_in_another_process(engines: tuple[Path, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -92,11 +93,17 @@ def test_a_wrong_statistic_is_not_a_pass(llm: Run, tmp_path: Path) -> None:
     values = decoder_values(SIZES)
     golden, mine = made(tmp_path, {**values, "1.down": values["1.down"] * 2})
     as_statistics(mine)
-    assert llm("compare", "-gp", golden, "-mp", mine, "-st", "-o", tmp_path / "o").code == 0
+    said = llm("compare", "-gp", golden, "-mp", mine, "-st", "-o", tmp_path / "o", "--json")
+    assert said.code == 0
     wrong = [row for row in report(tmp_path / "o", "statstics_cmp_report") if row["Result"] != "pass"]
     assert wrong
     assert all("2_CommonLayer" in row["my_data_path"] for row in wrong)
     assert float(wrong[0]["l2norm_stat_relative_error"]) == pytest.approx(1.0, rel=0.01)
+    # Judged as calls, like tensors: the sentence says where it begins.
+    first = json.loads(said.out)["first"]
+    assert first["row"] == wrong[0]["my_data_path"]
+    assert "injected here" in first["sentence"]
+    assert all("injected here" in row["Reason"] for row in wrong)
 
 
 def test_tensors_of_a_statistics_dump_are_rows_with_a_reason(llm: Run, tmp_path: Path) -> None:

@@ -225,7 +225,9 @@ class Riddle:
     __hash__ = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(("level", "words"), [(Bomb(), "worker process died"), (Riddle(), "Local: 3")])
+@pytest.mark.parametrize(
+    ("level", "words"), [pytest.param(Bomb(), "worker process died", marks=pytest.mark.slow), (Riddle(), "Local: 3")]
+)
 def test_a_worker_that_dies_or_fails_ends_the_command_with_a_message(tmp_path: Path, level: object, words: str) -> None:
     values = many(3)
     golden = write_torch(tmp_path / "t" / "7_npu0", values, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from many_ranks import begun, compare, leftovers, ranks_at, tables, tensors_at
 
+from support import slow
 from twinprobe._compare.job import run_request
 from twinprobe._compare.request import Request
 from twinprobe._report.dataset import find_dataset
@@ -47,7 +48,7 @@ def compare_begun(dumps: Path, out: Path, *more: str) -> subprocess.Popen[str]:
     return begun(out, "compare", "-tp", dumps / "t", "-gp", dumps / "g", *more)
 
 
-@pytest.mark.parametrize("engine", ["inline", "process", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["process", *slow("inline", "ray")])
 def test_an_interrupted_command_keeps_what_is_done_and_goes_on_from_there(
     long_dumps: Path, tmp_path: Path, engine: str
 ) -> None:

@@ -158,6 +158,7 @@ def resumed(case: Case, out: Path) -> dict[str, int]:
     return noted
 
 
+@pytest.mark.parametrize("case", ["db", "llm", *slow("vis", "merge")], indirect=True)
 def test_only_what_is_missing_is_done_and_the_result_is_that_of_a_command_in_one_go(case: Case, tmp_path: Path) -> None:
     out = tmp_path / "out"
     before = interrupted(case, out, 3)
@@ -194,7 +195,7 @@ def test_nothing_to_resume_is_no_obstacle(case: Case, tmp_path: Path) -> None:
     assert results(tmp_path / "out") == results(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("form", ["db", "vis"])
+@pytest.mark.parametrize("form", ["db", *slow("vis")])
 def test_a_rank_that_could_not_be_drawn_is_added_later(
     tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def test_types_hold(tsc: list[str]) -> None:
     assert check(tsc, STATIC) == ""
 
 
+@pytest.mark.slow
 def test_the_check_above_can_fail(tsc: list[str], tmp_path: Path) -> None:
     text = (STATIC / "labels.js").read_text()
     (tmp_path / "labels.js").write_text(text.replace("text.length <= most", "text.size <= most"))

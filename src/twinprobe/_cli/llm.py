@@ -120,7 +120,7 @@ def _request(args: argparse.Namespace) -> LlmRequest:
     from twinprobe._judge.verdicts import Thresholds
 
     return LlmRequest(
-        my=args.my_path,
+        target=args.my_path,
         golden=args.golden_path,
         level="logits" if args.cmp_level == "token" else args.cmp_level,
         mapping=args.op_mapping_file,

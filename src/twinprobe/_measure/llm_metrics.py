@@ -52,7 +52,7 @@ class LlmMetrics(NamedTuple):
     """One pair. The seven metrics are None where ``reason`` says why; the fields after them always tell the truth."""
 
     reason: str
-    my: Basics
+    target: Basics
     golden: Basics
     cosine: float | None = None
     max_rel: float | None = None
@@ -70,21 +70,21 @@ class LlmMetrics(NamedTuple):
     elements: int = 0
 
 
-def measure_llm_pair(my: HostTensor, golden: HostTensor, *, engine: Engine | None = None) -> LlmMetrics:
+def measure_llm_pair(target: HostTensor, golden: HostTensor, *, engine: Engine | None = None) -> LlmMetrics:
     """Compare two tensors as flat vectors of float32; only their numbers of elements must agree."""
-    size = my.data.size
+    size = target.data.size
     if size != golden.data.size or not size:
         reason = EMPTY if size == golden.data.size else SHAPE
-        return LlmMetrics(reason, _basics(my), _basics(golden), identical=size == golden.data.size, elements=size)
-    engine = engine or engine_for(my.data.nbytes + golden.data.nbytes)
-    if COMPLEX & {my.dtype, golden.dtype}:
-        return _of_complex(my, golden, engine)
+        return LlmMetrics(reason, _basics(target), _basics(golden), identical=size == golden.data.size, elements=size)
+    engine = engine or engine_for(target.data.nbytes + golden.data.nbytes)
+    if COMPLEX & {target.dtype, golden.dtype}:
+        return _of_complex(target, golden, engine)
     if engine is PLAIN and size <= BLOCK:
-        my, golden = _widened(my), _widened(golden)
+        target, golden = _widened(target), _widened(golden)
     totals = _Totals()
-    for part in over_strips(lambda start, stop: _strip(engine, my, golden, start, stop), size):
+    for part in over_strips(lambda start, stop: _strip(engine, target, golden, start, stop), size):
         totals.add(part)
-    return _metrics(totals, my, golden)
+    return _metrics(totals, target, golden)
 
 
 def _widened(tensor: HostTensor) -> HostTensor:
@@ -104,50 +104,50 @@ class _Totals:
         self.rows += other.rows
 
 
-def _strip(engine: Engine, my: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
-    step = stop - start if _are_ready(engine, my, golden) else _WINDOW
+def _strip(engine: Engine, target: HostTensor, golden: HostTensor, start: int, stop: int) -> _Totals:
+    step = stop - start if _are_ready(engine, target, golden) else _WINDOW
     totals = _Totals()
     for first in range(start, stop, step):
-        totals.add(_window(engine, my, golden, first, min(first + step, stop)))
+        totals.add(_window(engine, target, golden, first, min(first + step, stop)))
     return totals
 
 
-def _are_ready(engine: Engine, my: HostTensor, golden: HostTensor) -> bool:
+def _are_ready(engine: Engine, target: HostTensor, golden: HostTensor) -> bool:
     """Whether kernels take the elements as they lie in memory."""
-    if engine is PLAIN or my.dtype != golden.dtype:
+    if engine is PLAIN or target.dtype != golden.dtype:
         return False
     from twinprobe._measure.kernels import reads
 
-    arrays = my.data, golden.data
-    return reads(my.dtype) and all(isinstance(data, np.ndarray) and data.flags.aligned for data in arrays)
+    arrays = target.data, golden.data
+    return reads(target.dtype) and all(isinstance(data, np.ndarray) and data.flags.aligned for data in arrays)
 
 
-def _window(engine: Engine, my: HostTensor, golden: HostTensor, first: int, last: int) -> _Totals:
-    m, g = _piece(my, first, last), _piece(golden, first, last)
+def _window(engine: Engine, target: HostTensor, golden: HostTensor, first: int, last: int) -> _Totals:
+    m, g = _piece(target, first, last), _piece(golden, first, last)
     if m.dtype != g.dtype:
         m, g = _widened(m), _widened(g)
     return _plain(m, g) if engine is PLAIN else _compiled(engine, m, g)
 
 
-def _plain(my: HostTensor, golden: HostTensor) -> _Totals:
-    totals = _Totals(real_totals(PLAIN, my, golden, 0, my.data.size))
-    for at in range(0, my.data.size, BLOCK):
-        m, g = (_single(side.dtype, side.data[at : at + BLOCK]) for side in (my, golden))
+def _plain(target: HostTensor, golden: HostTensor) -> _Totals:
+    totals = _Totals(real_totals(PLAIN, target, golden, 0, target.data.size))
+    for at in range(0, target.data.size, BLOCK):
+        m, g = (_single(side.dtype, side.data[at : at + BLOCK]) for side in (target, golden))
         with np.errstate(all="ignore"):
             totals.rows.append([float(value) for value in rows.plain_row(m, g)])
     return totals
 
 
-def _compiled(engine: Engine, my: HostTensor, golden: HostTensor) -> _Totals:
+def _compiled(engine: Engine, target: HostTensor, golden: HostTensor) -> _Totals:
     from twinprobe._measure.kernels import kernel_row, reads
 
-    if my.dtype == golden.dtype and reads(my.dtype):
-        row = kernel_row(my.dtype, my.data, golden.data).tolist()
-        pair = _totals_of(row) or real_totals(engine, my, golden, 0, my.data.size)
+    if target.dtype == golden.dtype and reads(target.dtype):
+        row = kernel_row(target.dtype, target.data, golden.data).tolist()
+        pair = _totals_of(row) or real_totals(engine, target, golden, 0, target.data.size)
     else:
         # Integers and float64 are compared as they are; their inference metrics are those of float32.
-        row = kernel_row("float32", _single(my.dtype, my.data), _single(golden.dtype, golden.data)).tolist()
-        pair = real_totals(engine, my, golden, 0, my.data.size)
+        row = kernel_row("float32", _single(target.dtype, target.data), _single(golden.dtype, golden.data)).tolist()
+        pair = real_totals(engine, target, golden, 0, target.data.size)
     return _Totals(pair, [row[PAIR_COLUMNS:]])
 
 
@@ -173,8 +173,8 @@ def _single(dtype: str, data: NDArray[Any]) -> NDArray[Any]:
     return numbers(dtype, data, FLOAT32)
 
 
-def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
-    size = my.data.size
+def _metrics(totals: _Totals, target: HostTensor, golden: HostTensor) -> LlmMetrics:
+    size = target.data.size
     sums, tops, lows = _folded(totals.rows)
     sides = [
         Basics(tops[high], lows[low], _single_precision(sums[total] / size))
@@ -186,9 +186,11 @@ def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
     # A compiled minimum or maximum may pass over a NaN; the sum never does.
     bad = [not isfinite(sums[total]) for total in (rows.MY_SUM, rows.GOLDEN_SUM)]
     if any(bad):
-        sides = [_basics(side) if wrong else known for side, wrong, known in zip((my, golden), bad, sides, strict=True)]
+        sides = [
+            _basics(side) if wrong else known for side, wrong, known in zip((target, golden), bad, sides, strict=True)
+        ]
     reason = " ".join(text for text, wrong in ((GOLDEN_NONFINITE, bad[1]), (MY_NONFINITE, bad[0])) if wrong)
-    truth = _truth(totals.pair, my, golden)
+    truth = _truth(totals.pair, target, golden)
     if reason:
         return LlmMetrics(reason, sides[0], sides[1], **truth)
     pair = totals.pair
@@ -207,32 +209,34 @@ def _metrics(totals: _Totals, my: HostTensor, golden: HostTensor) -> LlmMetrics:
     )
 
 
-def _truth(pair: PairTotals, my: HostTensor, golden: HostTensor) -> dict[str, Any]:
+def _truth(pair: PairTotals, target: HostTensor, golden: HostTensor) -> dict[str, Any]:
     """What holds at every element, whatever the golden value is."""
     odd = pair.odd
-    if {my.dtype, golden.dtype} & {"float64"} and not (is_sound(pair.gap_squares) and is_sound(pair.golden_squares)):
-        exact = measure_pair(*_flat(my, golden))
+    if {target.dtype, golden.dtype} & {"float64"} and not (
+        is_sound(pair.gap_squares) and is_sound(pair.golden_squares)
+    ):
+        exact = measure_pair(*_flat(target, golden))
         norm, identical = exact.relative_norm, exact.identical
     else:
         norm = 0.0 if pair.max_abs == 0 else _ratio(pair.gap_squares, pair.golden_squares)
         identical = pair.max_abs == 0 and not odd.any
-        if identical and {my.dtype, golden.dtype} & {"int64", "uint64"}:
-            identical = measure_pair(*_flat(my, golden)).identical
+        if identical and {target.dtype, golden.dtype} & {"int64", "uint64"}:
+            identical = measure_pair(*_flat(target, golden)).identical
     return {
         "max_abs_all": pair.max_abs,
         "relative_norm": norm,
-        "one_thousandth": pair.within_one / my.data.size,
+        "one_thousandth": pair.within_one / target.data.size,
         "true_cosine": _cosine(pair),
         "identical": identical,
         "nonfinite": odd.any,
-        "elements": my.data.size,
+        "elements": target.data.size,
     }
 
 
-def _flat(my: HostTensor, golden: HostTensor) -> tuple[HostTensor, HostTensor]:
+def _flat(target: HostTensor, golden: HostTensor) -> tuple[HostTensor, HostTensor]:
     """Shapes are no matter here, but they are to the comparison of training runs."""
-    size = (my.data.size,)
-    return replace(my, shape=size), replace(golden, shape=size)
+    size = (target.data.size,)
+    return replace(target, shape=size), replace(golden, shape=size)
 
 
 def _cosine(pair: PairTotals) -> float:
@@ -280,10 +284,10 @@ def _basics(tensor: HostTensor) -> Basics:
     return Basics(float(found.max), float(found.min), _single_precision(found.mean))
 
 
-def _of_complex(my: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
+def _of_complex(target: HostTensor, golden: HostTensor, engine: Engine) -> LlmMetrics:
     """The seven metrics look at the real parts only, the truth at both."""
-    real = measure_llm_pair(_real(my), _real(golden), engine=engine)
-    both = measure_pair(*_flat(my, golden), engine=engine)
+    real = measure_llm_pair(_real(target), _real(golden), engine=engine)
+    both = measure_pair(*_flat(target, golden), engine=engine)
     return real._replace(
         relative_norm=both.relative_norm,
         identical=both.identical,
@@ -302,8 +306,8 @@ def _real(tensor: HostTensor) -> HostTensor:
 
 Floats = NDArray[np.float64]
 
-_SIDES = ("my", "golden")
-# Every number of LlmMetrics, in the order of its fields; those of a side by names like my_max.
+_SIDES = ("target", "golden")
+# Every number of LlmMetrics, in the order of its fields; those of a side by names like target_max.
 NUMBERS = (
     *(f"{side}_{basic}" for side in _SIDES for basic in Basics._fields),
     *(field for field in LlmMetrics._fields if field not in ("reason", *_SIDES)),
@@ -312,7 +316,7 @@ NUMBERS = (
 
 def numbers_of(metrics: LlmMetrics) -> list[float | None]:
     """The numbers of one pair."""
-    return [*metrics.my, *metrics.golden, *metrics[3:]]
+    return [*metrics.target, *metrics.golden, *metrics[3:]]
 
 
 def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
@@ -324,7 +328,7 @@ def metrics_of(reason: str, numbers: list[float | None]) -> LlmMetrics:
 
 def rows_of_pairs(
     dtype: str,
-    my: NDArray[np.uint8],
+    target: NDArray[np.uint8],
     golden: NDArray[np.uint8],
     places: NDArray[np.int64],
     before: Floats | None = None,
@@ -335,7 +339,7 @@ def rows_of_pairs(
     """
     from twinprobe._measure.kernels import kernel_rows
 
-    return kernel_rows(dtype, my, golden, places, before)
+    return kernel_rows(dtype, target, golden, places, before)
 
 
 def numbers_of_rows(found: Floats, sizes: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:

@@ -28,7 +28,7 @@ def run_script(argv: list[str]) -> int:
     config = os.environ.get(CONFIG_VARIABLE)
     if not config:
         raise BadInput(f"the variable {CONFIG_VARIABLE} is not set", hint="let it name a config.json")
-    from twinprobe._record.torch.callbacks.whole_script import WholeScript
+    from twinprobe._record.torch.callbacks import WholeScript
 
     recording = WholeScript(config)
     try:

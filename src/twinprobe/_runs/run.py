@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,19 +18,21 @@ import msgspec
 from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
 from twinprobe._runs.names import OpName, parse_op
-from twinprobe._runs.notebook import card
 from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
 from twinprobe._runs.structure import Stacks, read_parents, read_stacks
+from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.whole_files import open_file
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._runs.tensors.elements import HostTensor
     from twinprobe._runs.tensors.foreign import Content
+
 
 DUMP, DEBUG, PART = "dump.json", "debug.json", "dump.json.part"
 DEBUG_PART = "debug.json.part"
@@ -84,6 +87,15 @@ class Run:
     def tensor_folder(self) -> Path:
         """Where the dump's tensor files lie, whatever path the recorder wrote into the header."""
         return self.folder / TENSOR_FOLDER if self.content is None else self.content.tensors
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether its tensors lie in memory, and in no folder."""
+        return False
+
+    def load(self, name: str) -> HostTensor:
+        """The tensor that the column ``file`` of the table names."""
+        return open_named(self.tensor_folder, name)
 
     @property
     def single_points(self) -> bool:
@@ -421,3 +433,40 @@ def take_over(file: IO[bytes]) -> Run:
         Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches,
         settings=head.settings,
     )  # fmt: skip
+
+
+# A result in a notebook: html that needs no network. Colours are mixed from the text's own, which is dark on light
+# pages and light on dark ones.
+_BORDER = "color-mix(in srgb, currentColor 25%, transparent)"
+_BOX = f"border:1px solid {_BORDER};border-radius:6px;padding:8px 12px;max-width:60em;font-family:sans-serif"
+_CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none"
+_COLOURS = {True: "#1a9850", False: "#d73027", None: "currentColor"}
+_LONGEST_TEXT = 500
+
+
+def card(
+    title: str,
+    facts: Iterable[tuple[str, object]],
+    *,
+    good: bool | None = None,
+    table: Sequence[Sequence[object]] = (),
+) -> str:
+    """A box with a title, facts under each other, and perhaps a table whose first row is its head."""
+    lines = "".join(
+        f'<tr><td style="{_CELL};opacity:.7">{_safe(name)}</td><td style="{_CELL}">{_safe(value)}</td></tr>'
+        for name, value in facts
+    )
+    rows = "".join(
+        "<tr>" + "".join(f'<{tag} style="{_CELL}">{_safe(cell)}</{tag}>' for cell in row) + "</tr>"
+        for row, tag in ((row, "td" if at else "th") for at, row in enumerate(table))
+    )
+    head = f'<b style="color:{_COLOURS[good]}">{_safe(title)}</b>'
+    inner = f'<table style="border:0">{lines}</table>' + (f'<table style="border:0">{rows}</table>' if rows else "")
+    return f'<div style="{_BOX}">{head}{inner}</div>'
+
+
+def _safe(value: object) -> str:
+    """Names are foreign text: cut, escaped, and without characters that steer a page."""
+    text = str(value)
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
+    return escape("".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text))

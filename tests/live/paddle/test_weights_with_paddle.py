@@ -11,9 +11,9 @@ import torch
 from paddle import nn as pnn
 from torch import nn
 
-from twinprobe._live.weights import special
+from twinprobe._live.weights import matching
 from twinprobe._live.weights.copying import copy_aligned
-from twinprobe._live.weights.special import add_special_init
+from twinprobe._live.weights.matching import add_special_init
 from twinprobe.errors import BadInput
 from weights_bench import Case, arrays, copy_whole, scramble, weights
 
@@ -225,11 +225,11 @@ def test_frozen_zero_biases_are_as_good_as_none() -> None:
 
 def test_a_rule_of_your_own_between_frameworks() -> None:
     calls = []
-    before = list(special._RULES)
+    before = list(matching._RULES)
     try:
         add_special_init("OwnLinear", "Linear", lambda layer, module: calls.append((layer, module)))
         layer, module = OwnLinear(3, 3), nn.Linear(3, 3)
         copy_aligned(layer, module, [("", "")])
     finally:
-        special._RULES[:] = before
+        matching._RULES[:] = before
     assert calls == [(layer, module)]

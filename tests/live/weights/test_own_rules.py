@@ -9,18 +9,18 @@ import torch
 from torch import nn
 
 from twinprobe._live.pairing.layer_map import LayerMap
-from twinprobe._live.weights import special
+from twinprobe._live.weights import matching
 from twinprobe._live.weights.assigning import copy_weights
 from twinprobe._live.weights.copying import copy_aligned
-from twinprobe._live.weights.special import add_special_init
+from twinprobe._live.weights.matching import add_special_init
 from twinprobe.errors import BadInput
 
 
 @pytest.fixture(autouse=True)
 def _forget_rules() -> Iterator[None]:
-    before = list(special._RULES)
+    before = list(matching._RULES)
     yield
-    special._RULES[:] = before
+    matching._RULES[:] = before
 
 
 class Doubled(nn.Module):

@@ -17,7 +17,11 @@ from torch.distributed import all_reduce as imported_early
 
 
 def start_ranks(program: str, folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
-    """Run a program on two ranks and wait for both; their dump goes to ``folder / "dump"``."""
+    """Run a program on two ranks and wait for both; their dump goes to ``folder / "dump"``.
+
+    Several programs (``one+another``) run in one pair of processes, each with a folder of its name in there: starting
+    takes longer than all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     common = [str(folder / "store"), str(folder / "dump"), *words]
     commands = [[sys.executable, __file__, program, str(rank), *common] for rank in range(2)]
@@ -124,16 +128,17 @@ class Wrapped(nn.Module):
 
 
 def ring(dump: str, *words: str) -> None:
-    """A model with an exchange inside; the word ``fault`` doubles rank 1's activations before it."""
+    """A model with an exchange inside, recorded for each word; ``target`` doubles rank 1's activations before it."""
     from twinprobe.torch import record
 
     rank = dist.get_rank()
-    torch.manual_seed(3)
-    model = Wrapped("fault" in words and rank == 1)
-    with record(model, dump, level="mix") as recording:
-        for _ in range(2):
-            model(torch.linspace(-1, 1, 8).reshape(2, 4) + rank).sum().backward()
-            recording.step()
+    for side in words:
+        torch.manual_seed(3)
+        model = Wrapped(side == "target" and rank == 1)
+        with record(model, f"{dump}/{side}", level="mix") as recording:
+            for _ in range(2):
+                model(torch.linspace(-1, 1, 8).reshape(2, 4) + rank).sum().backward()
+                recording.step()
 
 
 def ddp(dump: str, *words: str) -> None:
@@ -279,7 +284,9 @@ def main() -> None:
     program, rank, store, dump, *words = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    PROGRAMS[program](dump, *words)
+    programs = program.split("+")
+    for name in programs:
+        PROGRAMS[name](f"{dump}/{name}" if len(programs) > 1 else dump, *words)
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()

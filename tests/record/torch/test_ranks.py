@@ -19,10 +19,17 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 
 
 @pytest.fixture(scope="module")
-def exchange(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exchange")
-    start_ranks("collectives", folder)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not hasattr(pytest.importorskip("torch.distributed.tensor"), "DTensor"):
+        pytest.skip("this torch has no public DTensor")
+    folder = tmp_path_factory.mktemp("programs")
+    start_ranks("more_collectives+dtensor+collectives", folder)
     return folder / "dump"
+
+
+@pytest.fixture(scope="module")
+def exchange(programs: Path) -> Path:
+    return programs / "collectives"
 
 
 def data_of(dump: Path, rank: int, step: int = 0) -> dict[str, Any]:
@@ -83,9 +90,8 @@ def test_what_is_still_on_its_way_is_recorded_without_values(exchange: Path) -> 
     assert output["Max"] is None
 
 
-def test_rarer_collectives_and_early_imports_are_recorded_once(tmp_path: Path) -> None:
-    start_ranks("more_collectives", tmp_path)
-    zero, one = data_of(tmp_path / "dump", 0), data_of(tmp_path / "dump", 1)
+def test_rarer_collectives_and_early_imports_are_recorded_once(programs: Path) -> None:
+    zero, one = (data_of(programs / "more_collectives", rank) for rank in (0, 1))
 
     def called(data: dict[str, Any]) -> list[str]:
         return [name.split(".")[1] for name in data if name.startswith("Distributed")]
@@ -109,7 +115,7 @@ def plain_training(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [one.stdout for one in start_ranks("ddp", tmp_path_factory.mktemp("plain"))]
 
 
-@pytest.mark.parametrize("level", [*slow("L0"), "mix"])
+@pytest.mark.parametrize("level", slow("L0", "mix"))
 def test_data_parallel_training_is_bit_identical(tmp_path: Path, plain_training: list[str], level: str) -> None:
     recorded = [one.stdout for one in start_ranks("ddp", tmp_path / "recorded", "record", level)]
     assert plain_training == recorded
@@ -125,22 +131,28 @@ RUNS = [
 ]
 
 
+FEW = ["L0:statistics:statistics", "L1:statistics:md5", "mix:tensor:statistics"]
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "runs"),
     [
-        "fsdp2",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("fsdp2_mixed", "fsdp1", "ddp", "tensor_parallel")),
+        ("fsdp2", FEW),
+        *(
+            pytest.param(kind, RUNS, marks=pytest.mark.slow)
+            for kind in ("fsdp2", "fsdp2_mixed", "fsdp1", "ddp", "tensor_parallel")
+        ),
     ],
 )
-def test_split_training_is_bit_identical_at_every_level(tmp_path: Path, kind: str) -> None:
+def test_split_training_is_bit_identical_at_every_level(tmp_path: Path, kind: str, runs: list[str]) -> None:
     if kind.startswith("fsdp2") and not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
         pytest.skip("this torch has no fully_shard")
-    for rank, done in enumerate(start_ranks("split", tmp_path, kind, *RUNS)):
+    for rank, done in enumerate(start_ranks("split", tmp_path, kind, *runs)):
         assert "error while" not in done.stderr
         digests = dict(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("digest "))
-        assert [*digests] == ["plain", *RUNS]
+        assert [*digests] == ["plain", *runs]
         assert {*digests.values()} == {digests["plain"]}
-        for run in RUNS:
+        for run in runs:
             data = data_of(tmp_path / "dump" / run.replace(":", "_"), rank, step=2)
             assert any(".backward" in name for name in data)
             assert "remark" not in json.dumps(data)
@@ -155,11 +167,8 @@ def test_split_training_is_bit_identical_at_every_level(tmp_path: Path, kind: st
         assert torch.equal(torch.load(file), weight)
 
 
-def test_a_sharded_tensor_shows_its_layout_and_its_own_part(tmp_path: Path) -> None:
-    if not hasattr(pytest.importorskip("torch.distributed.tensor"), "DTensor"):
-        pytest.skip("this torch has no public DTensor")
-    start_ranks("dtensor", tmp_path)
-    data = data_of(tmp_path / "dump", 1)
+def test_a_sharded_tensor_shows_its_layout_and_its_own_part(programs: Path) -> None:
+    data = data_of(programs / "dtensor", 1)
     sharded = data["Module.0.Identity.forward.0"]["input_args"][0]
     assert sharded["type"] == "torch.distributed.tensor.DTensor"
     assert (sharded["device_mesh"], sharded["placements"]) == ([0, 1], [{"Shard": {"dim": 0}}])
@@ -167,7 +176,7 @@ def test_a_sharded_tensor_shows_its_layout_and_its_own_part(tmp_path: Path) -> N
     whole = data["Module.0.Identity.forward.1"]["input_args"][0]
     assert whole["placements"] == [{"Replicate": {}}]
     assert whole["Min"] == 0.0
-    (file,) = (tmp_path / "dump" / "step0" / "rank1").rglob(sharded["data_name"])
+    (file,) = (programs / "dtensor" / "step0" / "rank1").rglob(sharded["data_name"])
     assert torch.load(file).tolist() == [[4.0, 5.0], [6.0, 7.0]]
 
 

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="to
 @pytest.fixture(scope="module")
 def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("ranks")
-    for side, words in (("golden", ()), ("again", ()), ("target", ("fault",))):
-        start_ranks("ring", folder / side, *words)
-    return {side: folder / side / "dump" / "step0" for side in ("golden", "again", "target")}
+    sides = ("golden", "again", "target")
+    start_ranks("ring", folder, *sides)
+    return {side: folder / "dump" / side / "step0" for side in sides}
 
 
 def compare(target: Path, golden: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:

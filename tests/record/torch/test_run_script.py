@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from twinprobe._record.run_script import run_script
+from twinprobe.errors import BadInput
 
 # What `twinprobe run` does, without the choice of a command before it.
 COMMAND = """
@@ -135,18 +139,20 @@ def test_a_script_without_a_model_is_told_so(tmp_path: Path) -> None:
     assert "nothing was recorded" in done.stderr
 
 
-def test_what_cannot_be_run_is_refused(tmp_path: Path) -> None:
-    write_files(tmp_path)
-    done = start(tmp_path, "missing.py")
-    assert done.returncode == 2
-    assert "refused: missing.py: there is no such script" in done.stderr
-    done = start(tmp_path, "train.py", config=False)
-    assert done.returncode == 2
-    assert "TWINPROBE_CONFIG is not set" in done.stderr
-    write_files(tmp_path, level="debug")
-    assert "level debug" in start(tmp_path, "train.py").stderr
-    write_files(tmp_path, level="L7")
-    assert "key 'level' is 'L7' (allowed: L0, L1, mix, debug)" in start(tmp_path, "train.py").stderr
+def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TWINPROBE_CONFIG", raising=False)
+
+    def refused(script: str, words: str, level: str = "mix") -> None:
+        write_files(tmp_path, level=level)
+        with pytest.raises(BadInput, match=re.escape(words)):
+            run_script([script])
+
+    refused("train.py", "TWINPROBE_CONFIG is not set")
+    monkeypatch.setenv("TWINPROBE_CONFIG", str(tmp_path / "config.json"))
+    refused("missing.py", "missing.py: there is no such script")
+    refused("train.py", "level debug", level="debug")
+    refused("train.py", "key 'level' is 'L7' (allowed: L0, L1, mix, debug)", level="L7")
 
 
 def test_an_earlier_dump_is_refused_before_the_script_starts(

@@ -24,7 +24,7 @@ _NEVER = frozenset({"dropout", "split", "collective", "rotary"})
 class Match:
     """Units of the one side that are those of the other; more than one where a side fuses them."""
 
-    my: tuple[int, ...]
+    target: tuple[int, ...]
     golden: tuple[int, ...]
     rule: str
 
@@ -36,18 +36,18 @@ class Scores:
         self._table = table
         self._ratios = {1, cards}
 
-    def single(self, my: Unit, golden: Unit) -> tuple[float, str]:
+    def single(self, target: Unit, golden: Unit) -> tuple[float, str]:
         """The score of one unit against one, and the rule behind it."""
-        if not self._sizes_fit(_size(my), _size(golden)):
+        if not self._sizes_fit(_size(target), _size(golden)):
             return 0.0, ""
-        base, rule = self._types(my, golden)
+        base, rule = self._types(target, golden)
         if not base:
             return 0.0, ""
-        if my.inputs and golden.inputs and self._sizes_fit(prod(my.inputs[0]), prod(golden.inputs[0])):
+        if target.inputs and golden.inputs and self._sizes_fit(prod(target.inputs[0]), prod(golden.inputs[0])):
             base += 0.5
-        if my.around and my.around == golden.around:
+        if target.around and target.around == golden.around:
             base += 0.5
-        if my.is_last == golden.is_last:
+        if target.is_last == golden.is_last:
             base += 0.25
         return base, rule
 
@@ -57,40 +57,40 @@ class Scores:
             return 0.0
         return 2.5 * len(parts)
 
-    def _types(self, my: Unit, golden: Unit) -> tuple[float, str]:
-        types = my.node.op_type, golden.node.op_type
+    def _types(self, target: Unit, golden: Unit) -> tuple[float, str]:
+        types = target.node.op_type, golden.node.op_type
         if self._table.entry(*types) or self._table.entry(*reversed(types)):
             return 4.0, "operator table"
         if folded(types[0]) == folded(types[1]):
             return 3.5, "structure"
-        if my.kind in _NEVER or golden.kind in _NEVER:
+        if target.kind in _NEVER or golden.kind in _NEVER:
             return 0.0, ""
-        if my.kind == golden.kind:
-            return (1.0 if my.kind == "elementwise" else 3.0), "structure"
-        if {my.kind, golden.kind} == _LINEAR:
+        if target.kind == golden.kind:
+            return (1.0 if target.kind == "elementwise" else 3.0), "structure"
+        if {target.kind, golden.kind} == _LINEAR:
             return 2.5, "structure"
         return 0.0, ""
 
-    def _sizes_fit(self, my: int, golden: int) -> bool:
-        return any(my * ratio == golden or golden * ratio == my for ratio in self._ratios)
+    def _sizes_fit(self, target: int, golden: int) -> bool:
+        return any(target * ratio == golden or golden * ratio == target for ratio in self._ratios)
 
 
 def _size(unit: Unit) -> int:
     return prod(unit.outputs[0])
 
 
-def align(my: list[Unit], golden: list[Unit], scores: Scores) -> list[Match]:
+def align(target: list[Unit], golden: list[Unit], scores: Scores) -> list[Match]:
     """The best matching of two sequences in which nothing crosses."""
-    if len(my) * len(golden) > _MOST_CELLS:
-        shared = min(len(my), len(golden))
-        my, golden = my[:shared], golden[:shared]
-    rows, columns = len(my), len(golden)
+    if len(target) * len(golden) > _MOST_CELLS:
+        shared = min(len(target), len(golden))
+        target, golden = target[:shared], golden[:shared]
+    rows, columns = len(target), len(golden)
     best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
     choice: dict[tuple[int, int], tuple[Match, int, int]] = {}
     for at in range(rows - 1, -1, -1):
         for to in range(columns - 1, -1, -1):
             score, chosen = max(best[at + 1][to], best[at][to + 1]), None
-            for match, gain, next_at, next_to in _moves(my, golden, at, to, scores):
+            for match, gain, next_at, next_to in _moves(target, golden, at, to, scores):
                 if gain + best[next_at][next_to] > score:
                     score, chosen = gain + best[next_at][next_to], (match, next_at, next_to)
             best[at][to] = score
@@ -99,18 +99,18 @@ def align(my: list[Unit], golden: list[Unit], scores: Scores) -> list[Match]:
     return _trace(best, choice, rows, columns)
 
 
-def align_rest(my: list[Unit], golden: list[Unit], found: list[Match], scores: Scores) -> list[Match]:
+def align_rest(target: list[Unit], golden: list[Unit], found: list[Match], scores: Scores) -> list[Match]:
     """What is left, aligned among itself: branches that do not depend on each other may run in either order."""
     left = [
         [at for at in range(len(own)) if not any(at in match for match in taken)]
-        for own, taken in ((my, [match.my for match in found]), (golden, [match.golden for match in found]))
+        for own, taken in ((target, [match.target for match in found]), (golden, [match.golden for match in found]))
     ]
-    rest = align([my[at] for at in left[0]], [golden[at] for at in left[1]], scores)
+    rest = align([target[at] for at in left[0]], [golden[at] for at in left[1]], scores)
     moved = [
-        Match(tuple(left[0][at] for at in match.my), tuple(left[1][at] for at in match.golden), match.rule)
+        Match(tuple(left[0][at] for at in match.target), tuple(left[1][at] for at in match.golden), match.rule)
         for match in rest
     ]
-    return [match for match in moved if my[match.my[0]].around == golden[match.golden[0]].around]
+    return [match for match in moved if target[match.target[0]].around == golden[match.golden[0]].around]
 
 
 def _trace(
@@ -130,17 +130,17 @@ def _trace(
 
 
 def _moves(
-    my: list[Unit], golden: list[Unit], at: int, to: int, scores: Scores
+    target: list[Unit], golden: list[Unit], at: int, to: int, scores: Scores
 ) -> Iterator[tuple[Match, float, int, int]]:
-    gain, rule = scores.single(my[at], golden[to])
+    gain, rule = scores.single(target[at], golden[to])
     if gain:
         yield Match((at,), (to,), rule), gain, at + 1, to + 1
     for parts in _parts(golden, to):
-        gain = scores.fused(my[at], [golden[part] for part in parts])
+        gain = scores.fused(target[at], [golden[part] for part in parts])
         if gain:
             yield Match((at,), parts, "fused projection"), gain, at + 1, parts[-1] + 1
-    for parts in _parts(my, at):
-        gain = scores.fused(golden[to], [my[part] for part in parts])
+    for parts in _parts(target, at):
+        gain = scores.fused(golden[to], [target[part] for part in parts])
         if gain:
             yield Match(parts, (to,), "fused projection"), gain, parts[-1] + 1, to + 1
 
@@ -173,7 +173,7 @@ class Spot:
 class Link:
     """Tensors that hold the same: one each, or a list whose concatenation is the other side's."""
 
-    my: tuple[Spot, ...]
+    target: tuple[Spot, ...]
     golden: tuple[Spot, ...]
     rule: str
 
@@ -192,19 +192,19 @@ class Region:
         self._links: list[Link] = []
         self._linked: set[tuple[int, int, str, int]] = set()  # side, node, io, place
 
-    def match(self, my: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> list[Link]:
-        sides = units(my, self._shapes[0]), units(golden, self._shapes[1])
+    def match(self, target: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> list[Link]:
+        sides = units(target, self._shapes[0]), units(golden, self._shapes[1])
         matches = align(*sides, self._scores)
         matches += align_rest(*sides, matches, self._scores)
         for match in matches:
             self._outputs(match, sides)
-        pairs = self._containers(matches, sides, (my, golden), whole)
+        pairs = self._containers(matches, sides, (target, golden), whole)
         self._splits(matches, sides)
         for container, other in pairs:
             self._whole(container, other)
-        for side, tops in enumerate((my, golden)):
+        for side, tops in enumerate((target, golden)):
             self.chains([*([whole[side]] if whole else []), *(node for top in tops for node in top.walk())], side)
-        self._named(my, golden, whole)
+        self._named(target, golden, whole)
         self._ends(pairs)
         self._feeding(matches, sides)
         self._rotary(sides)
@@ -215,11 +215,11 @@ class Region:
     # -- single rules -------------------------------------------------------------------------------------------------
 
     def _outputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
-        mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.my)
+        mine = tuple(Spot(sides[0][at].node, OUTPUT, 0) for at in match.target)
         theirs = tuple(Spot(sides[1][at].node, OUTPUT, 0) for at in match.golden)
         self._add(mine, theirs, match.rule)
         if len(mine) == len(theirs) == 1:
-            more = zip(sides[0][match.my[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
+            more = zip(sides[0][match.target[0]].outputs, sides[1][match.golden[0]].outputs, strict=False)
             for at, (shape, other) in enumerate(more):
                 if at and prod(shape) == prod(other):
                     self._add((Spot(mine[0].node, OUTPUT, at),), (Spot(theirs[0].node, OUTPUT, at),), match.rule)
@@ -236,9 +236,9 @@ class Region:
                         self._add_on(side, spots[0], spots[1], "cosines and sines")
 
     def _inputs(self, match: Match, sides: tuple[list[Unit], list[Unit]]) -> None:
-        my, golden = sides[0][match.my[0]], sides[1][match.golden[0]]
-        if my.inputs and golden.inputs and prod(my.inputs[0]) == prod(golden.inputs[0]):
-            self._add((Spot(my.node, INPUT, 0),), (Spot(golden.node, INPUT, 0),), match.rule)
+        target, golden = sides[0][match.target[0]], sides[1][match.golden[0]]
+        if target.inputs and golden.inputs and prod(target.inputs[0]) == prod(golden.inputs[0]):
+            self._add((Spot(target.node, INPUT, 0),), (Spot(golden.node, INPUT, 0),), match.rule)
 
     def _containers(
         self,
@@ -251,7 +251,7 @@ class Region:
         partner: dict[int, set[int]] = {}
         for match in matches:
             theirs = {id(sides[1][at].node) for at in match.golden}
-            for at in match.my:
+            for at in match.target:
                 partner.setdefault(id(sides[0][at].node), set()).update(theirs)
         covered = set().union(*partner.values()) if partner else set()
         others = [(node, _leaf_ids(node) & covered) for top in tops[1] for node in top.walk() if node.children]
@@ -266,18 +266,18 @@ class Region:
                     pairs.append((node, fitting[0]))
         return pairs
 
-    def _whole(self, my: OpNode, golden: OpNode) -> None:
+    def _whole(self, target: OpNode, golden: OpNode) -> None:
         """Link the inputs and outputs of two composite operators as far as their sizes agree."""
         for io, which in ((OUTPUT, 1), (INPUT, 0)):
-            mine, theirs = self._shapes[0](my)[which], self._shapes[1](golden)[which]
+            mine, theirs = self._shapes[0](target)[which], self._shapes[1](golden)[which]
             for at, (shape, other) in enumerate(zip(mine, theirs, strict=False)):
                 if prod(shape) == prod(other):
-                    self._add((Spot(my, io, at),), (Spot(golden, io, at),), "structure")
+                    self._add((Spot(target, io, at),), (Spot(golden, io, at),), "structure")
 
     def _splits(self, matches: list[Match], sides: tuple[list[Unit], list[Unit]]) -> None:
         """The outputs of an operator that cuts a fused projection are the projections of the other side."""
         for match in matches:
-            for side, fused, parts in ((0, match.my, match.golden), (1, match.golden, match.my)):
+            for side, fused, parts in ((0, match.target, match.golden), (1, match.golden, match.target)):
                 if len(fused) == 1 and len(parts) > 1:
                     self._split(side, fused[0], [sides[1 - side][at] for at in parts], sides[side])
 
@@ -300,8 +300,8 @@ class Region:
             if last is None or self._output_sizes(side, node) != self._output_sizes(side, last):
                 continue
             for link in [link for link in self._links if self._gives(link, side, last)]:
-                spot = link.my[0] if side == 0 else link.golden[0]
-                other = link.golden if side == 0 else link.my
+                spot = link.target[0] if side == 0 else link.golden[0]
+                other = link.golden if side == 0 else link.target
                 if len(other) == 1:
                     self._add_on(side, Spot(node, OUTPUT, spot.at), other[0], link.rule)
 
@@ -310,13 +310,13 @@ class Region:
 
     @staticmethod
     def _gives(link: Link, side: int, node: OpNode) -> bool:
-        spots = link.my if side == 0 else link.golden
+        spots = link.target if side == 0 else link.golden
         return len(spots) == 1 and spots[0].node is node and spots[0].io == OUTPUT
 
     def _ends(self, pairs: list[tuple[OpNode, OpNode]]) -> None:
         """The last operator inside a composite gives what the composite's counterpart gives."""
-        for my, golden in pairs:
-            for side, node, other in ((0, my, golden), (1, golden, my)):
+        for target, golden in pairs:
+            for side, node, other in ((0, target, golden), (1, golden, target)):
                 last = node
                 while last.children:
                     inner = [child for child in last.children if self._shapes[side](child)[1]]
@@ -333,10 +333,10 @@ class Region:
         """An operator without counterpart that feeds a matched one gives what the counterpart takes."""
         taker: tuple[dict[int, Unit], dict[int, Unit]] = ({}, {})
         for match in matches:
-            for at in match.my:
+            for at in match.target:
                 taker[0].setdefault(at, sides[1][match.golden[0]])
             for at in match.golden:
-                taker[1].setdefault(at, sides[0][match.my[0]])
+                taker[1].setdefault(at, sides[0][match.target[0]])
         for side in (0, 1):
             for at, unit in enumerate(sides[side]):
                 if len(unit.outputs) != 1 or self._is_linked(side, unit.node, OUTPUT, 0):
@@ -346,9 +346,9 @@ class Region:
                 if fed is not None and fed.inputs and prod(fed.inputs[0]) == prod(unit.outputs[0]):
                     self._add_on(side, Spot(unit.node, OUTPUT, 0), Spot(fed.node, INPUT, 0), "feeds a matched operator")
 
-    def _named(self, my: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
+    def _named(self, target: list[OpNode], golden: list[OpNode], whole: tuple[OpNode, OpNode] | None) -> None:
         """Composite operators that the table names, in order, where both sides have equally many."""
-        mine = [node for top in ([whole[0]] if whole else my) for node in top.walk()]
+        mine = [node for top in ([whole[0]] if whole else target) for node in top.walk()]
         theirs = [node for top in ([whole[1]] if whole else golden) for node in top.walk()]
         for entry in self._table.entries:
             for left, right, side in ((mine, theirs, 0), (theirs, mine, 1)):
@@ -383,11 +383,11 @@ class Region:
     def _add_on(self, side: int, spot: Spot, other: Spot, rule: str) -> None:
         self._add((spot,), (other,), rule) if side == 0 else self._add((other,), (spot,), rule)
 
-    def _add(self, my: tuple[Spot, ...], golden: tuple[Spot, ...], rule: str) -> None:
-        if any(link.my == my and link.golden == golden for link in self._links):
+    def _add(self, target: tuple[Spot, ...], golden: tuple[Spot, ...], rule: str) -> None:
+        if any(link.target == target and link.golden == golden for link in self._links):
             return
-        self._links.append(Link(my, golden, rule))
-        for side, spots in ((0, my), (1, golden)):
+        self._links.append(Link(target, golden, rule))
+        for side, spots in ((0, target), (1, golden)):
             self._linked.update((side, id(spot.node), spot.io, spot.at) for spot in spots)
 
 

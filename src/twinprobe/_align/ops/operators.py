@@ -21,28 +21,30 @@ Template = list[tuple[tuple[tuple[int, str, int], ...], tuple[tuple[int, str, in
 class Linker:
     """Collects links, region by region. Layers that are built alike are matched once."""
 
-    def __init__(self, my_shapes: ShapesOf, golden_shapes: ShapesOf, scores: Scores, table: OperatorTable) -> None:
-        self._shapes = (my_shapes, golden_shapes)
+    def __init__(self, target_shapes: ShapesOf, golden_shapes: ShapesOf, scores: Scores, table: OperatorTable) -> None:
+        self._shapes = (target_shapes, golden_shapes)
         self._scores = scores
         self._table = table
         self._templates: dict[object, Template] = {}
         self.links: list[Link] = []
 
-    def region(self, my: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
+    def region(self, target: list[OpNode], golden: list[OpNode], around: tuple[list[OpNode], list[OpNode]]) -> None:
         """Match what lies before or after the layers; ``around``: the whole model and what else encloses the layers."""
         region = Region(self._shapes, self._scores, self._table)
-        links = region.match(my, golden, None)
+        links = region.match(target, golden, None)
         for side in (0, 1):
             region.chains(around[side], side)
         self.links += links
 
-    def layer(self, my: OpNode, golden: OpNode) -> None:
+    def layer(self, target: OpNode, golden: OpNode) -> None:
         """Match one layer with its counterpart."""
-        nodes, others = list(my.walk()), list(golden.walk())
-        kind = (_build(my), _build(golden))
+        nodes, others = list(target.walk()), list(golden.walk())
+        kind = (_build(target), _build(golden))
         template = self._templates.get(kind)
         if template is None:
-            links = Region(self._shapes, self._scores, self._table).match(my.children, golden.children, (my, golden))
+            links = Region(self._shapes, self._scores, self._table).match(
+                target.children, golden.children, (target, golden)
+            )
             self.links += links
             if links:
                 self._templates[kind] = _template(links, nodes, others)
@@ -67,7 +69,7 @@ def _template(links: list[Link], nodes: list[OpNode], others: list[OpNode]) -> T
     theirs = {id(node): at for at, node in enumerate(others)}
     return [
         (
-            tuple((mine[id(spot.node)], spot.io, spot.at) for spot in link.my),
+            tuple((mine[id(spot.node)], spot.io, spot.at) for spot in link.target),
             tuple((theirs[id(spot.node)], spot.io, spot.at) for spot in link.golden),
             link.rule,
         )
@@ -101,13 +103,13 @@ class Matching:
     notes: list[str]
 
 
-def match_operators(my: Side, golden: Side, table: OperatorTable) -> Matching:
+def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matching:
     """Match two runs of one model."""
-    pairs = _equal_names(my, golden)
+    pairs = _equal_names(target, golden)
     if pairs:
         return Matching(pairs, [], [])
-    linker = Linker(my.shapes_of, golden.shapes_of, Scores(table, cards=max(my.cards, golden.cards)), table)
-    parts, others = regions(my.tree), regions(golden.tree)
+    linker = Linker(target.shapes_of, golden.shapes_of, Scores(table, cards=max(target.cards, golden.cards)), table)
+    parts, others = regions(target.tree), regions(golden.tree)
     notes = _layer_notes(parts, others)
     linker.region(parts.before, others.before, ([], []))
     for layer, other in zip(parts.layers, others.layers, strict=False):
@@ -121,23 +123,23 @@ def layers_of(tree: OpNode) -> list[OpNode]:
     return find_layers(tree)
 
 
-def _equal_names(my: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
-    mine = {node.folder: node for node in my.tree.walk()}
+def _equal_names(target: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
+    mine = {node.folder: node for node in target.tree.walk()}
     theirs = {node.folder: node for node in golden.tree.walk()}
     common = (mine.keys() & theirs.keys()) - {""}
     telling = len(common - {"root"})  # every model has a root
     fewer = min(len(mine), len(theirs)) - 1
     # Where a graph has other operators, equal numbers soon mean different ones.
-    enough = telling * 10 >= fewer * 9 if my.numbered else telling * _MEETING >= fewer
-    if my.numbered != golden.numbered or not common or not enough:
+    enough = telling * 10 >= fewer * 9 if target.numbered else telling * _MEETING >= fewer
+    if target.numbered != golden.numbered or not common or not enough:
         return []
-    return [(node, theirs[node.folder]) for node in my.tree.finished() if node.folder in common]
+    return [(node, theirs[node.folder]) for node in target.tree.finished() if node.folder in common]
 
 
-def _layer_notes(my: Regions, golden: Regions) -> list[str]:
-    if len(my.layers) == len(golden.layers):
+def _layer_notes(target: Regions, golden: Regions) -> list[str]:
+    if len(target.layers) == len(golden.layers):
         return []
     return [
-        f"my run has {len(my.layers)} layers, the golden one {len(golden.layers)}: "
+        f"my run has {len(target.layers)} layers, the golden one {len(golden.layers)}: "
         "only the first of them are compared; are they of the same model?"
     ]

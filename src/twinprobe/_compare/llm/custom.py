@@ -39,7 +39,7 @@ class Algorithms:
         """Load the files and try every function on a single one."""
         self._launch()
 
-    def __call__(self, golden: HostTensor, my: HostTensor) -> tuple[Answer, ...]:
+    def __call__(self, golden: HostTensor, target: HostTensor) -> tuple[Answer, ...]:
         """The answer of every function; a failure is its message."""
         if self._silences >= _MOST_SILENCES:
             return tuple(("", f"{name} was not asked again: it did not answer three times") for name in self.names)
@@ -47,7 +47,7 @@ class Algorithms:
             self._launch()
         assert self._pipe is not None
         try:
-            self._pipe.send((_array(golden), _array(my)))
+            self._pipe.send((_array(golden), _array(target)))
             if self._pipe.poll(self._timeout):
                 answer: tuple[Answer, ...] = self._pipe.recv()
                 return answer
@@ -115,13 +115,13 @@ def _serve(pipe: Connection, specs: tuple[tuple[str, str], ...]) -> None:
     pipe.send("")
     while True:
         try:
-            golden, my = pipe.recv()
+            golden, target = pipe.recv()
         except EOFError:
             return
         answers = []
         for function, (_, name) in zip(functions, specs, strict=True):
             try:
-                answers.append(_asked(function, golden, my, name))
+                answers.append(_asked(function, golden, target, name))
             except Exception as error:
                 answers.append(("", f"{name}: {type(error).__name__}: {error}"))
         pipe.send(tuple(answers))
@@ -139,11 +139,11 @@ def _loaded(path: str, name: str) -> Callable[[Any, Any], Any]:
     return function
 
 
-def _asked(function: Callable[[Any, Any], Any], golden: Any, my: Any, name: str) -> Answer:
+def _asked(function: Callable[[Any, Any], Any], golden: Any, target: Any, name: str) -> Answer:
     torch = sys.modules.get("torch")
     if torch is not None:
-        golden, my = torch.from_numpy(golden), torch.from_numpy(my)
-    answer = function(golden, my)
+        golden, target = torch.from_numpy(golden), torch.from_numpy(target)
+    answer = function(golden, target)
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], str):
         raise ValueError(f"{name} must return a value and a text, not {answer!r}")
     value = answer[0]

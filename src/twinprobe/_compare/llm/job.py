@@ -57,7 +57,7 @@ _BYTES_OF_A_ROW = 48 << 10
 class LlmRequest:
     """What the user asked for."""
 
-    my: Path
+    target: Path
     golden: Path
     level: str | None = None
     mapping: Path | None = None
@@ -85,8 +85,8 @@ def compare_dumps(
     if request.algorithms:  # a mistake in them is told before the work
         with closing(Algorithms(request.algorithms, timeout=request.timeout)) as algorithms:
             algorithms.start()
-    my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
-    jobs, notes, lost = _jobs(request, my, golden, table)
+    target, golden = open_llm_dump(request.target), open_llm_dump(request.golden)
+    jobs, notes, lost = _jobs(request, target, golden, table)
     results, resumed = _run(jobs, request, advance or (lambda _what, _done, _total: None), kept)
     notes += resumed
     failures = [
@@ -99,42 +99,42 @@ def compare_dumps(
     if kept is not None:
         kept.complete = not failures
     if not done:
-        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.my)
+        raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
     matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(
-            f"no tensor has a counterpart of its size in {request.golden}", where=request.my,
+            f"no tensor has a counterpart of its size in {request.golden}", where=request.target,
             hint="are both dumps of the same model? an op_mapping_file.json can say which operators belong together",
         )  # fmt: skip
     if 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
-    sides = _side(my, request.my), _side(golden, request.golden)
-    comparison = joined(done, sides, [*table.notes, *my.notes, *golden.notes, *notes, *lost])
+    sides = _side(target, request.target), _side(golden, request.golden)
+    comparison = joined(done, sides, [*table.notes, *target.notes, *golden.notes, *notes, *lost])
     return replace(comparison, lost=lost)
 
 
 def _jobs(
-    request: LlmRequest, my: LlmDump, golden: LlmDump, table: OperatorTable
+    request: LlmRequest, target: LlmDump, golden: LlmDump, table: OperatorTable
 ) -> tuple[list[TokenJob], list[str], list[str]]:
     plans: dict[tuple[int, int], Plan] = {}
     jobs = []
-    pairs, notes, lost = pair_all(my, golden)
+    pairs, notes, lost = pair_all(target, golden)
     for devices, token, golden_token in pairs:
         key = token.model, golden_token.model
         if key not in plans:
-            plans[key] = make_plan(OpenedToken(my, token), OpenedToken(golden, golden_token), table)
+            plans[key] = make_plan(OpenedToken(target, token), OpenedToken(golden, golden_token), table)
             notes += [note for note in plans[key].notes if note not in notes]
         cards = [
             tuple(card + side_token.folder[len(device.folder) :] for card in folders)
             for side_token, device, folders in (
-                (token, devices.my, devices.my_cards), (golden_token, devices.golden, devices.golden_cards),
+                (token, devices.target, devices.target_cards), (golden_token, devices.golden, devices.golden_cards),
             )
         ]  # fmt: skip
         jobs.append(
             TokenJob(
                 token=token.label,
-                device=devices.my.name,
-                my=TokenFolder(my.kind, my.root, token.folder, cards[0]),
+                device=devices.target.name,
+                target=TokenFolder(target.kind, target.root, token.folder, cards[0]),
                 golden=TokenFolder(golden.kind, golden.root, golden_token.folder, cards[1]),
                 plan=plans[key],
                 level=request.level,
@@ -175,7 +175,7 @@ def _run(
 
 def _bytes(job: TokenJob) -> int:
     """About how much one token holds on my side."""
-    total, token = 0, replace(job.my)  # what is listed here does not travel with the job
+    total, token = 0, replace(job.target)  # what is listed here does not travel with the job
     for file in (file for files in token.files.values() for file in files):
         with suppress(OSError):
             total += (token.root / token.name(file)).lstat().st_size
@@ -185,11 +185,11 @@ def _bytes(job: TokenJob) -> int:
 def joined(results: list[TokenResult], sides: tuple[RunInfo, RunInfo], notes: list[str]) -> LlmComparison:
     """One table and one summary of all tokens; the sides are told how many rows they have."""
     table = numbered([result.table for result in results])
-    matched, my_only, golden_only, unread = (
+    matched, target_only, golden_only, unread = (
         sum(getattr(result.counts, name) for result in results)
-        for name in ("matched", "my_only", "golden_only", "unread")
+        for name in ("matched", "target_only", "golden_only", "unread")
     )
-    sides = replace(sides[0], rows=matched + my_only), replace(sides[1], rows=matched + golden_only)
+    sides = replace(sides[0], rows=matched + target_only), replace(sides[1], rows=matched + golden_only)
     summary = summary_of("llm", sides, table, matched, notes, unread)
     return LlmComparison(table, replace(summary, first=_first(results)))
 
@@ -228,7 +228,7 @@ class Notes:
     """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
-        paths = (request.my, request.golden, request.mapping)
+        paths = (request.target, request.golden, request.mapping)
         identity = repr(([str(path) for path in paths], request.level, request.algorithms, request.thresholds))
         self._command = Command("llm compare", identity, output, timestamp, resume)
         self._open = ExitStack()
@@ -289,11 +289,11 @@ def compare_or_recall(job: TokenJob) -> TokenResult:
 
 def _mark(job: TokenJob, stamp: str) -> str:
     """What decides a token's result: its files on both sides, the plan, the options, own metrics, our version."""
-    asked = (__version__, job.plan_mark, job.token, job.device, job.my, job.golden, job.level, job.limits)
+    asked = (__version__, job.plan_mark, job.token, job.device, job.target, job.golden, job.level, job.limits)
     own = whole_fingerprint([place(name.rpartition(":")[0]) for name in job.algorithms])
     sides = [
         " ".join(_folder_mark(stamp, side.root / folder) for folder in dict.fromkeys((side.folder, *side.cards)))
-        for side in (job.my, job.golden)
+        for side in (job.target, job.golden)
     ]
     return hashlib.sha256(repr((asked, job.algorithms, job.timeout, own, sides)).encode()).hexdigest()
 
@@ -342,7 +342,7 @@ def compare_manual(
     request: LlmRequest, metadata: Path, advance: Callable[[str, int, int], None] | None = None
 ) -> LlmComparison:
     """Compare every pair that the metadata names."""
-    layout = find_layout(request.my)
+    layout = find_layout(request.target)
     groups = [list(group) for _, group in groupby(read_manual(metadata), key=lambda pair: pair.token)]
     results = []
     for group in groups:
@@ -352,8 +352,8 @@ def compare_manual(
     if not any(result.counts.matched > result.counts.unread for result in results):
         reason = results[0].table["cmp_fail_reason"][0]
         raise NothingToCompare(f"none of the pairs can be read: {reason}", where=metadata)
-    my = RunInfo(str(request.my), layout.kind, "tensor", "", 0, 0)
-    return joined(results, (my, RunInfo(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
+    target = RunInfo(str(request.target), layout.kind, "tensor", "", 0, 0)
+    return joined(results, (target, RunInfo(str(request.golden), METADATA, "tensor", "", 0, 0)), [])
 
 
 def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[ManualPair]) -> TokenResult:
@@ -361,7 +361,7 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
     job = TokenJob(
         token=token,
         device=layout.device.name if layout.device else "",
-        my=TokenFolder(METADATA, layout.root, ""),
+        target=TokenFolder(METADATA, layout.root, ""),
         golden=TokenFolder(METADATA, folder, ""),
         plan=Plan([Call(pair.data_id, pair.data_id, "", API) for pair in pairs], {}, [], [], across=True),
         limits=request.thresholds,
@@ -371,14 +371,14 @@ def _token(request: LlmRequest, folder: Path, layout: Layout, pairs: list[Manual
     rows = Rows()
     for index, pair in enumerate(pairs):
         # Names that somebody wrote, not ones from a listing: they are checked before they are followed.
-        my, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
-        rows.append(Row((my,), (golden,), "", "", index, API, METADATA))
+        target, golden = (TensorFile(OUTPUT, (0,), file, linked=True) for file in (_file(pair, layout), pair.golden))
+        rows.append(Row((target,), (golden,), "", "", index, API, METADATA))
     return result_of(job, rows)
 
 
 def _file(pair: ManualPair, layout: Layout) -> str:
     """My file under the dump's root: named from the root, the device or the token on, or where it once lay."""
-    name = pair.my.replace("\\", "/").removeprefix("./")
+    name = pair.target.replace("\\", "/").removeprefix("./")
     parts = name.split("/")
     moved = "/".join(parts[next((index for index, part in enumerate(parts) if part in STORES), 0) :])
     path = PurePath(name)

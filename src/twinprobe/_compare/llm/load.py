@@ -111,24 +111,24 @@ def _from_inputs(
 class Loaded:
     """Both sides of a row, ready to be measured, and what was done to make them comparable."""
 
-    my: HostTensor
+    target: HostTensor
     golden: HostTensor
     dtypes: tuple[str, str]
     shapes: tuple[str, str]
     remark: str = ""
 
 
-def load_row(row: Row, my: TokenFolder, golden: TokenFolder) -> Loaded:
+def load_row(row: Row, target: TokenFolder, golden: TokenFolder) -> Loaded:
     """Open both sides of a row."""
-    tokens, files = (my, golden), (row.my, row.golden)
+    tokens, files = (target, golden), (row.target, row.golden)
     sides = [[token.open(file) for file in listed] for token, listed in zip(tokens, files, strict=True)]
-    my_dtypes, golden_dtypes = (";".join(f"torch.{tensor.dtype}" for tensor in side) for side in sides)
-    my_shapes, golden_shapes = (";".join(str(list(tensor.shape)) for tensor in side) for side in sides)
-    dtypes, shapes = (my_dtypes, golden_dtypes), (my_shapes, golden_shapes)
-    if len(row.my) == len(row.golden) == 1 and not row.partial:
-        my_tensor, golden_tensor = sides[0][0], sides[1][0]
-        if my_tensor.dtype == golden_tensor.dtype and my_tensor.data.size == golden_tensor.data.size:
-            return Loaded(my_tensor, golden_tensor, dtypes, shapes)
+    target_dtypes, golden_dtypes = (";".join(f"torch.{tensor.dtype}" for tensor in side) for side in sides)
+    target_shapes, golden_shapes = (";".join(str(list(tensor.shape)) for tensor in side) for side in sides)
+    dtypes, shapes = (target_dtypes, golden_dtypes), (target_shapes, golden_shapes)
+    if len(row.target) == len(row.golden) == 1 and not row.partial:
+        target_tensor, golden_tensor = sides[0][0], sides[1][0]
+        if target_tensor.dtype == golden_tensor.dtype and target_tensor.data.size == golden_tensor.data.size:
+            return Loaded(target_tensor, golden_tensor, dtypes, shapes)
     remarks = []
     for side in (0, 1):
         if is_quantised(sides[side]) and not is_quantised(sides[1 - side]) and len(files[side]) == 1:
@@ -141,8 +141,8 @@ def load_row(row: Row, my: TokenFolder, golden: TokenFolder) -> Loaded:
         if cards > 1 and (summed or sizes[side] * cards == sizes[1 - side]):
             sides[side] = _all_cards(tokens[side], files[side], sides[1 - side], summed=summed)
             remarks.append(f"{cards} cards {'summed' if summed else 'joined'}")
-    mine, theirs = _side_by_side(sides[0], sides[1]), _side_by_side(sides[1], sides[0])
-    return Loaded(mine, theirs, dtypes, shapes, ", ".join(remarks))
+    joined = _side_by_side(sides[0], sides[1]), _side_by_side(sides[1], sides[0])
+    return Loaded(*joined, dtypes, shapes, ", ".join(remarks))
 
 
 def _side_by_side(parts: list[HostTensor], other: list[HostTensor]) -> HostTensor:

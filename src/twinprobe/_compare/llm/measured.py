@@ -118,64 +118,64 @@ class MeasuredRows:
 class SmallPairs:
     """Collects pairs of files in memory and measures many of them with one call."""
 
-    def __init__(self, my: SmallFiles, golden: SmallFiles, results: MeasuredRows) -> None:
-        self._my, self._golden, self._results = my, golden, results
+    def __init__(self, target: SmallFiles, golden: SmallFiles, results: MeasuredRows) -> None:
+        self._my, self._golden, self._results = target, golden, results
         self._waiting: dict[str, list[tuple[int, int, int, int]]] = {}
         self._measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
 
-    def take(self, index: int, my_name: str, golden_name: str) -> bool:
+    def take(self, index: int, target_name: str, golden_name: str) -> bool:
         """Whether the files of a row are two of those: then its numbers will be there in the end."""
-        my, golden = self._my, self._golden
-        if my.is_full or golden.is_full:
+        target, golden = self._my, self._golden
+        if target.is_full or golden.is_full:
             self._measure()
-        before = my.used, golden.used
-        mine = my.read(my_name)
-        theirs = golden.read(golden_name) if mine is not None else None
-        if mine is None or theirs is None:
-            my.used, golden.used = before
-            return self._take_large(index, my_name, golden_name)
-        (my_first, m), (golden_first, g) = mine, theirs
+        before = target.used, golden.used
+        target_read = target.read(target_name)
+        golden_read = golden.read(golden_name) if target_read is not None else None
+        if target_read is None or golden_read is None:
+            target.used, golden.used = before
+            return self._take_large(index, target_name, golden_name)
+        (target_first, m), (golden_first, g) = target_read, golden_read
         if m.dtype != g.dtype or m.elements != g.elements:
-            my.used, golden.used = before
+            target.used, golden.used = before
             return False
         waiting = self._waiting.get(m.dtype)
         if waiting is None:
             waiting = self._waiting[m.dtype] = []
-        waiting.append((index, my_first, golden_first, m.elements))
+        waiting.append((index, target_first, golden_first, m.elements))
         self._describe(index, m, g)
         return True
 
-    def _describe(self, index: int, my: Described, golden: Described) -> None:
+    def _describe(self, index: int, target: Described, golden: Described) -> None:
         dtypes, shapes = self._results.dtypes, self._results.shapes
-        dtypes[0][index], dtypes[1][index] = my.shown_dtype, golden.shown_dtype
-        shapes[0][index], shapes[1][index] = my.shown_shape, golden.shown_shape
+        dtypes[0][index], dtypes[1][index] = target.shown_dtype, golden.shown_dtype
+        shapes[0][index], shapes[1][index] = target.shown_shape, golden.shown_shape
 
-    def _take_large(self, index: int, my_name: str, golden_name: str) -> bool:
+    def _take_large(self, index: int, target_name: str, golden_name: str) -> bool:
         """Whether the files of a row can be read and measured piece by piece: then they are."""
         try:
-            with self._my.open_large(my_name) as my, self._golden.open_large(golden_name) as golden:
-                m, g = my.what, golden.what
+            with self._my.open_large(target_name) as target, self._golden.open_large(golden_name) as golden:
+                m, g = target.what, golden.what
                 if m.dtype != g.dtype or m.elements != g.elements:
                     return False
-                found = self._streamed(my, golden)
+                found = self._streamed(target, golden)
         except NotLarge:
             return False
         self._measured.append((np.array([(index, 0, 0, m.elements)], np.int64), found))
         self._describe(index, m, g)
         return True
 
-    def _streamed(self, my: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
-        dtype, elements = my.what.dtype, my.what.elements
-        (my_at, my_room), (golden_at, golden_room) = self._my.room(), self._golden.room()
+    def _streamed(self, target: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
+        dtype, elements = target.what.dtype, target.what.elements
+        (target_start, target_room), (golden_start, golden_room) = self._my.room(), self._golden.room()
         width = DTYPES[dtype]
         rows = None
         for first in range(0, elements, CHUNK):
             count = min(CHUNK, elements - first)
-            my.read(first, count, my_room)
+            target.read(first, count, target_room)
             golden.read(first, count, golden_room)
-            places = np.array([(my_at // width, golden_at // width, count)], np.int64)
+            places = np.array([(target_start // width, golden_start // width, count)], np.int64)
             rows = rows_of_pairs(dtype, self._my.octets, self._golden.octets, places, rows)
-        my.check()
+        target.check()
         golden.check()
         assert rows is not None
         return rows
@@ -214,20 +214,20 @@ class Measuring(NamedTuple):
     threads: int = 1
 
 
-def measure_rows(rows: Rows, my: TokenFolder, golden: TokenFolder, how: Measuring) -> MeasuredRows:
+def measure_rows(rows: Rows, target: TokenFolder, golden: TokenFolder, how: Measuring) -> MeasuredRows:
     """Measure all rows, in their order."""
     results = MeasuredRows(len(rows))
     threads = how.threads
-    if remote(my.root) is not None or remote(golden.root) is not None:
+    if remote(target.root) is not None or remote(golden.root) is not None:
         threads = max(threads, _REQUESTS)  # most of the time they wait for an answer
     if threads == 1 or how.algorithms is not None:
-        _measure(rows, range(len(rows)), (my, golden), how, results)
+        _measure(rows, range(len(rows)), (target, golden), how, results)
         return results
     # Enough groups for all threads to end at about the same time.
     size = max(1, min(_GROUP, len(rows) // (4 * threads)))
     with ThreadPoolExecutor(threads, thread_name_prefix="twinprobe-llm") as pool:
         groups = [range(index, min(index + size, len(rows))) for index in range(0, len(rows), size)]
-        for done in [pool.submit(_measure, rows, group, (my, golden), how, results) for group in groups]:
+        for done in [pool.submit(_measure, rows, group, (target, golden), how, results) for group in groups]:
             done.result()
     return results
 
@@ -258,25 +258,25 @@ def _small_pairs(
     if elsewhere or how.engine in (None, PLAIN) or how.algorithms is not None or not can_read_small_files():
         return None
     try:
-        my, golden = (
+        target, golden = (
             stack.enter_context(SmallFiles(token.base, known))
             for token, known in zip(tokens, rows.described, strict=True)
         )
     except OSError:
         return None  # a token's folder that is gone: every row will say so
-    return SmallPairs(my, golden, results)
+    return SmallPairs(target, golden, results)
 
 
-def measure_row(row: Row, my: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
+def measure_row(row: Row, target: TokenFolder, golden: TokenFolder, how: Measuring) -> Measured:
     """Load and measure one row; what is wrong with its files is its fault, and nobody else's."""
     try:
-        if not row.my or not row.golden:
-            return _alone(row, my if row.my else golden)
-        loaded = load_row(row, my, golden)
-        metrics = measure_llm_pair(loaded.my, loaded.golden, engine=how.engine)
+        if not row.target or not row.golden:
+            return _alone(row, target if row.target else golden)
+        loaded = load_row(row, target, golden)
+        metrics = measure_llm_pair(loaded.target, loaded.golden, engine=how.engine)
         custom: tuple[tuple[str, str], ...] = ()
         if how.algorithms is not None and not metrics.reason:
-            custom = how.algorithms(loaded.golden, loaded.my)
+            custom = how.algorithms(loaded.golden, loaded.target)
         return Measured(metrics, "", loaded.dtypes, loaded.shapes, loaded.remark, custom)
     except DamagedTensor as damage:
         return Measured(fault=str(damage))
@@ -288,11 +288,11 @@ def measure_row(row: Row, my: TokenFolder, golden: TokenFolder, how: Measuring) 
 
 def _alone(row: Row, token: TokenFolder) -> Measured:
     """A tensor without counterpart is shown with its own statistics."""
-    tensor = token.open((row.my or row.golden)[0])
+    tensor = token.open((row.target or row.golden)[0])
     found = statistics(tensor)
     basics = Basics() if found.mean is None else Basics(*(float(x or 0) for x in (found.max, found.min, found.mean)))
     nothing = Basics()
-    metrics = LlmMetrics("", basics, nothing) if row.my else LlmMetrics("", nothing, basics)
+    metrics = LlmMetrics("", basics, nothing) if row.target else LlmMetrics("", nothing, basics)
     texts = f"torch.{tensor.dtype}", str(list(tensor.shape))
-    sides = [(text, "") if row.my else ("", text) for text in texts]
+    sides = [(text, "") if row.target else ("", text) for text in texts]
     return Measured(metrics, "", sides[0], sides[1])

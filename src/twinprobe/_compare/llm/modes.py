@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite, isnan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,11 @@ from twinprobe._align.calls import epsilon
 from twinprobe._align.ops.table import read_table
 from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
-from twinprobe._compare.llm.rows import OpenedToken, Plan, Row, make_plan, rows_of
-from twinprobe._compare.llm.table import METRICS
+from twinprobe._compare.llm.rows import OpenedToken, Plan, Rows, make_plan, rows_of
+from twinprobe._compare.llm.table import METRICS, first_of, judge_statistics
 from twinprobe._compare.llm.token import pair_all
-from twinprobe._judge.origin import RunInfo
-from twinprobe._judge.verdicts import EPSILONS, RULES, WARNING, Thresholds
+from twinprobe._judge.origin import Divergence, RunInfo
+from twinprobe._judge.verdicts import EPSILONS, RULES, WARNING, Judged, Thresholds
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._measure.llm_metrics import LlmMetrics, measure_llm_pair
 from twinprobe._measure.loops.inference_sums import SMALLEST
@@ -35,22 +36,22 @@ if TYPE_CHECKING:
 
 def is_pair_of_files(request: LlmRequest) -> bool:
     """Whether both paths name files; one file and one folder is an error."""
-    for path in (request.my, request.golden):
+    for path in (request.target, request.golden):
         if not path.exists():
             raise BadInput("does not exist", where=path)
-    files = request.my.is_file(), request.golden.is_file()
+    files = request.target.is_file(), request.golden.is_file()
     if files[0] != files[1]:
-        file, folder = (request.my, request.golden) if files[0] else (request.golden, request.my)
+        file, folder = (request.target, request.golden) if files[0] else (request.golden, request.target)
         raise BadInput(f"is a file, but {folder} is a folder", where=file, hint="give two folders or two tensor files")
     return all(files)
 
 
 def compare_files(request: LlmRequest) -> dict[str, object]:
     """Compare two tensor files: the columns of the report for this one pair."""
-    my, golden = (open_llm_tensor(path.absolute().parent, path.name) for path in (request.my, request.golden))
-    metrics = measure_llm_pair(my, golden)
-    values = _row(("golden", request.golden, golden), ("my", request.my, my), metrics)
-    verdict, reason = verdict_of(metrics, (my.dtype, golden.dtype), request.thresholds)
+    target, golden = (open_llm_tensor(path.absolute().parent, path.name) for path in (request.target, request.golden))
+    metrics = measure_llm_pair(target, golden)
+    values = _row(("golden", request.golden, golden), ("my", request.target, target), metrics=metrics)
+    verdict, reason = verdict_of(metrics, (target.dtype, golden.dtype), request.thresholds)
     return {
         **values,
         "cmp_fail_reason": metrics.reason,
@@ -65,7 +66,7 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
     """Compare the weights that two torch dumps keep; integer weights are dequantised by their scale and offset."""
     import polars as pl
 
-    folders = [_weights(path) for path in (request.my, request.golden)]
+    folders = [_weights(path) for path in (request.target, request.golden)]
     target_names, golden_names = ({file.name for file in folder.glob("*.pth")} for folder in folders)
     # Scales and offsets belong to the weight that they scale.
     names = sorted(name for name in target_names & golden_names if not name.endswith(("_scale.pth", "_offset.pth")))
@@ -73,10 +74,10 @@ def compare_weights(request: LlmRequest) -> LlmComparison:
         raise NothingToCompare(f"no weight has a counterpart in {folders[1]}", where=folders[0])
     rows = [_weight_row(name, folders, request.thresholds) for name in names]
     table = pl.DataFrame(rows, infer_schema_length=None)
-    my_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
+    target_side, golden_side = (RunInfo(str(folder), TORCH, "weights", "", 0, len(names)) for folder in folders)
     both = ((folders[0], target_names - golden_names), (folders[1], golden_names - target_names))
     notes = [f"only in {folder}: {', '.join(sorted(left)[:4])}" for folder, left in both if left]
-    summary = summary_of("llm weight", (my_side, golden_side), table, len(names), notes, _unread(table))
+    summary = summary_of("llm weight", (target_side, golden_side), table, len(names), notes, _unread(table))
     return LlmComparison(table, summary)
 
 
@@ -95,13 +96,13 @@ def _weights(path: Path) -> Path:
 def _weight_row(name: str, folders: list[Path], limits: Thresholds) -> dict[str, Any]:
     row: dict[str, Any] = {"weight_name": name.removesuffix(".pth")}
     try:
-        my, golden = (_weight(folder, name) for folder in folders)
-        metrics = measure_llm_pair(my, golden)
+        target, golden = (_weight(folder, name) for folder in folders)
+        metrics = measure_llm_pair(target, golden)
     except DamagedTensor as damage:
         reason = f"{RULES['unreadable'].words}: {damage}"
         return row | {"cmp_fail_reason": str(damage), "Relative Error": None, "Result": WARNING, "Reason": reason}
-    row |= _row(("golden", folders[1] / name, golden), ("my", folders[0] / name, my), metrics)
-    verdict, reason = verdict_of(metrics, (my.dtype, golden.dtype), limits)
+    row |= _row(("golden", folders[1] / name, golden), ("my", folders[0] / name, target), metrics=metrics)
+    verdict, reason = verdict_of(metrics, (target.dtype, golden.dtype), limits)
     extra = {"cmp_fail_reason": metrics.reason, "Relative Error": metrics.relative_norm}
     return row | extra | {"Result": verdict, "Reason": reason}
 
@@ -119,10 +120,10 @@ def _weight(folder: Path, name: str) -> HostTensor:
     return apply_scale(tensor, numbers(scale.dtype, scale.data, FLOAT32), offset)
 
 
-def _row(golden: tuple[str, Path, HostTensor], my: tuple[str, Path, HostTensor], metrics: LlmMetrics) -> dict[str, Any]:
+def _row(*sides: tuple[str, Path, HostTensor], metrics: LlmMetrics) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for who, path, tensor in (golden, my):
-        basics = getattr(metrics, who)
+    for who, path, tensor in sides:
+        basics = metrics.golden if who == "golden" else metrics.target
         row |= {
             f"{who}_data_path": str(path),
             f"{who}_dtype": f"torch.{tensor.dtype}",
@@ -194,19 +195,26 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     import polars as pl
 
     table = read_table(request.mapping)
-    my, golden = open_llm_dump(request.my), open_llm_dump(request.golden)
-    pairs, notes, lost = pair_all(my, golden)
+    target, golden = open_llm_dump(request.target), open_llm_dump(request.golden)
+    pairs, notes, lost = pair_all(target, golden)
     records: list[dict[str, Any]] = []
     plans: dict[tuple[int, int], Plan] = {}
+    first: Divergence | None = None
     for _, token, golden_token in pairs:
-        tokens = StatisticsToken(my, token), StatisticsToken(golden, golden_token)
+        tokens = StatisticsToken(target, token), StatisticsToken(golden, golden_token)
         key = token.model, golden_token.model
         if key not in plans:
             plans[key] = make_plan(*tokens, table)
-        for row in rows_of(plans[key], tokens[0].files, tokens[1].files, request.level):
-            records.append(_record(token.label, len(records), row, tokens, request))
+        rows = rows_of(plans[key], tokens[0].files, tokens[1].files, request.level)
+        found, judged = _records(token.label, len(records), plans[key], rows, tokens, request)
+        index = judged.first_row
+        if first is None and index is not None:
+            first = first_of(token.label, plans[key], rows[index], index, judged)
+            paths = tokens[0].paths(rows[index].target), tokens[1].paths(rows[index].golden)
+            first = replace(first, row=paths[0], golden_row=paths[1], order=len(records) + index)
+        records += found
     if not any(record["Matched By"] for record in records):
-        raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.my)
+        raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.target)
     frame = pl.DataFrame(records, infer_schema_length=None)
     sides = [
         RunInfo(
@@ -214,58 +222,46 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
             int((frame[column] != "").sum()),
         )
         for path, dump, column in (
-            (request.my, my, "my_data_path"), (request.golden, golden, "golden_data_path"),
+            (request.target, target, "my_data_path"), (request.golden, golden, "golden_data_path"),
         )
     ]  # fmt: skip
-    notes = [*table.notes, *my.notes, *golden.notes, *notes, *lost]
+    notes = [*table.notes, *target.notes, *golden.notes, *notes, *lost]
     matched = int((frame["Matched By"] != "").sum())
     summary = summary_of("llm statistics", (sides[0], sides[1]), frame, matched, notes, _unread(frame))
-    return LlmComparison(frame, summary, lost)
+    return LlmComparison(frame, replace(summary, first=first), lost)
 
 
-def _record(
-    token: str, number: int, row: Row, sides: tuple[StatisticsToken, StatisticsToken], request: LlmRequest
-) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "token_id": token,
-        "data_id": number,
-        "golden_data_path": sides[1].paths(row.golden),
-        "golden_op_type": row.golden_type,
-        "my_data_path": sides[0].paths(row.my),
-        "my_op_type": row.my_type,
-    }
-    errors: dict[str, float | None] = {}
-    for stat in STATS:
-        errors |= {f"{stat}_stat_absolute_error": None, f"{stat}_stat_relative_error": None}
-    error, rule = None, "target_only" if row.my else "golden_only"
-    try:
-        if row.my and row.golden:
-            target, golden = sides[0].merged(row.my), sides[1].merged(row.golden)
-            for stat, m, g in zip(STATS, target.values, golden.values, strict=True):
-                if m is not None and g is not None:
-                    errors[f"{stat}_stat_absolute_error"] = abs(m - g)
-                    errors[f"{stat}_stat_relative_error"] = abs(m - g) / max(abs(g), SMALLEST)
-            error, rule = _judged(target, golden, request.thresholds.rounding or EPSILONS)
-        reason = RULES[rule].words
-    except DamagedTensor as damage:
-        rule = "unreadable"
-        reason = f"{RULES[rule].words}: {damage}"
-    verdict = {"Matched By": row.rule, "Relative Error": error, "Result": RULES[rule].severity, "Reason": reason}
-    return record | errors | verdict
-
-
-def _judged(target: Recorded, golden: Recorded, rounding: float) -> tuple[float | None, str]:
-    """The largest difference, of the norms by themselves and of the others against the golden amplitude."""
-    if prod(target.shape) != prod(golden.shape):
-        return None, "shape"
-    pairs = [(m, g) for m, g in zip(target.values, golden.values, strict=True) if m is not None and g is not None]
-    if not pairs:
-        return None, "unknown"
-    if any(isfinite(m) != isfinite(g) or isnan(m) != isnan(g) for m, g in pairs):
-        return None, "nonfinite"
-    known = [(m, g) for m, g in pairs if isfinite(m)]
-    amplitude = max((abs(g) for _, g in known), default=0.0)
-    if all(m == g for m, g in known):
-        return 0.0, "identical"
-    error = max(abs(m - g) for m, g in known) / amplitude if amplitude else float("inf")
-    return error, "rounding" if error <= rounding * max(epsilon(target.dtype), epsilon(golden.dtype)) else "point"
+def _records(
+    token: str, number: int, plan: Plan, rows: Rows, tokens: tuple[StatisticsToken, StatisticsToken],
+    request: LlmRequest,
+) -> tuple[list[dict[str, Any]], Judged]:  # fmt: skip
+    """The rows of a token as the report shows them, and what the judge says of them."""
+    known: tuple[list[Recorded | None], list[Recorded | None]] = [], []
+    faults: dict[int, str] = {}
+    for index, row in enumerate(rows):
+        for token_side, files, found in zip(tokens, (row.target, row.golden), known, strict=True):
+            try:
+                found.append(token_side.merged(files) if row.target and row.golden else None)
+            except DamagedTensor as damage:
+                found.append(None)
+                faults.setdefault(index, f"{RULES['unreadable'].words}: {damage}")
+    judged = judge_statistics(tokens[0].folder.root / tokens[0].folder.folder, plan, rows, known, request.thresholds)
+    records = []
+    for index, (row, target, golden) in enumerate(zip(rows, *known, strict=True)):
+        record: dict[str, Any] = {
+            "token_id": token,
+            "data_id": number + index,
+            "golden_data_path": tokens[1].paths(row.golden),
+            "golden_op_type": row.golden_type,
+            "my_data_path": tokens[0].paths(row.target),
+            "my_op_type": row.target_type,
+        }
+        for at, stat in enumerate(STATS):
+            m, g = (side.values[at] if side is not None else None for side in (target, golden))
+            gap = abs(m - g) if m is not None and g is not None else None
+            record[f"{stat}_stat_absolute_error"] = gap
+            record[f"{stat}_stat_relative_error"] = None if gap is None else gap / max(abs(g or 0.0), SMALLEST)
+        error = float(judged.error[index])
+        record |= {"Matched By": row.rule, "Relative Error": None if isnan(error) else error}
+        records.append(record | {"Result": judged.verdict[index], "Reason": faults.get(index, judged.reason[index])})
+    return records, judged

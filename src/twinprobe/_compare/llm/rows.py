@@ -53,7 +53,7 @@ class Call:
 class PlannedLink:
     """Tensors to compare: lists where one side fuses what the other has apart. ``partial``: cards hold summands."""
 
-    my: tuple[Place, ...]
+    target: tuple[Place, ...]
     golden: tuple[Place, ...]
     rule: str
     partial: bool = False
@@ -146,31 +146,31 @@ def plain_files(files: Iterable[TensorFile], io: str) -> list[TensorFile]:
     return plain or chosen
 
 
-def make_plan(my: OpenedToken, golden: OpenedToken, table: OperatorTable) -> Plan:
+def make_plan(target: OpenedToken, golden: OpenedToken, table: OperatorTable) -> Plan:
     """Align the operators of a pair of tokens."""
-    matching = match_operators(my.side(), golden.side(), table)
+    matching = match_operators(target.side(), golden.side(), table)
     # Operators right before a sum over all cards: each card holds a summand.
     after = {
         id(node)
-        for tree in (my.tree, golden.tree)
+        for tree in (target.tree, golden.tree)
         for parent in tree.walk()
         for node, following in pairwise(parent.children)
         if "allreduce" in following.op_type.lower()
     }
     return Plan(
-        calls=_calls(my.tree),
+        calls=_calls(target.tree),
         golden_calls={call.folder: call for call in _calls(golden.tree)},
         same_names=[(node.folder, other.folder) for node, other in matching.nodes],
         links=[
             PlannedLink(
-                _places(link.my),
+                _places(link.target),
                 _places(link.golden),
                 link.rule,
-                partial=any(id(spot.node) in after for spot in (*link.my, *link.golden)),
+                partial=any(id(spot.node) in after for spot in (*link.target, *link.golden)),
             )
             for link in matching.links
         ],
-        across=my.dump.kind != golden.dump.kind or not matching.nodes,
+        across=target.dump.kind != golden.dump.kind or not matching.nodes,
         notes=matching.notes,
     )
 
@@ -197,7 +197,7 @@ def _calls(tree: OpNode) -> list[Call]:
 
 
 EQUAL_NAMES = "name"
-MY_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
+TARGET_ONLY, GOLDEN_ONLY = "no counterpart in the golden dump.", "no counterpart in my dump."
 BETWEEN = "\0"  # stands between the names of several files
 
 
@@ -205,9 +205,9 @@ BETWEEN = "\0"  # stands between the names of several files
 class Row:
     """One line of the report before it is measured. ``call`` is -1 for tensors that only the golden run has."""
 
-    my: tuple[TensorFile, ...]
+    target: tuple[TensorFile, ...]
     golden: tuple[TensorFile, ...]
-    my_type: str
+    target_type: str
     golden_type: str
     call: int
     level: str
@@ -216,7 +216,7 @@ class Row:
 
     @property
     def is_input(self) -> bool:
-        return (self.my or self.golden)[0].io == INPUT
+        return (self.target or self.golden)[0].io == INPUT
 
 
 class Rows(list[Row]):
@@ -227,9 +227,9 @@ class Rows(list[Row]):
         """My and the golden file where one of each is compared as it is, and neither is a link."""
         found: list[tuple[str, str] | None] = []
         for row in self:
-            alone = len(row.my) == len(row.golden) == 1 and not row.partial
-            plain = alone and not row.my[0].linked and not row.golden[0].linked
-            found.append((row.my[0].file, row.golden[0].file) if plain else None)
+            alone = len(row.target) == len(row.golden) == 1 and not row.partial
+            plain = alone and not row.target[0].linked and not row.golden[0].linked
+            found.append((row.target[0].file, row.golden[0].file) if plain else None)
         return found
 
     @cached_property
@@ -243,13 +243,13 @@ class Rows(list[Row]):
         import polars as pl
 
         columns = {
-            "my_files": [BETWEEN.join(file.file for file in row.my) or None for row in self],
+            "target_files": [BETWEEN.join(file.file for file in row.target) or None for row in self],
             "golden_files": [BETWEEN.join(file.file for file in row.golden) or None for row in self],
-            "my_type": [row.my_type for row in self],
+            "target_type": [row.target_type for row in self],
             "golden_type": [row.golden_type for row in self],
             "level": [row.level for row in self],
             "rule": [row.rule for row in self],
-            "alone": [MY_ONLY if not row.golden else GOLDEN_ONLY if not row.my else "" for row in self],
+            "alone": [TARGET_ONLY if not row.golden else GOLDEN_ONLY if not row.target else "" for row in self],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
@@ -259,12 +259,12 @@ class Rows(list[Row]):
         import polars as pl
 
         columns: dict[str, tuple[list[Any], Any]] = {
-            "t_row": ([at if row.my else None for at, row in enumerate(self)], pl.Int32),
+            "t_row": ([at if row.target else None for at, row in enumerate(self)], pl.Int32),
             "g_row": ([at if row.golden else None for at, row in enumerate(self)], pl.Int32),
-            "t_kind": ([TENSOR if row.my else None for row in self], pl.UInt8),
+            "t_kind": ([TENSOR if row.target else None for row in self], pl.UInt8),
             "g_kind": ([TENSOR if row.golden else None for row in self], pl.UInt8),
-            "t_op": ([row.call if row.my else None for row in self], pl.Int32),
-            "t_role": ([(TAKEN if row.is_input else GIVEN) if row.my else None for row in self], pl.UInt8),
+            "t_op": ([row.call if row.target else None for row in self], pl.Int32),
+            "t_role": ([(TAKEN if row.is_input else GIVEN) if row.target else None for row in self], pl.UInt8),
             "g_name": ([row.golden[0].file if row.golden else None for row in self], pl.String),
         }
         nothing = [None] * len(self)
@@ -273,12 +273,12 @@ class Rows(list[Row]):
         return pl.DataFrame([pl.Series(name, values, dtype=dtype) for name, (values, dtype) in columns.items()])
 
 
-def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
+def rows_of(plan: Plan, target: Files, golden: Files, level: str | None) -> Rows:
     """All rows of a token in the order of my calls, those that only the golden run has at the end."""
     last = plan.last
-    if last is not None and last[:3] == (level, my, golden):  # most tokens of a run have the same files
+    if last is not None and last[:3] == (level, target, golden):  # most tokens of a run have the same files
         return last[3]
-    found = _Matching(plan, my, golden)
+    found = _Matching(plan, target, golden)
     found.by_name()
     found.by_link()
     rows = found.in_order()
@@ -286,16 +286,16 @@ def rows_of(plan: Plan, my: Files, golden: Files, level: str | None) -> Rows:
         rows = _logits(rows)
     elif level not in (None, API):
         rows = [row for row in rows if row.level == level and not row.is_input and row.call >= 0]
-    plan.last = level, my, golden, Rows(rows)
+    plan.last = level, target, golden, Rows(rows)
     return plan.last[3]
 
 
 class _Matching:
     """The rows of a token while its files are matched."""
 
-    def __init__(self, plan: Plan, my: Files, golden: Files) -> None:
+    def __init__(self, plan: Plan, target: Files, golden: Files) -> None:
         self._plan = plan
-        self._files = my, golden
+        self._files = target, golden
         self._calls = {call.folder: at for at, call in enumerate(plan.calls)}
         self._found: list[Row] = []
         self._used: tuple[set[str], set[str]] = (set(), set())
@@ -304,18 +304,18 @@ class _Matching:
         """Operators of equal names: tensors at equal places."""
         for folder, other in self._plan.same_names:
             # A bare output and the first of a tuple are the same place.
-            theirs = {(file.io, file.place or (0,)): file for file in self._files[1].get(other, ())}
+            partners = {(file.io, file.place or (0,)): file for file in self._files[1].get(other, ())}
             for file in self._files[0].get(folder, ()):
-                partner = theirs.get((file.io, file.place or (0,)))
+                partner = partners.get((file.io, file.place or (0,)))
                 if partner is not None:
                     self._add((folder, other), ((file,), (partner,)), EQUAL_NAMES)
 
     def by_link(self) -> None:
         """Tensors that the alignment linked, where this token has them."""
         for link in self._plan.links:
-            my, golden = self._linked(0, link.my), self._linked(1, link.golden)
-            if my and golden:
-                self._add((link.my[0][0], link.golden[0][0]), (my, golden), link.rule, partial=link.partial)
+            target, golden = self._linked(0, link.target), self._linked(1, link.golden)
+            if target and golden:
+                self._add((link.target[0][0], link.golden[0][0]), (target, golden), link.rule, partial=link.partial)
 
     def _linked(self, side: int, places: tuple[Place, ...]) -> tuple[TensorFile, ...]:
         """The files at these places; none where one is missing."""
@@ -334,8 +334,8 @@ class _Matching:
 
     def in_order(self) -> list[Row]:
         """Inputs of a call before its outputs; then what is left over on either side."""
-        mine = [row for at, call in enumerate(self._plan.calls) for row in self._left(0, call.folder, at)]
-        rows = sorted(self._found + mine, key=lambda row: (row.call, not row.is_input, row.my[0].order))
+        alone = [row for at, call in enumerate(self._plan.calls) for row in self._left(0, call.folder, at)]
+        rows = sorted(self._found + alone, key=lambda row: (row.call, not row.is_input, row.target[0].order))
         golden = [row for folder in self._files[1] for row in self._left(1, folder, -1)]
         return rows + golden
 
@@ -353,8 +353,8 @@ class _Matching:
 
 def _logits(rows: list[Row]) -> list[Row]:
     """The output of the last operator outside the whole model: what the next token is chosen by."""
-    compared = [row for row in rows if row.golden and row.my and not row.is_input and row.level == LAYER]
+    compared = [row for row in rows if row.golden and row.target and not row.is_input and row.level == LAYER]
     if not compared:
         return []
     last = max(row.call for row in compared)
-    return [row for row in compared if row.call == last and not row.my[0].is_nested]
+    return [row for row in compared if row.call == last and not row.target[0].is_nested]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import isnan, nan, prod
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from twinprobe._align.calls import epsilon
 from twinprobe._compare.llm.measured import MeasuredRows
-from twinprobe._compare.llm.rows import BETWEEN, Plan, Rows
-from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_tensors
+from twinprobe._compare.llm.rows import BETWEEN, Plan, Row, Rows
+from twinprobe._judge.describe import size_of
+from twinprobe._judge.deviation import IDENTICAL, ROUNDING, UNKNOWN, UNMATCHED, Deviation, of_statistics, of_tensors
+from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import EPSILONS, Evidence, Judged, Thresholds, judge
 from twinprobe._measure.llm_metrics import EMPTY, SHAPE
-from twinprobe._runs.run import TENSORS, Run
+from twinprobe._measure.statistics import stat_differences
+from twinprobe._runs.llm.statistics import Recorded
+from twinprobe._runs.run import STATISTICS, TENSORS, Run
+from twinprobe._runs.table import ABSENT, FLOAT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import polars as pl
 
 BASICS = ("max", "min", "mean")
@@ -63,14 +68,14 @@ def token_table(
 
     known = rows.texts
     columns: dict[str, pl.Series] = {"token_id": pl.repeat(token, len(rows), dtype=pl.String, eager=True)}
-    for who, side in (("golden", 1), ("my", 0)):
-        columns |= _side(who, side, bases[side], known, measured)
+    for side, own, title in ((1, "golden", "golden"), (0, "target", "my")):  # the report keeps its old titles
+        columns |= _side(side, own, title, bases[side], known, measured)
     for title, name in METRICS.items():
         columns[title] = measured.column(name)
     columns["cmp_fail_reason"] = _with(known["alone"], _fail_reasons(known["alone"], measured))
     for index, name in enumerate(algorithms):
-        own = [measured.custom[row][index][0] if row in measured.custom else "" for row in range(len(rows))]
-        columns[name] = pl.Series(own, dtype=pl.String)
+        answers = [measured.custom[row][index][0] if row in measured.custom else "" for row in range(len(rows))]
+        columns[name] = pl.Series(answers, dtype=pl.String)
     columns["Device"] = pl.repeat(device, len(rows), dtype=pl.String, eager=True)
     columns["Level"] = known["level"]
     remarks = {index: f"{rows[index].rule} ({remark})" for index, remark in measured.remarks.items()}
@@ -84,18 +89,20 @@ def token_table(
     return pl.DataFrame(columns).with_columns(pl.col(pl.String).replace("", None))
 
 
-def _side(who: str, side: int, front: str, known: pl.DataFrame, measured: MeasuredRows) -> dict[str, pl.Series]:
+def _side(
+    side: int, own: str, title: str, front: str, known: pl.DataFrame, measured: MeasuredRows
+) -> dict[str, pl.Series]:
     import polars as pl
 
     found = {
         # Several files of a row are told one after the other, each with its whole path.
-        f"{who}_data_path": (front + known[f"{who}_files"]).str.replace_all(BETWEEN, f";{front}", literal=True),
-        f"{who}_op_type": known[f"{who}_type"],
-        f"{who}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
-        f"{who}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
+        f"{title}_data_path": (front + known[f"{own}_files"]).str.replace_all(BETWEEN, f";{front}", literal=True),
+        f"{title}_op_type": known[f"{own}_type"],
+        f"{title}_dtype": pl.Series(measured.dtypes[side], dtype=pl.String),
+        f"{title}_shape": pl.Series(measured.shapes[side], dtype=pl.String),
     }
     for basic in BASICS:
-        found[f"{who}_{basic}_value"] = measured.column(f"{who}_{basic}")
+        found[f"{title}_{basic}_value"] = measured.column(f"{own}_{basic}")
     return found
 
 
@@ -136,7 +143,8 @@ def numbered(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limits: Thresholds) -> Judged:
     """The verdict of every row, and where the difference begins."""
     limits = replace(limits, rounding=limits.rounding or EPSILONS)
-    pairs = _pairs(rows, measured)
+    misshapen = (index for index, reason in measured.reasons.items() if reason == SHAPE)
+    pairs = _pairs(rows, measured.dtypes, measured.shapes, misshapen)
     metrics = _metrics(measured)
     matched = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
     state = np.where(matched.to_numpy(), UNKNOWN, UNMATCHED).astype(np.uint8)
@@ -147,29 +155,76 @@ def judge_rows(path: Path, plan: Plan, rows: Rows, measured: MeasuredRows, limit
     small = (deviation.state == ROUNDING) | (deviation.state == IDENTICAL)
     share = np.where(small, 1.0, metrics["one_thousandth"].to_numpy())
     metrics = metrics.with_columns(one_thousandth=share)
+    return _judged(path, plan, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
+
+
+def judge_statistics(
+    path: Path, plan: Plan, rows: Rows, sides: Sequence[Sequence[Recorded | None]], limits: Thresholds
+) -> Judged:
+    """The same for what was recorded of the tensors of each row; None where nothing is known of a side."""
+    import polars as pl
+
+    limits = replace(limits, rounding=limits.rounding or EPSILONS)
+    dtypes = [[one.dtype if one is not None else "" for one in side] for side in sides]
+    shapes = [[str(list(one.shape)) if one is not None else "" for one in side] for side in sides]
+    sizes = [[prod(one.shape) if one is not None else 0 for one in side] for side in sides]
+    misshapen = [index for index, (target, golden) in enumerate(zip(*sizes, strict=True)) if target != golden]
+    pairs = _pairs(rows, dtypes, shapes, misshapen)
+    for prefix, side in zip("tg", sides, strict=True):
+        for at, stat in enumerate(("max", "min", "mean", "norm")):
+            values = pl.Series([one.values[at] if one is not None else None for one in side], dtype=pl.Float64)
+            kinds = pl.select(pl.when(values.is_null()).then(ABSENT).otherwise(FLOAT)).to_series().cast(pl.UInt8)
+            nothing = pl.Series([None] * len(rows), dtype=pl.String)
+            columns = {stat: values.fill_null(nan), f"{stat}_kind": kinds, f"{stat}_text": nothing}
+            pairs = pairs.with_columns(column.alias(f"{prefix}_{name}") for name, column in columns.items())
+    differences = stat_differences(pairs)
+    deviation = of_statistics(pairs, differences, limits.rounding)
+    return _judged(path, plan, Evidence(STATISTICS, pairs, deviation, differences), limits)
+
+
+def _judged(path: Path, plan: Plan, evidence: Evidence, limits: Thresholds) -> Judged:
     # The rules know collectives by the recorders' prefix.
     names = [f"Distributed.{call.name}.0.forward" if call.collective else call.name for call in plan.calls]
-    run = Run(path, TENSORS, "", "", names, pairs, [])
-    return judge(run, Evidence(TENSORS, pairs, deviation, None, metrics), limits)
+    return judge(Run(path, evidence.mode, "", "", names, evidence.pairs, []), evidence, limits)
 
 
-def _pairs(rows: Rows, measured: MeasuredRows) -> pl.DataFrame:
+def first_of(token: str, plan: Plan, row: Row, index: int, judged: Judged) -> Divergence:
+    """The row where the difference begins, told in a sentence."""
+    call, error = plan.calls[row.call], float(judged.error[index])
+    name = row.target[0].file.partition("#")[0]
+    return Divergence(
+        op=f"token {token}: {call.name} ({call.op_type})",
+        row="",
+        golden_row="",
+        stack_line="",
+        target_values={},
+        golden_values={},
+        relative_error=None if isnan(error) else error,
+        sentence=f"{PurePath(name).stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
+        origin=judged.origin[index],
+        order=index,
+    )
+
+
+def _pairs(
+    rows: Rows, dtypes: Sequence[Sequence[str]], shapes: Sequence[Sequence[str]], misshapen: Iterable[int]
+) -> pl.DataFrame:
+    """The pair table. Shapes are told only where sizes differ."""
     import polars as pl
 
     known = rows.pairs
     both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
-    dtypes = pl.Series([_coarser(pair) for pair in zip(*measured.dtypes, strict=True)], dtype=pl.String)
-    dtypes = pl.select(pl.when(both).then(dtypes)).to_series()
-    shapes: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in measured.shapes)
-    for index, reason in measured.reasons.items():
-        if reason == SHAPE:
-            for column, shown in zip(shapes, measured.shapes, strict=True):
-                column[index] = shown[index]
+    coarser = pl.Series([_coarser(pair) for pair in zip(*dtypes, strict=True)], dtype=pl.String)
+    coarser = pl.select(pl.when(both).then(coarser)).to_series()
+    told: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in shapes)
+    for index in misshapen:
+        for column, shown in zip(told, shapes, strict=True):
+            column[index] = shown[index]
     return known.with_columns(
-        dtypes.alias("t_dtype"),
-        dtypes.alias("g_dtype"),
-        pl.Series("t_shape", shapes[0], dtype=pl.String),
-        pl.Series("g_shape", shapes[1], dtype=pl.String),
+        coarser.alias("t_dtype"),
+        coarser.alias("g_dtype"),
+        pl.Series("t_shape", told[0], dtype=pl.String),
+        pl.Series("g_shape", told[1], dtype=pl.String),
     )
 
 

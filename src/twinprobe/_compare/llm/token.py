@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import isnan
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from twinprobe._compare.llm.custom import Algorithms
 from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
-from twinprobe._compare.llm.table import judge_rows, token_table
-from twinprobe._judge.describe import size_of
+from twinprobe._compare.llm.table import first_of, judge_rows, token_table
 from twinprobe._judge.origin import Divergence
 from twinprobe._judge.verdicts import Judged, Thresholds
 from twinprobe._measure.engine import engine_of
@@ -32,7 +29,7 @@ class TokenJob:
 
     token: str
     device: str
-    my: TokenFolder
+    target: TokenFolder
     golden: TokenFolder
     plan: Plan
     level: str | None = None
@@ -57,7 +54,7 @@ class TokenCounts:
     """Matched rows whose sizes differ."""
     unread: int
     """Rows with a file that cannot be read."""
-    my_only: int
+    target_only: int
     golden_only: int
     first: Divergence | None
 
@@ -73,7 +70,7 @@ class TokenResult:
 def compare_token(job: TokenJob) -> TokenResult:
     """Compare one token. Never raises anything that another process could not read."""
     try:
-        return result_of(job, rows_of(job.plan, job.my.files, job.golden.files, job.level))
+        return result_of(job, rows_of(job.plan, job.target.files, job.golden.files, job.level))
     except TwinProbeError:
         raise
     except Exception as error:  # a defect: it must not cost more than this token
@@ -86,50 +83,40 @@ def result_of(job: TokenJob, rows: Rows) -> TokenResult:
     try:
         # Equal work gives equal digits, on however many workers: the engine goes by all of it.
         engine = engine_of(job.bytes_ahead) if job.bytes_ahead else None
-        measured = measure_rows(rows, job.my, job.golden, Measuring(engine, algorithms, job.threads))
+        measured = measure_rows(rows, job.target, job.golden, Measuring(engine, algorithms, job.threads))
     finally:
         if algorithms is not None:
             algorithms.close()
-    judged = judge_rows(job.my.root / job.my.folder, job.plan, rows, measured, job.limits)
+    judged = judge_rows(job.target.root / job.target.folder, job.plan, rows, measured, job.limits)
     names = algorithms.names if algorithms else ()
-    table = token_table(job.token, job.device, (job.my.base, job.golden.base), rows, measured, judged, names)
+    table = token_table(job.token, job.device, (job.target.base, job.golden.base), rows, measured, judged, names)
     counts = TokenCounts(
-        matched=sum(bool(row.my and row.golden) for row in rows),
+        matched=sum(bool(row.target and row.golden) for row in rows),
         misshapen=sum(reason == SHAPE for reason in measured.reasons.values()),
         unread=len(measured.faults),
-        my_only=sum(not row.golden for row in rows),
-        golden_only=sum(not row.my for row in rows),
+        target_only=sum(not row.golden for row in rows),
+        golden_only=sum(not row.target for row in rows),
         first=_first(job, rows, measured, judged),
     )
     return TokenResult(table, counts)
 
 
 def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: Judged) -> Divergence | None:
-    """The row where the difference begins, told in a sentence."""
     index = judged.first_row
     if index is None:
         return None
     row, found = rows[index], measured[index]
-    error = float(judged.error[index])
-    call = job.plan.calls[row.call]
-    return Divergence(
-        op=f"token {job.token}: {call.name} ({call.op_type})",
-        row=job.my.names(row.my),
-        golden_row=job.golden.names(row.golden),
-        stack_line="",
-        target_values=_values(found, 0),
-        golden_values=_values(found, 1),
-        relative_error=None if isnan(error) else error,
-        sentence=f"{Path(row.my[0].file).stem}: {judged.reason[index]}{size_of(error)}{judged.unread_before}",
-        origin=judged.origin[index],
-        order=index,
-    )
+    return replace(
+        first_of(job.token, job.plan, row, index, judged),
+        row=job.target.names(row.target), golden_row=job.golden.names(row.golden),
+        target_values=_values(found, 0), golden_values=_values(found, 1),
+    )  # fmt: skip
 
 
 def _values(found: Measured, side: int) -> dict[str, str]:
     values = {"dtype": found.dtypes[side], "shape": found.shapes[side]}
     if found.metrics is not None:
-        basics = found.metrics.golden if side else found.metrics.my
+        basics = found.metrics.golden if side else found.metrics.target
         values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
     return values
 
@@ -138,24 +125,24 @@ def _values(found: Measured, side: int) -> dict[str, str]:
 class DevicePair:
     """Two devices, and the folders of all cards where those of one side have to be joined."""
 
-    my: Device
+    target: Device
     golden: Device
-    my_cards: tuple[str, ...] = ()
+    target_cards: tuple[str, ...] = ()
     golden_cards: tuple[str, ...] = ()
 
 
-def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
+def pair_all(target: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token, Token]], list[str], list[str]]:
     """All tokens to compare, device by device; notes; and what was asked for but only one side has."""
-    devices, notes = pair_devices(my.layout, golden.layout)
+    devices, notes = pair_devices(target.layout, golden.layout)
     pairs: list[tuple[DevicePair, Token, Token]] = []
     lost: list[str] = []
     nothing: NothingToCompare | None = None
     for devices_pair in devices:
         try:
-            tokens, remarks, left = pair_tokens(my, golden, devices_pair)
+            tokens, remarks, left = pair_tokens(target, golden, devices_pair)
         except NothingToCompare as error:
             nothing = error
-            lost.append(f"{devices_pair.my.name}: {error}")
+            lost.append(f"{devices_pair.target.name}: {error}")
             continue
         pairs += [(devices_pair, *both) for both in tokens]
         notes += [note for note in remarks if note not in notes]
@@ -165,16 +152,18 @@ def pair_all(my: LlmDump, golden: LlmDump) -> tuple[list[tuple[DevicePair, Token
     return pairs, notes, lost
 
 
-def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
+def pair_devices(target: Layout, golden: Layout) -> tuple[list[DevicePair], list[str]]:
     """As many devices on both sides: one by one. Otherwise the first of each, with the cards of a side joined."""
     notes: list[str] = []
-    cards = [_one_per_number(layout, notes) for layout in (my, golden)]
-    chosen = [[layout.device] if layout.device else found for layout, found in zip((my, golden), cards, strict=True)]
+    cards = [_one_per_number(layout, notes) for layout in (target, golden)]
+    chosen = [
+        [layout.device] if layout.device else found for layout, found in zip((target, golden), cards, strict=True)
+    ]
     same = len(cards[0]) == len(cards[1])
     folders = [() if same or len(found) == 1 else tuple(card.folder for card in found) for found in cards]
     if len(chosen[0]) != len(chosen[1]):
         if same:  # one side names a device, the other does not: its counterpart has the same place
-            return [_counterpart(my, golden, cards)], notes
+            return [_counterpart(target, golden, cards)], notes
         chosen = [devices[:1] for devices in chosen]
     pairs = [
         DevicePair(device, partner, folders[0], folders[1])
@@ -186,9 +175,9 @@ def pair_devices(my: Layout, golden: Layout) -> tuple[list[DevicePair], list[str
     return pairs, notes
 
 
-def _counterpart(my: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
-    side = 0 if my.device is not None else 1
-    named = my.device or golden.device
+def _counterpart(target: Layout, golden: Layout, cards: list[list[Device]]) -> DevicePair:
+    side = 0 if target.device is not None else 1
+    named = target.device or golden.device
     assert named is not None
     index = next((index for index, card in enumerate(cards[side]) if card.number == named.number), 0)
     other = cards[1 - side][index]
@@ -210,10 +199,10 @@ def _one_per_number(layout: Layout, notes: list[str]) -> list[Device]:
 
 
 def pair_tokens(
-    my: LlmDump, golden: LlmDump, pair: DevicePair
+    target: LlmDump, golden: LlmDump, pair: DevicePair
 ) -> tuple[list[tuple[Token, Token]], list[str], list[str]]:
     """Tokens of equal number (where both paths name one token, those two); notes; and what only one side has."""
-    target_tokens, golden_tokens = my.tokens(pair.my), golden.tokens(pair.golden)
+    target_tokens, golden_tokens = target.tokens(pair.target), golden.tokens(pair.golden)
     by_label = {token.label: token for token in golden_tokens}
     common = [(token, by_label[token.label]) for token in target_tokens if token.label in by_label]
     if common:
@@ -224,14 +213,14 @@ def pair_tokens(
             if rest:
                 lost.append(f"only {who} dump has the tokens {_listed(rest)}")
         return common, [], lost
-    named = my.layout.token is not None and golden.layout.token is not None
+    named = target.layout.token is not None and golden.layout.token is not None
     if named and target_tokens and golden_tokens:
         token, partner = target_tokens[0], golden_tokens[0]
         note = f"token {token.label} of my dump is compared with token {partner.label} of the golden one"
         return [(token, partner)], [note], []
     raise NothingToCompare(
         f"no token in common: my dump has {_listed(target_tokens)}, the golden one {_listed(golden_tokens)}",
-        where=my.layout.path,
+        where=target.layout.path,
         hint="name one token's folder on each side to compare them whatever their numbers are",
     )
 

@@ -13,7 +13,7 @@ from twinprobe._live.frameworks.layouts import AS_IS, Layout, View
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 from twinprobe._live.weights.copying import WeightReport, check_models, copy_aligned
-from twinprobe._live.weights.special import has_rules
+from twinprobe._live.weights.matching import has_rules
 from twinprobe.errors import TwinProbeError
 
 

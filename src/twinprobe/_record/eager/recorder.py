@@ -14,9 +14,8 @@ import numpy as np
 from twinprobe._record.calls import FOCUS, Api, ModuleInfo, Site, tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.eager.apis import ApiWatch, Patches, WriteWatch
-from twinprobe._record.eager.gradients import Crossing, Crossings
 from twinprobe._record.eager.host_rows import HostRows, KnownRows, ProgramFault
-from twinprobe._record.eager.modules import CallWatch
+from twinprobe._record.eager.modules import CallWatch, Crossing, Crossings
 from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer

@@ -1,10 +1,12 @@
-"""DumpConfig: what of an inference is recorded, checked when it is made."""
+"""DumpConfig, which says what of an inference is recorded, and register_hook, which records it."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from twinprobe.errors import BadInput
@@ -128,3 +130,58 @@ def _modes(value: Any) -> tuple[str, ...]:
 
 def _glob(text: str) -> re.Pattern[str]:
     return re.compile(".*".join(re.escape(part) for part in text.split("*")), re.DOTALL)
+
+
+class DumpHandle:
+    """What register_hook returns. Removing it takes every hook off the model and finishes the files."""
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    @property
+    def path(self) -> Path:
+        """The folder of this process's tokens."""
+        return Path(self._recorder.folder)
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is on disk."""
+        self._recorder.engine.flush()
+
+    def remove(self) -> None:
+        """Stop recording this model."""
+        self._recorder.detach()
+
+    def __enter__(self) -> DumpHandle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+
+def register_hook(model: Any, config: DumpConfig, hook_type: str = "dump_data") -> DumpHandle:
+    """Record the calls of ``model`` as ``config`` says. Several models and configurations may be at work at a time."""
+    import torch
+
+    from twinprobe._record.llm.recorder import LlmRecorder
+    from twinprobe._record.torch.recorder import seed_all
+
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(f"the model is {type(model).__name__}, not a torch.nn.Module", where="register_hook")
+    if not isinstance(config, DumpConfig):
+        raise BadInput(f"the configuration is {type(config).__name__}, not a DumpConfig", where="register_hook")
+    if hook_type != "dump_data":
+        raise BadInput(f"hook_type is {hook_type!r}", where="register_hook", hint='only "dump_data" is known')
+    if config.seed is not None:
+        os.environ |= {
+            "LCCL_DETERMINISTIC": "1",
+            "HCCL_DETERMINISTIC": "true",
+            "ATB_MATMUL_SHUFFLE_K_ENABLE": "0",
+            "ATB_LLM_LCOC_ENABLE": "0",
+        }
+        seed_all(config.seed, mode=True, rm_dropout=False)
+    try:
+        recorder = LlmRecorder(model, config)
+        recorder.attach()
+    except OSError as error:
+        raise BadInput(f"cannot be written to: {error.strerror}", where=config.dump_path) from error
+    return DumpHandle(recorder)

@@ -16,8 +16,7 @@ from twinprobe._record.llm.config import DumpConfig
 from twinprobe._record.llm.folders import TokenEngine, device_folder, write_json
 from twinprobe._record.render import Capturer
 from twinprobe._record.rows import Entry
-from twinprobe._record.torch.compiled import watched_modules
-from twinprobe._record.torch.hooks import ModuleHooks
+from twinprobe._record.torch.hooks import ModuleHooks, watched_modules
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.torch.tensors import TensorBook
 from twinprobe._runs.whole_files import write_whole

@@ -16,7 +16,7 @@ import mindspore as ms
 from mindspore import ops
 
 from twinprobe._record.calls import replaced, tensors_in
-from twinprobe._record.eager.gradients import Crossing
+from twinprobe._record.eager.modules import Crossing
 from twinprobe._record.mindspore.tensors import Reading
 
 Edge = tuple[int, int]

@@ -17,7 +17,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from twinprobe._record.calls import FOCUS, Api, Site, replaced, tensors_in, words
-from twinprobe._record.eager.gradients import Crossing
+from twinprobe._record.eager.modules import Crossing
 
 Heard = Callable[[Any], None]
 User = tuple[Crossing, int]

@@ -12,8 +12,8 @@ import torch
 
 from twinprobe._record.calls import words
 from twinprobe._record.rows import without_values
-from twinprobe._record.torch.names import UNSEEN
 from twinprobe._record.torch.tensors import silence
+from twinprobe._record.torch.values import UNSEEN
 
 # The name inside torch.distributed.distributed_c10d -> the public name that dumps use.
 _PUBLIC = words(

@@ -17,9 +17,9 @@ from torch.nn import functional
 from twinprobe._record.calls import Api, ApiCall
 from twinprobe._record.perturb import computes
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
-from twinprobe._record.torch.compiled import in_compiled_code
-from twinprobe._record.torch.names import UNSEEN, ApiTable, make_api
+from twinprobe._record.torch.hooks import in_compiled_code
 from twinprobe._record.torch.tensors import WatchMode, silence
+from twinprobe._record.torch.values import UNSEEN, ApiTable, make_api
 
 # How a call was written: PyTorch's Python functions repack their arguments before a mode sees them.
 #

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,22 +16,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from twinprobe._record.calls import Api, ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.debugger import Debugger, Verbs, replace_dropout, seed_python
 from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer, remark_of
 from twinprobe._record.rows import Entry, GradientWatch, Group, Leaf, Note, ParameterGradients
 from twinprobe._record.torch.autograd import Graph
 from twinprobe._record.torch.collectives import Collectives
-from twinprobe._record.torch.compiled import CompiledFunctions, watched_modules
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.graph_index import Edge, sequence_number
-from twinprobe._record.torch.hooks import ModuleHooks, has_fast_path
+from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
 from twinprobe._record.torch.host import host_digest
-from twinprobe._record.torch.names import make_api
 from twinprobe._record.torch.optimizer import Updates, with_total_norm
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
-from twinprobe._record.torch.values import TorchPerturbation, TorchValues
+from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
@@ -365,3 +365,37 @@ class TorchRecorder(Recorder):
         """A whole backward pass is over; from here on ``.grad`` may be written."""
         self.book.settle()
         self.parameters.flush()
+
+
+class PrecisionDebugger(Debugger):
+    """Records what a PyTorch program computes, between start() and stop(), step by step.
+
+    Configured by ``config.json``, by keyword arguments, or both (the arguments win). One per process: creating it again
+    returns the same one.
+    """
+
+    recorder_class = TorchRecorder
+
+
+_verbs = Verbs(PrecisionDebugger)
+record, save = _verbs.record, _verbs.save
+module_dump, module_dump_end = _verbs.module_dump, _verbs.module_dump_end
+register_custom_api = _verbs.register_custom_api
+
+_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> None:
+    """Seed Python, NumPy and PyTorch; ``mode`` asks for deterministic algorithms, ``rm_dropout`` makes dropout pass
+    its input on."""
+    seed_python(seed)
+    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    if mode:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.benchmark = False
+    if rm_dropout:
+        replace_dropout(torch.nn.functional, _DROPOUTS)

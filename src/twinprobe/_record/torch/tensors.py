@@ -21,7 +21,7 @@ from twinprobe._record.torch.host import (
     plain_type,
     shard_sketch,
 )
-from twinprobe._record.torch.names import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
+from twinprobe._record.torch.values import BACKWARD, REACHES, UNSEEN, WRITES, effect_of, writes_by_keyword
 
 # Storages told apart while they live and after: an address that comes back never means the same storage.
 

@@ -383,7 +383,7 @@ class ManualPair:
     token: str
     data_id: str
     golden: str
-    my: str
+    target: str
 
 
 def find_manual(path: Path) -> Path | None:

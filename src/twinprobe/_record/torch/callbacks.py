@@ -1,8 +1,11 @@
-"""An unchanged script: the first model that is called is watched, a step ends with its optimizer's step."""
+"""Recording driven by somebody else's training loop: a whole script, a Hugging Face or a Lightning Trainer."""
 
 from __future__ import annotations
 
+import functools
 import os
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,6 @@ from twinprobe._record.engine import refuse_earlier_dump
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.writer import logger
 from twinprobe.errors import BadInput
-
-# Recording driven by somebody else's training loop: a step begins, a step ends, the training ends.
 
 
 class StepByStep:
@@ -46,6 +47,73 @@ class StepByStep:
         if self.running:
             self.recorder.stop()
         self.recorder.engine.close()
+
+
+class _HuggingFaceSteps:
+    """Records each training step, with all its gradient accumulation, as one step.
+
+    Takes what PrecisionDebugger takes: ``config_path`` or the keys of config.json.
+    """
+
+    def __init__(self, config_path: str | Path | None = None, **options: Any) -> None:
+        self._steps = StepByStep(config_path, **options)
+
+    def on_step_begin(self, *_: Any, model: Any = None, **__: Any) -> None:
+        """The first batch of an optimizer step is about to be computed."""
+        self._steps.begin(model)
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The optimizer has made its step."""
+        self._steps.end()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """The last files are written before train() returns."""
+        self._steps.close()
+
+
+class _LightningSteps:
+    """Records each training step, with all its gradient accumulation, as one step.
+
+    Takes what PrecisionDebugger takes: ``config_path`` or the keys of config.json.
+    """
+
+    def __init__(self, config_path: str | Path | None = None, **options: Any) -> None:
+        super().__init__()
+        self._steps = StepByStep(config_path, **options)
+        self._seen = 0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        """A batch is about to be computed; the step goes on if the optimizer has not moved since the last one."""
+        if not self._steps.running:
+            self._seen = trainer.global_step
+        self._steps.begin(pl_module)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """The step is over once the optimizer has moved."""
+        if trainer.global_step != self._seen:
+            self._steps.end()
+
+    def on_train_end(self, *_: Any) -> None:
+        """The last files are written before fit() returns."""
+        self._steps.close()
+
+    def on_exception(self, *_: Any) -> None:
+        """Nothing stays attached to the model."""
+        self._steps.close()
+
+
+@functools.cache
+def trainer_callback(name: str) -> type:
+    """HuggingFaceCallback or LightningCallback, made when asked for: each needs its trainer's package."""
+    steps: type = _HuggingFaceSteps
+    if name == "HuggingFaceCallback":
+        base = import_module("transformers").TrainerCallback
+    else:
+        steps = _LightningSteps
+        # Lightning has two package names; a program that uses one of them has that one's Trainer.
+        home = "lightning.pytorch" if find_spec("lightning") else "pytorch_lightning"
+        base = import_module(f"{home}.callbacks").Callback
+    return type(name, (steps, base), {"__doc__": steps.__doc__, "__module__": "twinprobe.torch"})
 
 
 class WholeScript:
