@@ -54,6 +54,26 @@ def numbers(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+# How recorded calls are run again: the same arguments for compare, replay and reproduce.
+
+
+def seconds(text: str) -> float:
+    """A time in seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return found
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Declare the bound of the memory that a replayed call may take."""
+    parser.add_argument("--memory-mb", type=_positive, metavar="N",
+                        help="the most MiB that replaying one call may take (default: 2048)")  # fmt: skip
+
+
 # How calls of two runs are paired: the same arguments for compare and graph.
 
 

@@ -1,4 +1,4 @@
-"""From a recorded name to a function of PyTorch: a table of what may be called, and nothing else.
+"""From a recorded name to a function of PyTorch: a table of what may be called, and calls within bounds.
 
 A name from a dump is only ever a key. It is never imported, evaluated or looked up along its dots; what a key leads to
 was put into the table from PyTorch's own list of functions that work on tensors.
@@ -6,13 +6,15 @@ was put into the table from PyTorch's own list of functions that work on tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
 from twinprobe._record.calls import NEVER_NAMES, words
-from twinprobe._replay.recorded import UNKNOWN, Call, CannotReplay, Slot, Word, slots_in
+from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, mapped, slots_in
 
 # Operators are called by their methods; any other name that begins with an underscore is private.
 _OPERATORS = words(
@@ -35,6 +37,7 @@ _REFUSED = NEVER_NAMES | words(
 # Functions that PyTorch's list leaves out since they only call a method.
 _MORE = words("hardsigmoid hardswish sigmoid tanh relu_ elu_ selu_ celu_ leaky_relu_ hardtanh_ threshold_ upsample")
 _LIBRARIES = ("fbgemm_", "quantized_", "mkldnn_", "miopen_", "cudnn_", "q_", "sym_", "fake_quantize", "fused_moving")
+_FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
 _SPACES = {"Functional": "torch.nn.functional", "Torch": "torch", "Tensor": "torch.Tensor"}
 
 
@@ -86,8 +89,8 @@ def bind(call: Call) -> list[Bound]:
     if op.is_module or op.cls:
         ways = list(_MODULES[op.cls](call)) if op.cls in _MODULES else []
         if not ways:
-            hint = "record with level mix: then the calls inside it are replayed"
-            raise CannotReplay(f"{op.cls or 'the module'} cannot be rebuilt from its recorded parameters; {hint}")
+            inside = "replay the calls inside it" if call.run.level in ("mix", "L1") else "record with level mix"
+            raise CannotReplay(f"{op.cls or op.body} is no module that its parameters alone can rebuild: {inside}")
         return ways
     key = f"{op.prefix}.{op.body}"
     args, kwargs = call.args, call.kwargs
@@ -283,3 +286,155 @@ def _of_paddle(key: str, args: list[Any], kwargs: dict[str, Any]) -> _Translated
 _TRANSLATIONS: dict[str, Callable[[str, list[Any], dict[str, Any]], _Translated]] = {
     "mindspore": _of_mindspore, "paddle": _of_paddle, "paddlepaddle": _of_paddle,
 }  # fmt: skip
+
+
+# Running a function within bounds.
+
+
+def run_bound(
+    bound: Bound,
+    arriving: Sequence[Any],
+    *,
+    reference: bool,
+    device: str = "cpu",
+    seed: int = 0,
+    room: int = ROOM,
+) -> tuple[list[Any], list[Any]]:
+    """The tensors that a call gives, and the gradients of its differentiable inputs (none without ``arriving``)."""
+    import torch
+
+    leaves: list[Any] = []
+    backward = any(isinstance(slot, Slot) for slot in arriving)
+
+    def argument(leaf: Any) -> Any:
+        if isinstance(leaf, tuple):
+            return tuple(mapped(item, argument) for item in leaf)
+        if isinstance(leaf, Slot):
+            tensor = _wide(leaf.value) if reference else leaf.value
+            tensor = tensor.to(device, copy=True)
+            if backward and leaf.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
+                tensor.requires_grad_(requires_grad=True)
+                leaves.append(tensor)
+                return tensor.clone()  # a call may write into its input
+            return tensor
+        return _word(leaf, device, reference=reference) if isinstance(leaf, Word) else leaf
+
+    args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
+    grad = torch.enable_grad() if backward else torch.no_grad()
+    try:
+        with _limited(room if device == "cpu" else None), torch.random.fork_rng(devices=[]), grad:
+            torch.manual_seed(seed)
+            made = tensors_of(bound.function.run(*args, **kwargs))
+            gradients: list[Any] = []
+            if backward:
+                ends = [(value, slot) for value, slot in zip(made, arriving, strict=False) if isinstance(slot, Slot)]
+                ends = [(value, slot) for value, slot in ends if value.requires_grad]
+                came = [slot.value.to(value.device, value.dtype) for value, slot in ends]
+                if ends and leaves:
+                    outputs = [value for value, _ in ends]
+                    gradients = list(torch.autograd.grad(outputs, leaves, came, allow_unused=True))
+            made = [value.detach().cpu() for value in made]
+            return made, [None if value is None else value.detach().cpu() for value in gradients]
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        if "allocate" in text or isinstance(error, MemoryError):
+            raise CannotReplay(f"needs more memory than the {room >> 20:,} MiB that are allowed") from None
+        raise CannotReplay(f"{bound.function.written} refuses its arguments: {text[:200]}") from None
+
+
+def _wide(tensor: Any) -> Any:
+    import torch
+
+    if tensor.is_complex():
+        return tensor.to(torch.complex128)
+    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _word(word: Word, device: str, *, reference: bool) -> Any:
+    import torch
+
+    if word.kind == "device":
+        return torch.device(device)
+    if word.kind == "memory_format" and word.text in _FORMATS:
+        return getattr(torch, word.text)
+    if word.kind == "dtype":
+        kind = getattr(torch, word.text.rpartition(".")[2], None)
+        if isinstance(kind, torch.dtype):
+            return torch.float64 if reference and kind.is_floating_point else kind
+    raise CannotReplay(f"the {word.kind} {word.text[:40]!r} is not known")
+
+
+def tensors_of(result: Any) -> list[Any]:
+    """The tensors of a result, in order."""
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, dict | list | tuple):
+        items = result.values() if isinstance(result, dict) else result
+        return [tensor for item in items for tensor in tensors_of(item)]
+    return []
+
+
+def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:
+    """Ask for the shapes of the results, which takes no memory, before the results themselves."""
+    import torch
+
+    def argument(leaf: Any) -> Any:
+        if isinstance(leaf, tuple):
+            return tuple(mapped(item, argument) for item in leaf)
+        if isinstance(leaf, Slot):
+            return leaf.value.to("meta")
+        return _word(leaf, "meta", reference=False) if isinstance(leaf, Word) else leaf
+
+    args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
+    try:
+        with torch.no_grad():
+            made = tensors_of(bound.function.run(*args, **kwargs))
+    except Exception:  # some functions look at values: these are bounded while they run
+        return
+    size = sum(8 * value.numel() for value in made)
+    if size > room:
+        raise CannotReplay(f"would give {size / 2**20:,.0f} MiB; {room >> 20:,} MiB are allowed")
+    check_fit(made, recorded)
+
+
+def check_fit(made: Sequence[Any], recorded: Sequence[Any]) -> None:
+    shapes = [[list(value.shape) for value in values] for values in (made, recorded)]
+    if shapes[0] != shapes[1]:
+        raise CannotReplay(f"gives {shapes[0]}, and {shapes[1]} is recorded")
+
+
+@contextmanager
+def _limited(room: int | None) -> Iterator[None]:
+    """Let the process grow by no more than this, where the system can see to it: shapes in a dump may lie."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError):
+        room = None
+    if room is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = held + room + (256 << 20)
+    bounds = [bound for bound in (wanted, soft, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def devices_here() -> list[str]:
+    """The devices of this machine beside its processor."""
+    import torch
+
+    found = []
+    for name in ("cuda", "npu", "xpu", "mps"):
+        space = getattr(torch, name, None) or getattr(torch.backends, name, None)
+        if space is not None and getattr(space, "is_available", bool)():
+            found.append(name)
+    return found
