@@ -84,8 +84,10 @@ def find_beginnings(
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
-        if isolated is not None and int(flow.twin[owner]) in found and not np.isnan(isolated[row]):
-            continue  # the way back of a call that is guilty already
+        if isolated is not None and not np.isnan(isolated[row]) and flow.twin[owner] != NONE:
+            forward = int(flow.twin[owner])
+            if any(forward in (call, *flow.parents_of(call)) for call in found):
+                continue  # the way back of a call that is guilty already
         if facts.acts_later[row]:
             beginning = Beginning(owner, row, ARGUMENT, [row], reaches=True)
         elif flow.role[row] in (INPUT, PARAMETER):

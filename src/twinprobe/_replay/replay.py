@@ -379,6 +379,8 @@ def isolate(
         found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
         return found
     suspects = _suspects(target, golden, evidence, judged, flow)
+    if not suspects:
+        return found
     sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
     calls = [read_calls(run, names) for run, names in sides]
     expected = [expectations(run, names) for run, names in sides]
