@@ -300,10 +300,13 @@ def run_bound(
     seed: int = 0,
     room: int = ROOM,
 ) -> tuple[list[Any], list[Any]]:
-    """The tensors that a call gives, and the gradients of its differentiable inputs (none without ``arriving``)."""
+    """The tensors that a call gives, and the gradients of its floating-point inputs (none without ``arriving``).
+
+    The gradient of an input that needs none is None.
+    """
     import torch
 
-    leaves: list[Any] = []
+    leaves: dict[int, Any] = {}  # by the id of a Slot, since one may be given twice
     backward = any(isinstance(slot, Slot) for slot in arriving)
 
     def argument(leaf: Any) -> Any:
@@ -311,12 +314,10 @@ def run_bound(
             return tuple(mapped(item, argument) for item in leaf)
         if isinstance(leaf, Slot):
             tensor = _wide(leaf.value) if reference else leaf.value
-            tensor = tensor.to(device, copy=True)
-            if backward and leaf.requires_grad and (tensor.is_floating_point() or tensor.is_complex()):
-                tensor.requires_grad_(requires_grad=True)
-                leaves.append(tensor)
-                return tensor.clone()  # a call may write into its input
-            return tensor
+            if not (backward and (tensor.is_floating_point() or tensor.is_complex())):
+                return tensor.to(device, copy=True)
+            known = leaves.setdefault(id(leaf), tensor.to(device, copy=True).requires_grad_(leaf.requires_grad))
+            return known.clone()  # a call may write into its input
         return _word(leaf, device, reference=reference) if isinstance(leaf, Word) else leaf
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
@@ -330,9 +331,11 @@ def run_bound(
                 ends = [(value, slot) for value, slot in zip(made, arriving, strict=False) if isinstance(slot, Slot)]
                 ends = [(value, slot) for value, slot in ends if value.requires_grad]
                 came = [slot.value.to(value.device, value.dtype) for value, slot in ends]
-                if ends and leaves:
+                wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+                if ends and wanted:
                     outputs = [value for value, _ in ends]
-                    gradients = list(torch.autograd.grad(outputs, leaves, came, allow_unused=True))
+                    found = iter(torch.autograd.grad(outputs, wanted, came, allow_unused=True))
+                    gradients = [next(found) if leaf.requires_grad else None for leaf in leaves.values()]
             made = [value.detach().cpu() for value in made]
             return made, [None if value is None else value.detach().cpu() for value in gradients]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, AttributeError) as error:

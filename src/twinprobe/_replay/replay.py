@@ -19,7 +19,7 @@ from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.verdicts import Isolated, Thresholds
 from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound
-from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, read_calls, slots_in
+from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
 from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import TENSORS, Run
@@ -28,6 +28,7 @@ from twinprobe.errors import MissingPackage
 
 if TYPE_CHECKING:
     import polars as pl
+    from numpy.typing import NDArray
 
     from twinprobe._judge.verdicts import Evidence, Judged
 
@@ -191,6 +192,8 @@ class Side:
         self.recorded = [slot.value for slot in slots_in(call.outputs)]
         if not any(_is_float(value) for value in self.recorded):
             raise CannotReplay("it gives whole numbers only")
+        if call.leaving and len(call.leaving) < len(_differentiable(call)):
+            _join_equal(call)
         self.expected = expected
         outputs = [expected.get(f"output.{at}", np.nan) for at in range(len(self.recorded))]
         ways = bind(call)
@@ -220,10 +223,9 @@ class Side:
 
     def measure(self, devices: Sequence[str]) -> dict[str, tuple[str, list[int], Error]]:
         """By name of the value: its dtype, shape and error."""
-        leaves = [slot for slot in (*slots_in(self.call.args), *slots_in(self.call.kwargs)) if slot.requires_grad]
         arriving, leaving = self.call.arriving, self.call.leaving
         wanted = any(isinstance(slot, Slot) for slot in arriving) and bool(leaving)
-        if wanted and len(leaving) != len(leaves):
+        if wanted and len(leaving) != len(_differentiable(self.call)):
             self.no_backward, wanted = "the recorded gradients do not belong to its inputs one by one", False
         reference, gradients = self._run(self.bound, reference=True, backward=wanted)
         if operation_of(self.call.op).family in _DRAWING or self.call.op.body in _DRAWING_NAMES:
@@ -261,6 +263,30 @@ class Side:
         return run_bound(
             bound, self.call.arriving if backward else [], reference=reference, device=device, seed=seed, room=self.room
         )
+
+
+def _differentiable(call: Call) -> list[Slot]:
+    """The floating-point inputs of a call, each once: recorders note one gradient for each."""
+    found = {id(slot): slot for slot in (*slots_in(call.args), *slots_in(call.kwargs)) if _is_float(slot.value)}
+    return list(found.values())
+
+
+def _join_equal(call: Call) -> None:
+    """``x * x`` has one gradient: equal inputs become one and the same."""
+    import torch
+
+    known: list[Slot] = []
+
+    def joined(leaf: Any) -> Any:
+        if not isinstance(leaf, Slot) or not _is_float(leaf.value):
+            return leaf
+        same = (one for one in known if one.requires_grad == leaf.requires_grad and torch.equal(one.value, leaf.value))
+        found = next(same, None)
+        if found is None:
+            known.append(leaf)
+        return found or leaf
+
+    call.args, call.kwargs = mapped(call.args, joined), mapped(call.kwargs, joined)
 
 
 def _error(recorded: Any, reference: Any, expected: float, *runs: Any) -> Error:
@@ -340,18 +366,23 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     nothing = np.zeros(pairs.height)
     noise = expected_errors(pairs, flow, nothing, np.where(tensor, epsilon, 0.0), estimated=nothing.astype(bool),
                             settings=run.settings)  # fmt: skip
-    found: dict[str, dict[str, float]] = {call: {} for call in calls}
-    forward = {backward_of(run.op_names[places[call]]): call for call in calls}
-    outputs = np.flatnonzero((flow.role == OUTPUT) & tensor)
-    counts: dict[int, int] = {}
-    for row in outputs.tolist():
-        op = int(flow.of_row[row])
-        at = counts[op] = counts.get(op, -1) + 1
-        name = run.ops[op]
-        if name in found:
-            found[name][f"output.{at}"] = float(noise.expected[row])
-        elif name in forward:
-            found[forward[name]][f"backward.output.{at}"] = float(noise.expected[row])
+    rows = _value_rows(flow, tensor)
+    found: dict[str, dict[str, float]] = {}
+    for call in calls:
+        found[call] = {}
+        for front, name in (("", call), ("backward.", backward_of(run.op_names[places[call]]))):
+            for at, row in enumerate(rows.get(name, [])):
+                found[call][f"{front}output.{at}"] = float(noise.expected[row])
+    return found
+
+
+def _value_rows(flow: Flow, tensor: NDArray[np.bool_]) -> dict[str, list[int]]:
+    """By call: the rows of the tensors that it gave; of a backward call also those of inputs without a gradient."""
+    found: dict[str, list[int]] = {}
+    for row in np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist():
+        op = flow.ops[int(flow.of_row[row])]
+        if tensor[row] or op.direction == BACKWARD:
+            found.setdefault(op.text, []).append(row)
     return found
 
 
@@ -384,10 +415,7 @@ def isolate(
     sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
     calls = [read_calls(run, names) for run, names in sides]
     expected = [expectations(run, names) for run, names in sides]
-    tensors = (flow.role == OUTPUT) & (flow.of_row >= 0) & (evidence.pairs["t_kind"] == TENSOR).to_numpy()
-    rows: dict[str, list[int]] = {}
-    for row in np.flatnonzero(tensors).tolist():
-        rows.setdefault(target.ops[int(flow.of_row[row])], []).append(row)
+    rows = _value_rows(flow, (evidence.pairs["t_kind"] == TENSOR).to_numpy())
     reasons: dict[str, int] = {}
     done = 0
     for name, other in suspects:

@@ -297,9 +297,8 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
     import torch
 
     known = {id(slot): name for slot, name in names}
-    leaves = [
-        slot for slot in case.slots() if slot.requires_grad and id(slot) not in {id(s) for s in slots_in(case.arriving)}
-    ]
+    came_in = {id(slot) for slot in slots_in(case.arriving)}
+    leaves = [slot for slot in case.slots() if slot.requires_grad and id(slot) not in came_in]
     lines = []
     local: dict[int, str] = {}
     if case.backward:
@@ -326,7 +325,8 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
         lines.append(
             f"grads = torch.autograd.grad([{', '.join(made)}], leaves, [{', '.join(came)}], allow_unused=True)"
         )
-        lines.append(f"return grads[{case.at}]")
+        floats = [slot for slot in case.slots() if id(slot) not in came_in and slot.value.is_floating_point()]
+        lines.append(f"return grads[{leaves.index(floats[case.at])}]")
     else:
         lines.append(f"return {written}{pick}")
     kind = str(case.recorded.dtype).rpartition(".")[2]
