@@ -70,6 +70,8 @@ class Call:
     """The gradients of its outputs, as they came in."""
     leaving: list[Any] = field(default_factory=list)
     """The gradients of its differentiable inputs, as it gave them."""
+    problem: str = ""
+    """Why its entry in the dump cannot be understood."""
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor that it took or gave."""
@@ -78,6 +80,8 @@ class Call:
 
     def load(self, room: int = ROOM) -> None:
         """Read the tensors of the forward call, and those of the backward call where all were kept."""
+        if self.problem:
+            raise CannotReplay(self.problem)
         needed = [*slots_in(self.args), *slots_in(self.kwargs), *slots_in(self.parameters), *slots_in(self.outputs)]
         if not any(True for _ in slots_in(self.outputs)):
             raise CannotReplay("no output was recorded")
@@ -181,8 +185,11 @@ def _call(run: Run, op: OpName, entry: Any, back: Any) -> Call:
     if not isinstance(entry, dict):
         raise BadInput(f"is {type(entry).__name__}, not an object", where=f"{run.path}: data[{op.text!r}]")
     back = back if isinstance(back, dict) else {}
-    parts = {key: _tree(entry.get(key)) for key in ("input_args", "input_kwargs", "parameters", "output")}
-    grads = [_tree(back.get(key)) for key in ("input", "output")]
+    try:
+        parts = {key: _tree(entry.get(key)) for key in ("input_args", "input_kwargs", "parameters", "output")}
+        grads = [_tree(back.get(key)) for key in ("input", "output")]
+    except CannotReplay as error:
+        return Call(run, op.text, op, [], {}, {}, [], problem=str(error))
     lists = [part if isinstance(part, list) else [] for part in (parts["input_args"], parts["output"], *grads)]
     dicts = [parts[key] if isinstance(parts[key], dict) else {} for key in ("input_kwargs", "parameters")]
     return Call(run, op.text, op, lists[0], dicts[0], dicts[1], lists[1], lists[2], lists[3])
