@@ -11,13 +11,13 @@ from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
 from twinprobe._cli.options import (
     FORMATS,
     add_engine_arguments,
-    add_memory,
     add_pair_arguments,
     engine_options,
     formats_or_dataset,
     numbers,
     pair_rule,
     path,
+    positive,
     seconds,
 )
 from twinprobe.errors import BadInput
@@ -65,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a recording of the golden program on other kernels or with perturb: noise as measured")  # fmt: skip
     add("--replay", type=seconds, nargs="?", const=True, default=False, metavar="SECONDS",
         help="run suspects again from their own inputs, for at most so many seconds a rank (default: 60)")  # fmt: skip
-    add_memory(parser)
+    add("--memory-mb", type=positive, metavar="N",
+        help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
     add("--fail-on", nargs="?", const="divergence", choices=("divergence", "error", "warning"),
         help="exit with code 1 if the runs differ more than noise explains (divergence, the default), or also if any "
         "row has this verdict or worse")  # fmt: skip
@@ -125,11 +126,15 @@ def _take_sides(args: argparse.Namespace) -> None:
 
 def _request(args: argparse.Namespace) -> Request:
     from twinprobe._align.matcher import MappingOptions
-    from twinprobe._api import isolating
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds
     from twinprobe._report.files import timestamp_now
 
+    isolate = None
+    if args.replay:
+        from twinprobe._api import isolating
+
+        isolate = isolating(args.replay, None if args.memory_mb is None else args.memory_mb << 20)
     chosen = list(args.format or ())
     chosen += [name for name in ("xlsx", "csv") if getattr(args, name) and name not in chosen]
     return Request(
@@ -141,7 +146,7 @@ def _request(args: argparse.Namespace) -> Request:
         # The older tool's own command keeps the row-by-row errors that it documents.
         thresholds=Thresholds(rounding=args.rounding, by_row=args.usual_pair == "numbers"),
         noise=args.noise,
-        isolate=isolating(args.replay, args.memory_mb),
+        isolate=isolate,
         ranks=args.rank,
         steps=args.step,
         engine=engine_options(args),

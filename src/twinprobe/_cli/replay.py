@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from twinprobe._cli.options import add_memory, local_path, path
+from twinprobe._cli.options import local_path, path, positive
 from twinprobe.errors import BadInput
 
 
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--golden-call", metavar="NAME", help="its counterpart in golden (default: the call that compare pairs with it)"
     )
-    add_memory(parser)
+    add("--memory-mb", type=positive, metavar="N",
+        help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
     if parser.prog.endswith("reproduce"):
         add("-o", "--output_path", type=local_path, default="./reproducer", metavar="DIR",
             help="folder for inputs, script and README.md (default: ./reproducer)")  # fmt: skip
