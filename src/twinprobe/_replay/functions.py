@@ -38,6 +38,7 @@ _REFUSED = NEVER_NAMES | words(
 _MORE = words("hardsigmoid hardswish sigmoid tanh relu_ elu_ selu_ celu_ leaky_relu_ hardtanh_ threshold_ upsample")
 _LIBRARIES = ("fbgemm_", "quantized_", "mkldnn_", "miopen_", "cudnn_", "q_", "sym_", "fake_quantize", "fused_moving")
 _FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+_SLACK, _THREAD = 128 << 20, 16 << 20  # bytes that a call may need beside its tensors, and each thread
 _SPACES = {"Functional": "torch.nn.functional", "Torch": "torch", "Tensor": "torch.Tensor"}
 
 
@@ -361,9 +362,12 @@ def run_bound(
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
     grad = torch.enable_grad() if backward else torch.no_grad()
+    # Not torch.manual_seed, which seeds all devices and imports the compiler.
+    random = torch.default_generator
+    before = random.get_state()
+    random.manual_seed(seed)
     try:
-        with _limited(room if device == "cpu" else None), torch.random.fork_rng(devices=[]), grad:
-            torch.manual_seed(seed)
+        with _limited(room if device == "cpu" else None), grad:
             made = tensors_of(bound.function.run(*args, **kwargs))
             gradients: list[Any] = []
             if backward:
@@ -379,9 +383,11 @@ def run_bound(
             return made, [None if value is None else value.detach().cpu() for value in gradients]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, AttributeError) as error:
         text = " ".join(str(error).split())
-        if "allocate" in text or isinstance(error, MemoryError):
+        if "allocate" in text or "bad_alloc" in text or isinstance(error, MemoryError):
             raise CannotReplay(f"needs more memory than the {room >> 20:,} MiB that are allowed") from None
         raise CannotReplay(f"{bound.function.written} refuses its arguments: {text[:200]}") from None
+    finally:
+        random.set_state(before)
 
 
 def _wide(tensor: Any) -> Any:
@@ -419,8 +425,11 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:
-    """Ask for the shapes of the results, which takes no memory, before the results themselves."""
+    """Where nothing bounds the memory of a process: ask for the shapes of the results before the results."""
     import torch
+
+    if _memory_held() is not None:
+        return
 
     def argument(leaf: Any) -> Any:
         if isinstance(leaf, tuple):
@@ -447,22 +456,38 @@ def check_fit(made: Sequence[Any], recorded: Sequence[Any]) -> None:
         raise CannotReplay(f"gives {shapes[0]}, and {shapes[1]} is recorded")
 
 
+def _memory_held() -> int | None:
+    """The bytes of address space that this process has; None where the system cannot bound them."""
+    try:
+        import resource  # noqa: F401
+
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError):
+        return None
+
+
+@cache
+def _threads_started() -> int:
+    """Start the threads of PyTorch, which end the process where there is no room for one; returns their number."""
+    import torch
+
+    torch.ones(1 << 20).exp()
+    return int(torch.get_num_threads())
+
+
 @contextmanager
 def _limited(room: int | None) -> Iterator[None]:
     """Let the process grow by no more than this, where the system can see to it: shapes in a dump may lie."""
-    try:
-        import resource
-
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
-            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, OSError):
-        room = None
-    if room is None:
+    room = None if room is None else room + _SLACK + _THREAD * _threads_started()
+    held = None if room is None else _memory_held()
+    if room is None or held is None:
         yield
         return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = held + room + (256 << 20)
-    bounds = [bound for bound in (wanted, soft, hard) if bound != resource.RLIM_INFINITY]
+    bounds = [bound for bound in (held + room, soft, hard) if bound != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     try:
         yield

@@ -185,53 +185,56 @@ def _need_torch() -> None:
 
 
 class Side:
-    """One side's call, bound to a function and loaded."""
+    """One side's call: loaded, bound to a function, and run in float64."""
 
     def __init__(self, call: Call, expected: Expected, room: int, way: int | None) -> None:
-        self.call, self.room = call, room
-        self.no_backward = ""
+        self.call, self.expected, self.room = call, expected, room
         call.load(room)
         self.recorded = [slot.value for slot in slots_in(call.outputs)]
         if not any(_is_float(value) for value in self.recorded):
             raise CannotReplay("it gives whole numbers only")
         if call.leaving and len(call.leaving) < len(_differentiable(call)):
             _join_equal(call)
-        self.expected = expected
-        outputs = [expected.get(f"output.{at}", np.nan) for at in range(len(self.recorded))]
-        ways = bind(call)
-        chosen = ways if way is None or way >= len(ways) else [ways[way]]
-        errors: list[tuple[float, int]] = []
+        self.no_backward = ""
+        self.backward = bool(call.leaving) and any(isinstance(slot, Slot) for slot in call.arriving)
+        if self.backward and len(call.leaving) != len(_differentiable(call)):
+            self.no_backward, self.backward = "the recorded gradients do not belong to its inputs one by one", False
+        self.bound, self.way, self.reference = self._confirmed(bind(call), way)
+
+    def _confirmed(self, ways: list[Bound], way: int | None) -> tuple[Bound, int, tuple[list[Any], list[Any]]]:
+        """The way to make the call that the recorded result confirms, its number, and the reference."""
+        tried: list[tuple[float, int, tuple[list[Any], list[Any]]]] = []
         trouble = ""
-        for at, bound in enumerate(chosen):
+        for at, bound in enumerate(ways):
+            if way is not None and at != way:
+                continue
             try:
-                check_shapes(bound, self.recorded, room)
-                reference, _ = self._run(bound, reference=True)
-                check_fit(reference, self.recorded)
+                check_shapes(bound, self.recorded, self.room)
+                made = self._run(bound, reference=True)
+                check_fit(made[0], self.recorded)
             except CannotReplay as error:
                 trouble = trouble or str(error)
                 continue
-            triples = zip(self.recorded, reference, outputs, strict=True)
-            off = max(_error(value, made, may).times for value, made, may in triples if _is_float(value))
-            errors.append((off, at))
+            pairs = enumerate(zip(self.recorded, made[0], strict=True))
+            off = max(_error(value, one, self.expected.get(f"output.{at}", np.nan)).times
+                      for at, (value, one) in pairs if _is_float(value))  # fmt: skip
+            tried.append((off, at, made))
             if off <= SUSPICIOUS:
                 break
-        if not errors:
+        if not tried:
             raise CannotReplay(trouble)
-        off, at = min(errors)
-        if way is None and len(ways) > 1 and call.op.is_module and off > SUSPICIOUS:
-            raise CannotReplay(f"{call.op.cls}: what it was constructed with is not recorded, and no usual value fits")
-        self.bound = chosen[at]
-        self.way = at if way is None else way
+        off, at, made = min(tried, key=lambda one: one[0])
+        if way is None and len(ways) > 1 and self.call.op.is_module and off > SUSPICIOUS:
+            cls = self.call.op.cls
+            raise CannotReplay(f"{cls}: what it was constructed with is not recorded, and no usual value fits")
+        return ways[at], at, made
 
     def measure(self, devices: Sequence[str]) -> dict[str, tuple[str, list[int], Error]]:
         """By name of the value: its dtype, shape and error."""
-        arriving, leaving = self.call.arriving, self.call.leaving
-        wanted = any(isinstance(slot, Slot) for slot in arriving) and bool(leaving)
-        if wanted and len(leaving) != len(_differentiable(self.call)):
-            self.no_backward, wanted = "the recorded gradients do not belong to its inputs one by one", False
-        reference, gradients = self._run(self.bound, reference=True, backward=wanted)
+        leaving, wanted = self.call.leaving, self.backward
+        reference, gradients = self.reference
         if operation_of(self.call.op).family in _DRAWING or self.call.op.body in _DRAWING_NAMES:
-            again, _ = self._run(self.bound, reference=True, seed=1)
+            again, _ = self._run(self.bound, reference=True, backward=False, seed=1)
             if any(not _same(one, other) for one, other in zip(reference, again, strict=True)):
                 raise CannotReplay("it draws random numbers, which are not recorded")
         here = self._attempt(wanted, "cpu")
@@ -284,11 +287,10 @@ class Side:
             return None
 
     def _run(
-        self, bound: Bound, *, reference: bool, backward: bool = False, device: str = "cpu", seed: int = 0
+        self, bound: Bound, *, reference: bool, backward: bool | None = None, device: str = "cpu", seed: int = 0
     ) -> tuple[list[Any], list[Any]]:
-        return run_bound(
-            bound, self.call.arriving if backward else [], reference=reference, device=device, seed=seed, room=self.room
-        )
+        arriving = self.call.arriving if (self.backward if backward is None else backward) else []
+        return run_bound(bound, arriving, reference=reference, device=device, seed=seed, room=self.room)
 
 
 def _differentiable(call: Call) -> list[Slot]:
