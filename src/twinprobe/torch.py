@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinprobe.errors import MissingPackage
 
@@ -21,6 +21,9 @@ except ModuleNotFoundError as error:
         raise
     raise MissingPackage("twinprobe.torch needs PyTorch", hint="pip install torch") from None
 
+if TYPE_CHECKING:
+    from twinprobe._replay.swap import swap
+
 __all__ = [
     "PrecisionDebugger",
     "module_dump",
@@ -29,10 +32,16 @@ __all__ = [
     "register_custom_api",
     "save",
     "seed_all",
+    "swap",
 ]
 
 
+# Imported when they are asked for: callbacks need a package of their own, and who records does not read recordings.
 def __getattr__(name: str) -> Any:
+    if name == "swap":
+        from twinprobe._replay.swap import swap
+
+        return swap
     if name not in ("HuggingFaceCallback", "LightningCallback"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from twinprobe._record.torch.callbacks import trainer_callback
