@@ -292,7 +292,7 @@ def _by_loss(trend: Trend, at: int, names: list[str]) -> Parting:
 
 
 def _by_gradient(trend: Trend, at: int, names: list[str]) -> Parting:
-    """Forward and loss agree. Backward runs from the last module to the first, so it begins with the last that differs."""
+    """Forward and loss agree. Backward runs from the last module to the first: it begins with the last that differs."""
     start = f"{_from(trend, at)}gradients differ though forward and loss agree"
     norms = [name for name in trend.names if name.startswith("gradient.") and name.endswith(".norm")]
     ratios = [a / b for a, b in (_value(trend, at, name) for name in norms) if b]

@@ -20,7 +20,7 @@ from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput
 
-Read = Callable[[], NDArray[np.float32]]
+Read = Callable[[], NDArray[np.float64]]
 
 
 class Step:
@@ -52,6 +52,8 @@ class Watcher:
         self.step = Step(0)
         self._series: dict[str, int] = {}
         self._names: list[str] = []
+        self._gradient_norms: list[int] = []
+        self._residues: list[tuple[int, int]] = []
         self._last: Step | None = None  # its numbers are on the way from the device
         self._stream: WatchStream | None = None
         self._failed = False
@@ -158,7 +160,13 @@ class Watcher:
         if found is None:
             found = self._series[name] = len(self._names)
             self._names.append(name)
+            if name.startswith("gradient.") and name.endswith(".norm"):
+                self._gradient_norms.append(found)
         return found
+
+    def keep_residue(self, module: str) -> None:
+        """Write what float32 leaves out of the norm of an output: the only trace of an error in the last bits."""
+        self._residues.append((self.series(f"output.{module}.norm"), self.series(f"output.{module}.residue")))
 
     def note(self, name: str, value: Any) -> None:
         """One number of this step."""
@@ -177,34 +185,29 @@ class Watcher:
             self._guarded("writing a step", self._write, step)
 
     def _write(self, step: Step) -> None:
-        row = np.full(len(self._names), MISSING, dtype=np.float32)
-        places, values = [place for place, _ in step.numbers], [value for _, value in step.numbers]
-        for indices, read in step.pending:
-            places.extend(indices)
-            values.extend(read().tolist())
-        if len(set(places)) == len(places):
-            row[places] = values
-        else:  # several calls of the model, or of one module, in a step
-            several: dict[int, list[float]] = {}
-            for place, value in zip(places, values, strict=True):
-                several.setdefault(place, []).append(value)
-            for place, group in several.items():
-                row[place] = group[0] if len(group) == 1 else _together(self._names[place], group)
-        gradients = [values[at] for at, place in enumerate(places) if self._names[place].startswith("gradient.")
-                     and self._names[place].endswith(".norm")]  # fmt: skip
-        if gradients:
-            at = self.series("grad_norm")
-            row = np.append(row, MISSING) if at == len(row) else row
-            row[at] = math.sqrt(sum(norm * norm for norm in gradients))
+        total = self.series("grad_norm")
+        places = np.concatenate([[at for at, _ in step.numbers], *(at for at, _ in step.pending)]).astype(np.int64)
+        values = np.concatenate([[one for _, one in step.numbers], *(read() for _, read in step.pending)])
+        exact = np.zeros(len(self._names))
+        known = np.bincount(places, minlength=len(exact))
+        exact[places] = values
+        for place in np.flatnonzero(known > 1).tolist():  # several calls of the model, or of one module, in a step
+            exact[place] = _together(self._names[place], values[places == place].tolist())
+        row = exact.astype(np.float32)
+        for norm, residue in self._residues:
+            row[residue], known[residue] = exact[norm] - row[norm], known[norm]
+        norms = [place for place in self._gradient_norms if known[place]]
+        if norms:
+            row[total], known[total] = math.sqrt(np.square(exact[norms]).sum()), 1
+        row[known == 0] = MISSING
         if self._stream is None:
             path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
             self.problems.folder = path.parent
             self._stream = WatchStream(path, self.config.keep)
-        self._stream.append(step.number, self._names, row.astype(np.float32, copy=False))
+        self._stream.append(step.number, self._names, row)
         self._written += 1
         if self._sinks:
-            shown = {name: float(row[at]) for name, at in self._series.items() if _is_shown(name) and at in set(places)}
-            shown |= {"grad_norm": float(row[self._series["grad_norm"]])} if gradients else {}
+            shown = {name: float(row[at]) for name, at in self._series.items() if known[at] and _is_shown(name)}
             for sink in self._sinks:
                 self._guarded("logging", sink.log, shown, step.number)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from twinprobe._record.calls import tensors_in
@@ -44,8 +45,9 @@ class TorchWatcher(Watcher):
         self._observing = False  # this call of the model belongs to a step that is written
         self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
-        self._ids: list[int] = []
-        self._scalars: list[torch.Tensor] = []
+        self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
+        self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
+        self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
         self._optimizer: Any = None
         self._weights: dict[torch.device, torch.Tensor] = {}
@@ -183,7 +185,8 @@ class TorchWatcher(Watcher):
 
     def _block(self, name: str) -> Any:
         """The hook that takes the statistics of what one module gives."""
-        ids = [self.series(f"output.{name}.{kind}") for kind in ("norm", "residue", "max", "mean")]
+        ids = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
+        self.keep_residue(name)
         eps = self.series(f"output.{name}.eps")
 
         def measure(_gradients: bool, output: Any) -> None:
@@ -192,16 +195,8 @@ class TorchWatcher(Watcher):
                 return
             values = _local(tensor.detach())
             self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
-            # Another kernel may change single bits, which a norm in float32 hides: the residue is what it leaves out.
-            fine = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
-            norm = fine.to(torch.float32)
-            self._ids += ids
-            self._scalars += [
-                norm,
-                (fine - norm).to(torch.float32),
-                torch.linalg.vector_norm(values, float("inf"), dtype=torch.float32),
-                values.mean(dtype=torch.float32),
-            ]
+            norm = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
+            self._values.append((ids, torch.stack((norm, _largest([values])[0], values.mean(dtype=torch.float32)))))
 
         def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
             if self._observing:
@@ -227,15 +222,14 @@ class TorchWatcher(Watcher):
             elif name == "loss":
                 self._note_loss("log", value)
             else:
-                self._ids.append(self.series(name))
-                self._scalars.append(value.detach())
+                self._values.append(([self.series(name)], value.detach()))
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
             return
         self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
-        self._late = bool(args and args[0] is not None) or (kwargs or {}).get("closure") is not None
+        self._late = any(callable(one) for one in (*args[1:], *kwargs.values()))
         if self.active or self.step.forwards:
             self._work(self._note_update, optimizer, not self._late)
 
@@ -278,39 +272,36 @@ class TorchWatcher(Watcher):
                 for place, one in enumerate(value if several else [value]):
                     name = f"group.{at}.{key}.{place}" if several else f"group.{at}.{key}"
                     if isinstance(one, torch.Tensor) and one.numel() == 1:
-                        self._ids.append(self.series(name))
-                        self._scalars.append(one.detach().clone())
+                        self._values.append(([self.series(name)], one.detach().clone()))
                     elif isinstance(one, _PLAIN):
                         self.note(name, one)
 
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        trained = [(f"parameter.{name}", one.detach()) for name, one in self._parameters if one.requires_grad]
-        self._measure(trained)
+        self._measure("parameter", [(name, one.detach()) for name, one in self._parameters if one.requires_grad])
 
     def _note_gradients(self, _gradients: bool) -> None:
         """The gradients as the optimizer sees them: exchanged between ranks, unscaled, clipped."""
-        self._measure([(f"gradient.{name}", one.grad) for name, one in self._parameters if one.grad is not None])
+        self._measure("gradient", [(name, one.grad) for name, one in self._parameters if one.grad is not None])
 
-    def _measure(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """The norm and the largest magnitude of each, a few kernels for all of them."""
-        groups: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[torch.Tensor]]] = {}
+        known = self._places.setdefault(kind, {})
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[tuple[int, int]], list[torch.Tensor]]] = {}
         for name, tensor in tensors:
             here = _local(tensor)
             if here.numel() and here.is_floating_point() and here.layout is torch.strided and not here.is_meta:
-                names, found = groups.setdefault((here.device, here.dtype), ([], []))
-                names.append(name)
+                place = known.get(name)
+                if place is None:
+                    title = f"{kind}.{name}"
+                    place = known[name] = self.series(f"{title}.norm"), self.series(f"{title}.max")
+                places, found = groups.setdefault((here.device, here.dtype), ([], []))
+                places.append(place)
                 found.append(here)
-        for (_, dtype), (names, found) in groups.items():
-            for kind, order in (("norm", 2.0), ("max", float("inf"))):
-                self._ids += [self.series(f"{name}.{kind}") for name in names]
-                if _NORM_HAS_DTYPE and dtype is not torch.float32:
-                    self._scalars += torch._foreach_norm(found, order, dtype=torch.float32)
-                elif dtype in (torch.float32, torch.float64):
-                    self._scalars += torch._foreach_norm(found, order)
-                else:
-                    self._scalars += [torch.linalg.vector_norm(one, order, dtype=torch.float32) for one in found]
+        for places, found in groups.values():
+            self._values.append(([place[0] for place in places], torch.stack(_norms(found, 2.0))))
+            self._values.append(([place[1] for place in places], _largest(found)))
 
     def _note_settings(self) -> None:
         """The state of the generators of random numbers, and what changes the rounding of results."""
@@ -320,21 +311,29 @@ class TorchWatcher(Watcher):
         backends = torch.backends.cuda
         kernels = {"flash_sdp": backends.flash_sdp_enabled(), "math_sdp": backends.math_sdp_enabled(),
                    "mem_efficient_sdp": backends.mem_efficient_sdp_enabled()}  # fmt: skip
-        for name, value in (rounding_settings() | kernels).items():
-            if isinstance(value, _PLAIN):
-                self.note(f"setting.{name}", value)
-            else:
-                self.note(f"setting.{name}", 0 if value is None else zlib.crc32(str(value).encode()) % DIGEST)
+        settings = rounding_settings() | kernels
+        if settings != self._settings[0]:
+            numbers = [
+                (self.series(f"setting.{name}"), float(value) if isinstance(value, _PLAIN) else float(_code(value)))
+                for name, value in settings.items()
+            ]
+            self._settings = settings, numbers
+        self.step.numbers += self._settings[1]
 
     def _note_input(self, name: str, tensor: torch.Tensor) -> None:
         """Two digests of one input: of its elements in their order, and of its samples in any order."""
-        if not tensor.numel() or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        if (
+            not tensor.numel()
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor.element_size() not in _BITS
+        ):
             return
         samples = tensor.shape[0] if tensor.dim() else 1
         values = tensor.reshape(samples, -1)
         if values.shape[1] * samples > _MOST_ELEMENTS:
             values = values[:, :: 1 + values.shape[1] * samples // _MOST_ELEMENTS]
-        bits = values.contiguous().view(_BITS[values.element_size()]).to(torch.int64)
+        bits = values.contiguous().view(_BITS.get(values.element_size(), torch.int64)).to(torch.int64)
         weights = self._weights.get(tensor.device)
         if weights is None or len(weights) < max(bits.shape):
             weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * _ODD | 1
@@ -342,12 +341,11 @@ class TorchWatcher(Watcher):
         rows = (bits * weights[: bits.shape[1]]).sum(1)
         rows = (rows ^ (rows >> 29)) * _ODD
         mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
-        self._ids += [self.series(f"{name}.samples"), self.series(f"{name}.digest")]
         whole = (mixed * weights[:samples]).sum()
-        self._scalars += [mixed.sum() & (DIGEST - 1), ((whole ^ (whole >> 32)) & (DIGEST - 1))]
+        digests = torch.stack((mixed.sum(), whole ^ (whole >> 32))) & (DIGEST - 1)
+        self._values.append(([self.series(f"{name}.samples"), self.series(f"{name}.digest")], digests))
         if tensor.is_floating_point():
-            self._ids.append(self.series(f"{name}.norm"))
-            self._scalars.append(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+            self._values.append(([self.series(f"{name}.norm")], torch.linalg.vector_norm(tensor, dtype=torch.float32)))
 
     # -- the end of a step ------------------------------------------------------------------------------------------
 
@@ -362,34 +360,33 @@ class TorchWatcher(Watcher):
                 self._note_parameters()
             for seen in ("log", "output", "backward"):
                 if self._losses.get(seen):
-                    self._ids += [self.series("loss")] * len(self._losses[seen])
-                    self._scalars += self._losses[seen]
+                    self._values += [([self.series("loss")], one) for one in self._losses[seen]]
                     break
             by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
-            for place, scalar in zip(self._ids, self._scalars, strict=True):
-                places, found = by_device.setdefault(scalar.device, ([], []))
-                places.append(place)
-                found.append(scalar)
-            for device, (places, found) in by_device.items():
-                flat = [_local(one).reshape(()).to(torch.float32) for one in found]
-                self.step.pending.append((places, self._sent(device, torch.stack(flat))))
-        self._ids, self._scalars, self._losses, self._noted = [], [], {}, False
+            for places, values in self._values:
+                here = _local(values)
+                series, found = by_device.setdefault(here.device, ([], []))
+                series += places
+                found.append(here.reshape(-1))
+            for device, (series, found) in by_device.items():
+                self.step.pending.append((series, self._sent(device, torch.cat(found))))
+        self._values, self._losses, self._noted = [], {}, False
 
     def _sent(self, device: torch.device, values: torch.Tensor) -> Read:
         """How to get these numbers one step later, when they have long arrived."""
         if device.type != "cuda":
-            return lambda: np.asarray(values.cpu().numpy(), dtype=np.float32)
+            return lambda: values.cpu().to(torch.float64).numpy()
         spare = self._host.setdefault(device, [])
-        if not spare or len(spare[-1][0]) < len(values):
-            host, event = torch.empty(2 * len(values), dtype=torch.float32, pin_memory=True), torch.cuda.Event()
-        else:
-            host, event = spare.pop()
-        host[: len(values)].copy_(values, non_blocking=True)
+        host, event = spare.pop() if spare else (values[:0], torch.cuda.Event())
+        if len(host) < len(values) or host.dtype != values.dtype:
+            host = torch.empty(2 * len(values), dtype=values.dtype, pin_memory=True)
+        length = len(values)
+        host[:length].copy_(values, non_blocking=True)
         event.record()
 
-        def read() -> np.ndarray[Any, np.dtype[np.float32]]:
+        def read() -> NDArray[np.float64]:
             event.synchronize()
-            found = np.array(host[: len(values)].numpy())
+            found = host[:length].to(torch.float64).numpy().copy()
             spare.append((host, event))
             return found
 
@@ -398,6 +395,28 @@ class TorchWatcher(Watcher):
 
 def _nothing(*_: Any) -> None:
     """Before a compiled module there is nothing to do."""
+
+
+def _code(value: Any) -> int:
+    """A setting that is a text, as a number."""
+    return 0 if value is None else zlib.crc32(str(value).encode()) % DIGEST
+
+
+def _norms(tensors: list[torch.Tensor], order: float) -> Any:
+    """The norms of tensors of one dtype and device, in float32."""
+    if tensors[0].dtype in (torch.float32, torch.float64):
+        return torch._foreach_norm(tensors, order)
+    if _NORM_HAS_DTYPE:
+        return torch._foreach_norm(tensors, order, dtype=torch.float32)
+    return [torch.linalg.vector_norm(one, order, dtype=torch.float32) for one in tensors]
+
+
+def _largest(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitude of each. On a processor the norm of infinite order takes twenty times as long."""
+    if tensors[0].device.type != "cpu":
+        return torch.stack(_norms(tensors, float("inf")))
+    lows, highs = zip(*(torch.aminmax(one) for one in tensors), strict=True)
+    return torch.maximum(torch.stack(highs), -torch.stack(lows))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
