@@ -1,0 +1,189 @@
+"""``twinprobe find``: two scripts that know nothing of TwinProbe; the step, the call and the line where they part."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinprobe._cli import main
+
+# A plain loop. `b` takes another kernel from step 4 on.
+KERNEL = """
+import sys
+import torch
+
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = torch.nn.Linear(8, 16)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+        self.out = torch.nn.Linear(16, 4)
+        self.seen = 0
+
+    def forward(self, x):
+        x = self.into(x)
+        for number, layer in enumerate(self.layers):
+            other = "b" in sys.argv and self.seen >= 4 and number == 1
+            x = torch.nn.functional.gelu(layer(x), approximate="tanh" if other else "none")
+        self.seen += 1
+        return self.out(x)
+
+net = Net()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+data = torch.Generator().manual_seed(1)
+for step in range(7):
+    x, y = torch.randn(4, 8, generator=data), torch.randint(0, 4, (4,), generator=data)
+    loss = torch.nn.functional.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("loss", loss.item())
+"""
+
+
+def write(folder: Path, script: str, name: str = "train.py") -> str:
+    """The command that runs this script, without arguments."""
+    (folder / name).write_text(script, encoding="utf-8")
+    return f"{sys.executable} {folder / name}"
+
+
+def found_in(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "find.json").read_text(encoding="utf-8")))
+
+
+def find(folder: Path, target: str, golden: str, *options: str) -> dict[str, Any]:
+    assert main(["find", target, golden, "-o", str(folder / "out"), *options]) == 0
+    return found_in(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A whole hunt: its folder, what it printed, and the golden command."""
+    folder = tmp_path_factory.mktemp("hunted")
+    golden = write(folder, KERNEL)
+    command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
+    done = subprocess.run(
+        [*command, "find", f"{golden} b", golden, "-o", str(folder / "out")],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout, golden
+
+
+def test_step_call_and_line_of_another_kernel_are_found(hunted: tuple[Path, str, str]) -> None:
+    folder, printed, _ = hunted
+    found = found_in(folder / "out")
+    assert (found["agrees"], found["step"]) == (False, 4)
+    assert found["first"]["op"] == "Functional.gelu.1.forward"
+    assert "train.py, line 19" in found["first"]["stack_line"]
+    assert "approximate: tanh against none" in found["first"]["sentence"]
+    assert list(found["stages"]) == ["watch", "step", "tensors"]
+    assert "step 4" in printed
+    assert "Functional.gelu.1.forward" in printed
+    assert "seed 1234 set for python, numpy; the program seeds torch" in printed
+
+
+def test_the_programs_compute_what_they_compute_without_it(hunted: tuple[Path, str, str]) -> None:
+    folder, _, golden = hunted
+    plain = subprocess.run(golden.split(), capture_output=True, text=True, check=True).stdout
+    watched = (folder / "out/watch/golden.log").read_text(encoding="utf-8")
+    assert [line for line in watched.splitlines() if line.startswith("loss")] == plain.splitlines()
+    # Later stages end with the step that they are about.
+    again = (folder / "out/step/golden.log").read_text(encoding="utf-8")
+    assert [line for line in again.splitlines() if line.startswith("loss")] == plain.splitlines()[:4]
+
+
+def test_the_page_tells_all_of_it(hunted: tuple[Path, str, str]) -> None:
+    folder, _, golden = hunted
+    page = (folder / "out/find.html").read_text(encoding="utf-8")
+    for text in ("Functional.gelu.1.forward", "step 4", "train.py, line 19", "keep the suspects", f"{golden} b"):
+        assert text in page, text
+    links = re.findall(r'href="([^"]+)"', page)
+    assert len(links) == 2
+    assert all((folder / "out" / link).is_file() for link in links)
+
+
+def test_only_suspects_keep_their_tensors(hunted: tuple[Path, str, str]) -> None:
+    folder, _, _ = hunted
+    for side in ("target", "golden"):
+        names = {path.name for path in (folder / "out/tensors" / side).rglob("*.pt")}
+        assert "Functional.gelu.1.forward.output.0.pt" in names
+        assert not any("cross_entropy" in name for name in names)
+
+
+def test_resuming_a_finished_hunt_runs_nothing_again(hunted: tuple[Path, str, str]) -> None:
+    folder, _, golden = hunted
+    before = found_in(folder / "out")
+    logs = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.log")}
+    assert main(["find", f"{golden} b", golden, "-o", str(folder / "out")]) == 2  # it holds a hunt
+    assert main(["find", f"{golden} b", golden, "-o", str(folder / "out"), "--resume", "--quiet"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*.log")} == logs
+    after = found_in(folder / "out")
+    assert after["first"] == before["first"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("raise ValueError('no such corpus')", "the golden program failed (exit code 1): ValueError: no such corpus"),
+        ("import sys; print('disk is full'); sys.exit(3)", "the golden program failed (exit code 3): disk is full"),
+        ("print('done')", "the golden program never imported torch"),
+    ],
+)
+def test_a_program_that_fails_is_reported_in_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str, said: str
+) -> None:
+    golden = write(tmp_path, script)
+    recording = Path(__file__).resolve().parents[2] / "examples/demo/target"
+    assert main(["find", str(recording), golden, "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "golden.log" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("pyhton train.py", "there is no program 'pyhton'"),
+        ("", "the target command is empty"),
+        ("python 'train.py", "cannot be read"),
+        (f"{sys.executable} -I -c 0", "could not be watched"),
+    ],
+)
+def test_commands_that_cannot_be_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, said: str
+) -> None:
+    assert main(["find", command, command, "-o", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_the_program_and_leaves_what_was_found(tmp_path: Path) -> None:
+    script = "import pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text('x')\ntime.sleep(600)\n"
+    golden = write(tmp_path, script)
+    started = tmp_path / "started"
+    command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
+    with subprocess.Popen(
+        [*command, "find", f"{golden} {started}", f"{golden} {started}", "-o", str(tmp_path / "out")],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        while not started.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in error
+    assert found_in(tmp_path / "out")["interrupted"]
+    assert "interrupted" in (tmp_path / "out/find.html").read_text(encoding="utf-8")
+    assert "KeyboardInterrupt" in (tmp_path / "out/watch/target.log").read_text(encoding="utf-8")
