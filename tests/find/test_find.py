@@ -187,3 +187,182 @@ def test_ctrl_c_ends_the_program_and_leaves_what_was_found(tmp_path: Path) -> No
     assert found_in(tmp_path / "out")["interrupted"]
     assert "interrupted" in (tmp_path / "out/find.html").read_text(encoding="utf-8")
     assert "KeyboardInterrupt" in (tmp_path / "out/watch/target.log").read_text(encoding="utf-8")
+
+
+# The rest takes several runs of PyTorch each.
+
+SMALL = """
+import sys
+import numpy as np
+import torch
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.25), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+data = torch.Generator().manual_seed(1)
+if "unseeded" in sys.argv:
+    torch.seed()
+
+def scattered(x):
+    order = torch.from_numpy(np.random.default_rng().permutation(len(x)))
+    return torch.zeros(3, x.shape[1]).index_add_(0, (torch.arange(len(x)) % 3)[order], x[order])
+
+for step in range(6):
+    if "lr" in sys.argv and step == 3:
+        optimizer.param_groups[0]["lr"] = 3e-2
+    x = torch.randn(64, 8, generator=data)
+    if "shuffled" in sys.argv and step == 2:
+        x = x.flip(0)
+    hidden = net[0](x) if "parts" in sys.argv else net(x)
+    if "parts" in sys.argv:
+        hidden = net[2](scattered(hidden) if step >= 2 else hidden)
+    loss = hidden.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_another_learning_rate_is_an_update_of_its_step(tmp_path: Path) -> None:
+    golden = write(tmp_path, SMALL)
+    found = find(tmp_path, f"{golden} lr", golden)
+    assert found["step"] == 3
+    assert found["first"]["op"].startswith("Optimizer.")
+    assert "lr: 0.03 against 0.01" in found["first"]["sentence"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "step", "call"),
+    [("parts", 2, "Tensor.index_add_.0.forward"), ("unseeded", 0, "Functional.dropout.0.forward")],
+)
+def test_one_program_twice_tells_which_call_is_not_deterministic(
+    tmp_path: Path, how: str, step: int, call: str
+) -> None:
+    command = write(tmp_path, SMALL) + f" {how}"
+    found = find(tmp_path, command, command)
+    assert (found["agrees"], found["step"], found["first"]["op"]) == (False, step, call)
+
+
+@pytest.mark.slow
+def test_one_program_twice_may_well_be_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = write(tmp_path, SMALL.replace("torch.manual_seed(0)\n", ""))
+    found = find(tmp_path, command, command, "--steps", "4")
+    assert found["agrees"]
+    assert "deterministic: both runs are equal in all 4 steps" in found["sentence"]
+    assert "seed 1234 set for python, numpy, torch" in capsys.readouterr().out
+    assert main(["find", command, command, "-o", str(tmp_path / "other"), "--keep-seeds", "--fail-on", "--quiet"]) == 1
+    assert found_in(tmp_path / "other")["step"] == 0
+
+
+INFERENCE = """
+import sys
+import torch
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+with torch.no_grad():
+    for step in range(4):
+        x = torch.ones(2, 8) * step
+        if "b" in sys.argv and step == 2:
+            x = x + 1e-2
+        net(x)
+"""
+
+
+@pytest.mark.slow
+def test_without_an_optimizer_a_step_is_one_forward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = write(tmp_path, INFERENCE)
+    found = find(tmp_path, f"{golden} b", golden)
+    assert found["step"] == 2
+    assert "4 steps, each one forward of the model" in capsys.readouterr().out
+    assert found["first"]["begins"] == "outside"
+
+
+TRAINER = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+config = GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=50, n_positions=16, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
+model = GPT2LMHeadModel(config)
+words = torch.randint(0, 50, (32, 8), generator=torch.Generator().manual_seed(1))
+data = [{"input_ids": one, "labels": one} for one in words]
+
+if "b" in sys.argv:
+    count = 0
+    original = torch.nn.functional.layer_norm
+
+    def layer_norm(x, shape, weight=None, bias=None, eps=1e-5):
+        global count
+        count += 1
+        return original(x, shape, weight, bias, eps if count <= 10 else 1e-3)  # 5 a step: from step 2 on
+
+    torch.nn.functional.layer_norm = layer_norm
+arguments = TrainingArguments(
+    output_dir=sys.argv[1], max_steps=4, per_device_train_batch_size=4, report_to=[], save_strategy="no",
+    use_cpu=True, dataloader_num_workers=1, gradient_accumulation_steps=1,
+)
+Trainer(model, arguments, train_dataset=data).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_of_hugging_face(tmp_path: Path) -> None:
+    golden = write(tmp_path, TRAINER) + f" {tmp_path}/trained"
+    found = find(tmp_path, f"{golden} b", golden)
+    assert found["target"]["model"] == "GPT2LMHeadModel"
+    assert found["step"] == 2
+    assert found["first"]["op"] == "Functional.layer_norm.0.forward"
+    assert found["target"]["seeds"]["torch"] == "program"
+
+
+DISTRIBUTED = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+model = torch.nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+data = torch.Generator().manual_seed(dist.get_rank())
+for step in range(4):
+    hidden = model(torch.randn(4, 8, generator=data))
+    if "b" in sys.argv and dist.get_rank() == 1 and step == 2:
+        hidden = hidden * 1.001
+    loss = hidden.square().mean()
+    if "fail" in sys.argv and dist.get_rank() == 1:
+        raise RuntimeError("rank 1 has lost its data")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = write(tmp_path, DISTRIBUTED).split()[1]
+    golden = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node 2 {script}"
+    found = find(tmp_path, f"{golden} b", golden)
+    assert (found["step"], found["rank"], found["target"]["processes"]) == (2, "rank1", 2)
+    assert found["first"]["op"].startswith(("Tensor.__mul__", "Tensor.mul"))
+    capsys.readouterr()
+    assert main(["find", f"{golden} fail", golden, "-o", str(tmp_path / "failed")]) == 2
+    assert "RuntimeError: rank 1 has lost its data" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_recording_in_place_of_a_program(tmp_path: Path) -> None:
+    golden = write(tmp_path, SMALL)
+    find(tmp_path, f"{golden} shuffled", golden, "--from-step", "100")
+    step = tmp_path / "out/step"
+    assert found_in(tmp_path / "out")["step"] == 102
+    # Both stages' folders are recordings like any other.
+    assert not twinprobe.compare(step / "target", step / "golden")
+    again = twinprobe.find(f"{golden} shuffled", str(step / "golden"), output_path=tmp_path / "again", from_step=100)
+    assert not again
+    assert found_in(tmp_path / "again")["step"] == 102
+    assert found_in(tmp_path / "again")["first"]["begins"] == "outside"
