@@ -13,7 +13,7 @@ from twinprobe._runs.whole_files import whole_file
 from twinprobe.errors import BadInput, did_you_mean
 
 TASKS = ("statistics", "tensor", "structure")
-LEVELS = ("L0", "L1", "mix", "debug")
+LEVELS = ("L0", "L1", "mix", "debug", "watch")
 RISKS = ("FOCUS", "CORE", "ALL")
 SUMMARIES = ("statistics", "md5", "xor")
 DATA_MODES = ("all", "forward", "backward", "input", "output")
@@ -22,9 +22,10 @@ _SECTION_KEYS = {
     "tensor": ("scope", "list", "data_mode", "summary_mode", "bench_path", "diff_nums"),
     "structure": (),
 }
+_WATCH_KEYS = ("keep", "every", "sinks")
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
-    "sketch", "perturb", "perturb_seed", "optimizer",
+    "sketch", "perturb", "perturb_seed", "optimizer", *_WATCH_KEYS,
 )  # fmt: skip
 
 
@@ -53,6 +54,10 @@ class RecordConfig:
     perturb: int | None = None  # the seed
     source: Path | None = None
     optimizer: bool = True
+    # Of level watch: how many steps the stream holds, every how many one is written, who else hears of them.
+    keep: int = 10_000
+    every: int = 1
+    sinks: tuple[Any, ...] = ()
 
     def wants(self, side: str) -> bool:
         """Whether data_mode asks for this side: forward, backward, input or output."""
@@ -143,7 +148,20 @@ def _build(
         perturb=_perturb(common, task, level, where),
         source=source,
         optimizer=_flag(common, "optimizer", True, where),
+        **_watch(common, level, where),
     )
+
+
+def _watch(common: Mapping[str, Any], level: str, where: str) -> dict[str, Any]:
+    given = {key: common[key] for key in _WATCH_KEYS if common.get(key) is not None}
+    if given and level != "watch":
+        raise BadInput(f"key '{next(iter(given))}' belongs to level watch, not {level}", where=where)
+    for key in ("keep", "every"):
+        value = given.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadInput(f"key '{key}' is {value!r}", where=where, hint="a number of steps, from 1 on")
+    sinks = given.get("sinks", ())
+    return given | {"sinks": tuple(sinks) if isinstance(sinks, list | tuple) else (sinks,)}
 
 
 def _perturb(common: Mapping[str, Any], task: str, level: str, where: str) -> int | None:

@@ -72,7 +72,7 @@ class Debugger(ABC):
             config = load_config(config_path, task=task, dump_path=dump_path, level=level, step=step, rank=rank, **more)
             if not self.own_files:
                 config = replace(config, optimizer=False)
-            self.recorder = self.recorder_class(config)
+            self.recorder = self.recorder_class.of(config)
         except BaseException:
             type(self)._current = None
             raise
@@ -106,6 +106,12 @@ class Debugger(ABC):
         """Save one value, level ``debug``: nested lists and dicts are walked, gradients saved as ``<name>_grad``."""
         self._points.save(variable, name, save_backward)
 
+    @_Verb
+    def log(self, **scalars: Any) -> None:
+        """Level ``watch``: numbers of your own for this step, e.g. ``log(loss=loss)``; nothing waits for a device."""
+        if hasattr(self.recorder, "log"):
+            self.recorder.log(**scalars)
+
     def flush(self) -> None:
         """Wait until everything recorded so far is on disk."""
         self.recorder.engine.flush()
@@ -132,11 +138,16 @@ class Recording:
         self._recorder.next_step()
         self._recorder.start(self._model)
 
+    def log(self, **scalars: Any) -> None:
+        """Level ``watch``: numbers of your own for this step, e.g. ``log(loss=loss)``; nothing waits for a device."""
+        if hasattr(self._recorder, "log"):
+            self._recorder.log(**scalars)
+
 
 @contextmanager
 def recording(recorder_class: type[Recorder], model: Any, dump_path: str | Path, **options: Any) -> Iterator[Recording]:
     """Record everything inside the block; files are complete when it ends."""
-    recorder = recorder_class(load_config(dump_path=dump_path, **options))
+    recorder = recorder_class.of(load_config(dump_path=dump_path, **options))
     recorder.start(model)
     try:
         yield Recording(recorder, model)

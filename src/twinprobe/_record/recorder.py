@@ -48,7 +48,17 @@ class Recorder(Framework):
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._keep_no_more)
 
+    @classmethod
+    def of(cls, config: RecordConfig) -> Any:
+        """What records as this configuration asks: a recorder, or a watcher, which has the same verbs."""
+        return cls.watcher(config) if config.level == "watch" else cls(config)
+
     # -- what a framework knows -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def watcher(_config: RecordConfig) -> Any:
+        """Watches every step at little cost."""
+        raise BadInput("level watch is there for PyTorch only", hint="record chosen steps with level L0 or mix")
 
     @property
     @abstractmethod

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from twinprobe._judge.origin import Summary, unread_rows
+from twinprobe._judge.steps import StepsComparison, Trend
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
+from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    import polars as pl
 
 VERDICTS = ("pass", "warning", "error", "failed")
 
@@ -161,3 +169,100 @@ def _shown(cell: Cell) -> list[Any]:
             words = unread_rows(summary.unread)
         counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words)]
+
+
+# Two runs over many steps: a table with a row for each step, and a page with the curves of both.
+
+_MOST_NUMBERS = 1_000_000  # on one page; beyond that it shows every so many steps
+_MOST_RANKS = 8
+_HEAD = ("loss", "grad_norm", "group.0.lr")
+
+
+def write_steps(found: StepsComparison, folder: Path, stamp: str, formats: Sequence[str] = ()) -> list[Path]:
+    """Write ``compare_steps_<timestamp>`` as csv (or parquet, where that is asked for) and html; all or none."""
+    kinds = [kind for kind in ("csv", "parquet") if kind in formats] or ["csv"]
+    files = [folder / f"compare_steps_{stamp}.{suffix}" for suffix in (*kinds, "html")]
+    with Staging() as staging:
+        table = steps_table(found)
+        for kind, file in zip(kinds, files, strict=False):
+            (fill_csv if kind == "csv" else fill_parquet)(table, staging.file(file))
+        fill_curves(found, staging.file(files[-1]))
+    return files
+
+
+def steps_table(found: StepsComparison) -> pl.DataFrame:
+    """One row for each rank and step: loss, learning rate and gradient norm of both runs, and what differs most."""
+    import polars as pl
+
+    frames = []
+    for trend in found.trends:
+        columns: dict[str, Any] = {"rank": np.full(len(trend.steps), trend.rank), "step": trend.steps,
+                                   "golden_step": trend.golden_steps}  # fmt: skip
+        for title, name in zip(("loss", "grad_norm", "learning_rate"), _HEAD, strict=True):
+            place = trend.names.index(name) if name in trend.names else None
+            for side, values in (("target", trend.target), ("golden", trend.golden)):
+                missing = np.full(len(trend.steps), np.nan)
+                columns[f"{side}_{title}"] = missing if place is None else np.where(
+                    trend.known[:, place], values[:, place], np.nan
+                )  # fmt: skip
+        for kind in ("output", "gradient", "parameter"):
+            places = [
+                at for at, name in enumerate(trend.names) if name.startswith(f"{kind}.") and not name.endswith(".eps")
+            ]
+            columns[f"{kind}_difference"] = trend.difference[:, places].max(axis=1, initial=0.0)
+            columns[f"{kind}_noise"] = trend.noise[:, places].max(axis=1, initial=0.0)
+        differs = trend.differs
+        columns["differing"] = differs.sum(axis=1)
+        columns["first_differing"] = [trend.names[int(np.argmax(row))] if row.any() else "" for row in differs]
+        frames.append(pl.DataFrame(columns))
+    return pl.concat(frames)
+
+
+def fill_curves(found: StepsComparison, path: Path) -> None:
+    """Write the page with the curves to exactly this path."""
+    chosen = sorted(found.trends, key=lambda one: (one.rank != found.parting.rank, one.rank))[:_MOST_RANKS]
+    numbers = sum(3 * len(trend.names) * len(trend.steps) for trend in chosen)
+    every = max(1, math.ceil(numbers / _MOST_NUMBERS))
+    notes = list(found.notes)
+    if every > 1:
+        notes.append(f"This page shows one step in {every}; the table holds all.")
+    if len(chosen) < len(found.trends):
+        notes.append(f"This page shows {len(chosen)} of {len(found.trends)} ranks; the table holds all.")
+    data = {
+        "target": visible(found.target),
+        "golden": visible(found.golden),
+        "sentence": visible(found.parting.sentence),
+        "step": found.parting.step,
+        "rank": found.parting.rank,
+        "notes": [visible(note) for note in notes],
+        "head": _HEAD,
+        "trends": [_curves(trend, every) for trend in chosen],
+    }
+    title = html.escape(visible(f"TwinProbe: {found.parting.sentence}")[:200])
+    fill(path, asset("steps.html"), title=title, style=asset("steps.css"), script=asset("steps.js"), data=data)
+
+
+def _curves(trend: Trend, every: int) -> dict[str, Any]:
+    rows = slice(None, None, every)
+    shown = [at for at, name in enumerate(trend.names)
+             if not name.startswith(("random.", "setting.")) and not name.endswith((".digest", ".samples", ".eps"))]  # fmt: skip
+    first = {at: int(np.argmax(trend.differs[:, at])) for at in np.flatnonzero(trend.differs.any(axis=0)).tolist()}
+    series = []
+    for at in shown:
+        known = trend.known[rows, at]
+        pair = [_plain(np.where(known, side[rows, at], np.nan)) for side in (trend.target, trend.golden)]
+        noise = trend.noise[rows, at]
+        same = pair[0] == pair[1]
+        series.append({
+            "name": visible(trend.names[at]), "target": pair[0], "golden": None if same else pair[1],
+            "difference": None if same else _plain(trend.difference[rows, at]),
+            "noise": _plain(noise) if noise.any() else None,
+            "first": int(trend.steps[first[at]]) if at in first else None,
+        })  # fmt: skip
+    return {"rank": trend.rank, "steps": trend.steps[rows].tolist(), "golden_steps": trend.golden_steps[rows].tolist(),
+            "series": series}  # fmt: skip
+
+
+def _plain(values: Any) -> list[float | None]:
+    """Numbers as JSON has them, six digits of each; None for what is no number."""
+    return [float(f"{one:.6g}") if math.isfinite(one) else None for one in values.tolist()]

@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 from typing import IO, Any
 
@@ -30,19 +29,10 @@ from twinprobe._record.torch.names import make_api
 from twinprobe._record.torch.optimizer import Updates, with_total_norm
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
-from twinprobe._record.torch.values import TorchPerturbation, TorchValues
+from twinprobe._record.torch.values import TorchPerturbation, TorchValues, rounding_settings
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
-# Whether autocast is on and what it computes in, on either kind of device.
-_AUTOCASTS: list[tuple[Callable[[], bool], Callable[[], torch.dtype]]] = (
-    [(partial(torch.is_autocast_enabled, kind), partial(torch.get_autocast_dtype, kind)) for kind in ("cuda", "cpu")]
-    if hasattr(torch, "get_autocast_dtype")
-    else [
-        (torch.is_autocast_enabled, torch.get_autocast_gpu_dtype),
-        (torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype),
-    ]
-)
 
 # The parents of what runs inside an optimizer's step or gradient clipping.
 
@@ -186,26 +176,13 @@ class TorchRecorder(Recorder):
         return None
 
     def settings(self) -> dict[str, Any]:
-        backends = torch.backends
-        found: dict[str, Any] = {
-            "version": torch.__version__,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu",
-            "matmul_precision": torch.get_float32_matmul_precision(),
-            "tf32_matmul": backends.cuda.matmul.allow_tf32,
-            "tf32_cudnn": backends.cudnn.allow_tf32,
-            "fp16_reduced_precision_reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-            "bf16_reduced_precision_reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-            "cudnn_benchmark": backends.cudnn.benchmark,
-            "cudnn_deterministic": backends.cudnn.deterministic,
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
-            "threads": torch.get_num_threads(),
-            "autocast": None,
-        }
-        for is_on, dtype in _AUTOCASTS:
-            if is_on():
-                found["autocast"] = str(dtype()).removeprefix("torch.")
-        return found
+        return rounding_settings()
+
+    @staticmethod
+    def watcher(config: RecordConfig) -> Any:
+        from twinprobe._record.watch.torch import TorchWatcher
+
+        return TorchWatcher(config)
 
     def make_perturbation(self, seed: int) -> TorchPerturbation:
         return TorchPerturbation(seed)

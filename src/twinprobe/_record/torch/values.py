@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -150,3 +152,38 @@ class TorchValues:
 def group_id(ranks: list[int]) -> str:
     """The name of a process group that two runs agree on: the checksum of its list of ranks."""
     return f"{zlib.crc32(str(ranks).encode()):08x}"
+
+
+# Whether autocast is on and what it computes in, on either kind of device.
+_AUTOCASTS: list[tuple[Callable[[], bool], Callable[[], torch.dtype]]] = (
+    [(partial(torch.is_autocast_enabled, kind), partial(torch.get_autocast_dtype, kind)) for kind in ("cuda", "cpu")]
+    if hasattr(torch, "get_autocast_dtype")
+    else [
+        (torch.is_autocast_enabled, torch.get_autocast_gpu_dtype),
+        (torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype),
+    ]
+)
+
+
+def rounding_settings() -> dict[str, Any]:
+    """What changes the rounding of this program's results."""
+    backends = torch.backends
+    found: dict[str, Any] = {
+        "version": torch.__version__,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_initialized() else "cpu",
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "tf32_matmul": backends.cuda.matmul.allow_tf32,
+        "tf32_cudnn": backends.cudnn.allow_tf32,
+        "fp16_reduced_precision_reduction": backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "bf16_reduced_precision_reduction": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn_benchmark": backends.cudnn.benchmark,
+        "cudnn_deterministic": backends.cudnn.deterministic,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "mkldnn": backends.mkldnn.is_available() and backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+        "autocast": None,
+    }
+    for is_on, dtype in _AUTOCASTS:
+        if is_on():
+            found["autocast"] = str(dtype()).removeprefix("torch.")
+    return found

@@ -23,12 +23,12 @@ class StepByStep:
     """One recording whose steps are announced from outside. Begin and end may be said more often than needed."""
 
     def __init__(self, config_path: str | Path | None = None, **options: Any) -> None:
-        self.recorder = TorchRecorder(load_config(config_path, **options))
+        self.recorder = TorchRecorder.of(load_config(config_path, **options))
 
     @property
     def running(self) -> bool:
         """Whether a step has begun and not ended."""
-        return self.recorder.engine.begun
+        return bool(self.recorder.engine.begun)
 
     def begin(self, model: Any) -> None:
         """A step begins, unless one is running already."""

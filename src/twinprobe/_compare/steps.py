@@ -1,0 +1,213 @@
+"""Two runs of many steps, watched or fully recorded: read, paired step by step, judged and written."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._judge.steps import StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.run import OPTIMIZER_FILE, Run, RunFolder, open_run, run_folders
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR, VALUE
+from twinprobe._runs.watch import MISSING, Watched, read_watch, watch_files
+from twinprobe.errors import BadInput, NothingToCompare
+
+
+def has_steps(folder: Path) -> bool:
+    """Whether a folder holds a watched run, or a recording of more than one step."""
+    if watch_files(folder):
+        return True
+    if not folder.is_dir():
+        return False
+    try:
+        return len({found.key.step for found in run_folders(folder)}) > 1
+    except BadInput:
+        return False
+
+
+def compare_steps(target: Path, golden: Path, *, differing: Mapping[int, str] | None = None) -> StepsComparison:
+    """Find the first step in which two runs differ. Each side is a watched run or a recording of many steps.
+
+    ``differing``: for recordings that were judged step by step, where each step that differs begins.
+    """
+    sides = [read_steps(path) for path in (target, golden)]
+    ranks = sorted(sides[0].keys() & sides[1].keys())
+    if not ranks and len(sides[0]) == len(sides[1]) == 1:  # processes have numbers that mean nothing
+        (left,), (right,) = sides
+        sides[1] = {left: sides[1][right]}
+        ranks = [left]
+    if not ranks:
+        raise NothingToCompare(f"has no rank in common with {golden}", where=target)
+    trends = [pair_steps(rank, sides[0][rank], sides[1][rank]) for rank in ranks]
+    found = [find_parting(trend, differing or {}) for trend in trends]
+    parted = [one for one in found if one]
+    first = min(parted, key=lambda one: (one.step or 0, one.rank)) if parted else found[0]
+    if parted and len(trends) > 1:
+        others = [str(one.rank) for one in parted if one is not first]
+        more = f"; rank {', '.join(others)} differs as well" if others else ""
+        first = replace(first, sentence=f"rank {first.rank}: {first.sentence}{more}")
+    notes = [note for side in sides for steps in side.values() for note in steps.notes]
+    return StepsComparison(str(target), str(golden), first, trends, [*notes, *(n for one in trends for n in one.notes)])
+
+
+# Reading: the numbers of each step, whoever recorded them.
+
+
+def read_steps(folder: Path) -> dict[int, Watched]:
+    """The steps of each rank."""
+    streams = watch_files(folder)
+    if streams:
+        return {rank: read_watch(path) for rank, path in streams.items()}
+    by_rank: dict[int, list[RunFolder]] = {}
+    for found in run_folders(folder):
+        by_rank.setdefault(found.key.rank, []).append(found)
+    return {max(rank, 0): _read_recorded(folder, found) for rank, found in by_rank.items()}
+
+
+def _read_recorded(folder: Path, steps: Sequence[RunFolder]) -> Watched:
+    rows: list[dict[str, float]] = []
+    for step in steps:
+        row: dict[str, float] = {}
+        for file in step.files()[:1]:
+            _take_calls(open_run(file), row)
+        update = step.path / OPTIMIZER_FILE
+        if update.is_file():
+            _take_updates(open_run(update), row)
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    place = {name: at for at, name in enumerate(names)}
+    values = np.full((len(rows), len(names)), MISSING, dtype=np.float32)
+    for at, row in enumerate(rows):
+        values[at, [place[name] for name in row]] = list(row.values())
+    known = values.view(np.uint32) != np.float32(MISSING).view(np.uint32)
+    return Watched(folder, np.array([step.key.step for step in steps], dtype=np.int64), names, values, known)
+
+
+def _take_calls(run: Run, row: dict[str, float]) -> None:
+    """What modules gave in their first forward call, what the first call took, and the loss."""
+    outputs: dict[str, str] = {}
+    columns = ("op", "role", "name", "kind", "norm", "mean", "max", "min", "shape")
+    for op, role, name, kind, norm, mean, high, low, shape in run.table.select(columns).iter_rows():
+        if kind != TENSOR or role not in (INPUT, OUTPUT):
+            continue
+        call = parse_op(run.ops[op])
+        if call.direction != FORWARD:
+            continue
+        numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
+        if role == INPUT:
+            if op == 0:
+                row.update(_numbers(f"input.{name.rpartition('.input.')[2]}", numbers))
+            continue
+        title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"
+        if outputs.setdefault(title, name) == name:
+            row.update(_numbers(f"output.{title}", numbers))
+        if shape in ("[]", "()", "") and re.search("loss|cross_entropy", name, re.IGNORECASE) and mean is not None:
+            row["loss"] = float(mean)
+
+
+def _take_updates(run: Run, row: dict[str, float]) -> None:
+    """What the optimizer saw: gradients, parameters, and the settings of each group of parameters."""
+    settings: dict[str, dict[str, float]] = {}
+    columns = ("op", "role", "name", "kind", "norm", "mean", "max", "min")
+    for op, role, name, kind, norm, mean, high, low in run.table.select(columns).iter_rows():
+        title = run.ops[op].removeprefix("Optimizer.").rsplit(".", 3)[0]
+        if title == "total_norm":
+            if role == OUTPUT and norm is not None:
+                row["grad_norm"] = float(norm)
+        elif kind == TENSOR and role in (INPUT, PARAMETER):
+            numbers = {"norm": norm, "max": max(abs(high or 0.0), abs(low or 0.0))}
+            row.update(_numbers(f"{'gradient' if role == INPUT else 'parameter'}.{title}", numbers))
+        elif kind == VALUE and role == INPUT and mean is not None:
+            settings.setdefault(title, {})[name.rpartition(".forward.input.")[2]] = float(mean)
+    groups: dict[tuple[tuple[str, float], ...], int] = {}
+    for one in settings.values():
+        at = groups.setdefault(tuple(sorted(one.items())), len(groups))
+        row.update({f"group.{at}.{key}": value for key, value in one.items()})
+
+
+def _numbers(title: str, numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {f"{title}.{key}": float(value) for key, value in numbers.items() if value is not None and not isnan(value)}
+
+
+# Pairing steps, and how far apart two of them may be.
+
+
+def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
+    """Pair the steps of one rank: by their numbers, or by the data they took where the numbers do not fit."""
+    shared = set(golden.names)
+    names = [name for name in target.names if name in shared]
+    places = [np.array([side.names.index(name) for name in names], dtype=np.int64) for side in (target, golden)]
+    keys = [_data_keys(side, names, place) for side, place in zip((target, golden), places, strict=True)]
+    rows, order = _rows(target.steps, golden.steps, *keys)
+    if not len(rows[0]):
+        raise NothingToCompare(
+            f"has no step in common with {golden.path}: {_span(target.steps)} here, {_span(golden.steps)} there",
+            where=target.path, hint="neither the numbers of the steps nor the data they took fit",
+        )  # fmt: skip
+    cut = [np.ix_(row, place) for row, place in zip(rows, places, strict=True)]
+    ours, theirs = (side.values[one].astype(np.float64) for side, one in zip((target, golden), cut, strict=True))
+    known = target.known[cut[0]] & golden.known[cut[1]]
+    difference = differences(names, ours, theirs, known)
+    noise = expected_noise(names, theirs, known, difference)
+    notes = []
+    if order != "step numbers":
+        shift = int(golden.steps[rows[1][0]] - target.steps[rows[0][0]])
+        notes.append(f"steps are paired by {order}: step N of {target.path} is step N{shift:+d} of {golden.path}")
+    for side, row in ((target, rows[0]), (golden, rows[1])):
+        if len(row) < len(side.steps):
+            notes.append(f"{side.path}: {len(side.steps) - len(row)} of {len(side.steps)} steps have no counterpart")
+    numbers = target.steps[rows[0]], golden.steps[rows[1]]
+    return Trend(rank, *numbers, names, ours, theirs, known, difference, noise, order, notes)
+
+
+def _data_keys(side: Watched, names: Sequence[str], places: NDArray[np.int64]) -> list[tuple[float, ...] | None]:
+    """What each step took, in a few numbers: digests, or statistics where a recording has no digests."""
+    digests = [at for at, name in enumerate(names) if name.startswith("input.") and name.endswith(".digest")]
+    chosen = digests or [at for at, name in enumerate(names) if name.startswith("input.")]
+    if not chosen:
+        return [None] * len(side.steps)
+    columns = places[chosen]
+    known = np.all(side.known[:, columns], axis=1).tolist()
+    return [tuple(row) if one else None for row, one in zip(side.values[:, columns].tolist(), known, strict=True)]
+
+
+_ENOUGH = 3  # steps in a row that took the same data
+
+
+def _rows(
+    target: NDArray[np.int64], golden: NDArray[np.int64],
+    taken: Sequence[tuple[float, ...] | None], there: Sequence[tuple[float, ...] | None],
+) -> tuple[list[NDArray[np.int64]], str]:  # fmt: skip
+    numbered = np.intersect1d(target, golden, return_indices=True)[1:]
+    first = [(taken[a], there[b]) for a, b in zip(*(side[:_ENOUGH].tolist() for side in numbered), strict=True)]
+    if first and any(a is None or b is None or a == b for a, b in first):
+        return list(numbered), "step numbers"
+    by_data: dict[tuple[float, ...], list[int]] = {}
+    for at, key in enumerate(there):
+        if key is not None:
+            by_data.setdefault(key, []).append(int(golden[at]))
+    shifts = Counter(
+        number - int(step) for step, key in zip(target, taken, strict=True) if key is not None
+        for number in by_data.get(key, ())[:8]
+    )  # fmt: skip
+    for shift, _ in shifts.most_common(8):
+        _, left, right = np.intersect1d(target + shift, golden, return_indices=True)
+        run = [taken[a] == there[b] for a, b in zip(left[:_ENOUGH].tolist(), right[:_ENOUGH].tolist(), strict=True)]
+        if all(run) and (len(run) == _ENOUGH or len(run) == min(len(target), len(golden))):
+            return [left, right], "data"
+    if not len(numbered[0]) or (len(target) == len(golden) and target[0] != golden[0] and taken[0] is None):
+        if len(target) == len(golden) and taken[0] is None:
+            return [np.arange(len(target)), np.arange(len(golden))], "place"
+        return [np.arange(0), np.arange(0)], "place"
+    return list(numbered), "step numbers"
+
+
+def _span(steps: NDArray[np.int64]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"

@@ -1,0 +1,283 @@
+"""Watching: a few numbers for each step of a training, cheap enough to leave on. See docs/watch.md.
+
+This file knows no framework: steps, series, the stream, and the loggers that hear of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.writer import Problems, is_disk_error, logger, speak
+from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
+from twinprobe.errors import BadInput
+
+Read = Callable[[], NDArray[np.float64]]
+
+
+class Step:
+    """What was seen in one step: numbers of the host, and numbers that a device is still computing."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.numbers: list[tuple[int, float]] = []
+        self.pending: list[tuple[Sequence[int], Read]] = []  # series, and how to get their values when they are there
+        self.backward = False
+        self.forwards = 0
+        self.ended = False  # step() was called
+
+
+class Watcher:
+    """Counts steps and writes one row for each. It has the verbs of a recorder.
+
+    A step ends with an optimizer's step. In a program that has no optimizer it ends with ``step()``, otherwise with the
+    next call of the model. Each framework's watcher says when these happen.
+    """
+
+    def __init__(self, config: RecordConfig) -> None:
+        speak()
+        self.config = config
+        self.engine = self  # what scripts ask of a recorder's engine, they ask of this
+        self.problems = Problems()
+        self.active = self.begun = self.attached = False
+        self.has_optimizer = False
+        self.step = Step(0)
+        self._series: dict[str, int] = {}
+        self._names: list[str] = []
+        self._gradient_norms: list[int] = []
+        self._residues: list[tuple[int, int]] = []
+        self._last: Step | None = None  # its numbers are on the way from the device
+        self._stream: WatchStream | None = None
+        self._failed = False
+        self._pid = os.getpid()
+        self._written = 0
+        self._sinks = [_sink(one, config.dump_path) for one in config.sinks]
+        atexit.register(self.close)
+
+    # -- what a framework knows -------------------------------------------------------------------------------------
+
+    def rank(self) -> int | None:
+        """This process's rank, None when not distributed."""
+        return None
+
+    def attach(self, models: Any) -> None:
+        """Put the hooks in place."""
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Take the hooks away."""
+        raise NotImplementedError
+
+    # -- the verbs of a recorder ------------------------------------------------------------------------------------
+
+    def start(self, model: Any = None, _token_range: Any = None) -> None:
+        """Watch from here on. Hooks stay in place until close(), since an optimizer may step after stop()."""
+        if self.begun:
+            raise BadInput("recording is already started", hint="call stop() before start()")
+        if model is None:
+            raise BadInput("level watch needs the model: call start(model=...)")
+        if self.config.ranks is not None and (self.rank() or 0) not in self.config.ranks:
+            self._failed = True
+        self.begun = True
+        self.active = self.config.dump_enable and not self._failed and not self.forked
+        if self.active and not self.attached:
+            path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
+            if path.exists():
+                raise BadInput(
+                    "holds an earlier recording, which is not overwritten", where=path, hint="give another dump_path"
+                )
+            self.attach(model)
+            self.attached = True
+
+    def stop(self) -> None:
+        """What the model computes from here on is not watched."""
+        self.begun = self.active = False
+
+    def next_step(self) -> None:
+        """step() was called. An optimizer's step that is still to come belongs to the step that is ending."""
+        self.begun = False
+        self.step.ended = True
+
+    def drop_unused_step(self) -> None:
+        """A step that nothing was seen in is none."""
+
+    def flush(self) -> None:
+        """Wait until all finished steps are on disk."""
+        self._write_last()
+        if self._stream is not None:
+            self._guarded("writing", self._stream.flush)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a child of the one that watches."""
+        return os.getpid() != self._pid
+
+    def close(self) -> None:
+        """The recording is over: all of it is written, every hook is gone."""
+        atexit.unregister(self.close)
+        if self.forked:
+            return
+        if self.attached:
+            self.attached = self.begun = self.active = False
+            self._guarded("stopping", self.detach)
+            if self.step.forwards or self.step.ended:
+                self.end_step()
+        self._write_last()
+        if self._stream is not None:
+            self._guarded("writing", self._stream.close)
+            self._stream = None
+            logger.info("watched %d steps, %d series, in %s", self._written, len(self._names), self.config.dump_path)
+        for sink in self._sinks:
+            close = getattr(sink, "close", None)
+            if close is not None:
+                self._guarded("closing a logger", close)
+        self._sinks = []
+
+    def log(self, **scalars: Any) -> None:
+        """Numbers of the user's own for this step, among them the loss."""
+        for name, value in scalars.items():
+            self.note(name, value)
+
+    # -- what the hooks call ----------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether this step is written at all."""
+        number = self.step.number
+        return not number % self.config.every and (self.config.steps is None or number in self.config.steps)
+
+    def series(self, name: str) -> int:
+        """The column of a series."""
+        found = self._series.get(name)
+        if found is None:
+            found = self._series[name] = len(self._names)
+            self._names.append(name)
+            if name.startswith("gradient.") and name.endswith(".norm"):
+                self._gradient_norms.append(found)
+        return found
+
+    def keep_residue(self, module: str) -> None:
+        """Write what float32 leaves out of the norm of an output: the only trace of an error in the last bits."""
+        self._residues.append((self.series(f"output.{module}.norm"), self.series(f"output.{module}.residue")))
+
+    def note(self, name: str, value: Any) -> None:
+        """One number of this step."""
+        self.step.numbers.append((self.series(name), float(value)))
+
+    def end_step(self) -> None:
+        """The step is over; that before it is written, since its numbers have arrived by now."""
+        step, self.step = self.step, Step(self.step.number + 1)
+        self._write_last()
+        if step.numbers or step.pending:
+            self._last = step
+
+    def _write_last(self) -> None:
+        step, self._last = self._last, None
+        if step is not None and not self._failed:
+            self._guarded("writing a step", self._write, step)
+
+    def _write(self, step: Step) -> None:
+        total = self.series("grad_norm")
+        places = np.concatenate([[at for at, _ in step.numbers], *(at for at, _ in step.pending)]).astype(np.int64)
+        values = np.concatenate([[one for _, one in step.numbers], *(read() for _, read in step.pending)])
+        exact = np.zeros(len(self._names))
+        known = np.bincount(places, minlength=len(exact))
+        exact[places] = values
+        for place in np.flatnonzero(known > 1).tolist():  # several calls of the model, or of one module, in a step
+            exact[place] = _together(self._names[place], values[places == place].tolist())
+        row = exact.astype(np.float32)
+        for norm, residue in self._residues:
+            row[residue], known[residue] = exact[norm] - row[norm], known[norm]
+        norms = [place for place in self._gradient_norms if known[place]]
+        if norms:
+            row[total], known[total] = math.sqrt(np.square(exact[norms]).sum()), 1
+        row[known == 0] = MISSING
+        if self._stream is None:
+            path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
+            self.problems.folder = path.parent
+            self._stream = WatchStream(path, self.config.keep)
+        self._stream.append(step.number, self._names, row)
+        self._written += 1
+        if self._sinks:
+            shown = {name: float(row[at]) for name, at in self._series.items() if known[at] and _is_shown(name)}
+            for sink in self._sinks:
+                self._guarded("logging", sink.log, shown, step.number)
+
+    def _guarded(self, doing: str, act: Callable[..., Any], *what: Any) -> None:
+        """``act(*what)``; its errors are noted, never raised into the training."""
+        try:
+            act(*what)
+        except Exception as error:
+            self.problems.note(doing, error)
+            if is_disk_error(error):
+                self._failed = True
+                self.active = False
+
+
+def _is_shown(name: str) -> bool:
+    """Whether loggers hear of a series: loss, learning rates, norms of outputs, the user's own; not every parameter."""
+    kind = name.partition(".")[0]
+    return kind not in {"parameter", "gradient", "input", "random", "setting", "group", "output"} or (
+        (kind == "output" and name.endswith(".norm")) or (kind == "group" and name.endswith(".lr"))
+    )
+
+
+def _together(name: str, values: list[float]) -> float:
+    """One number for several calls in a step."""
+    kind = name.rpartition(".")[2]
+    if kind == "norm":
+        return math.sqrt(sum(value * value for value in values))
+    if kind == "max":
+        return float(np.max(values))  # NaN stays NaN
+    if kind == "samples":
+        return float(sum(int(value) for value in values) % DIGEST)
+    if kind == "digest":
+        whole = 0
+        for value in values:
+            whole = (whole * 31 + int(value)) % DIGEST
+        return float(whole)
+    return sum(values) / len(values) if kind in {"loss", "mean"} else values[0]
+
+
+class _TensorBoard:
+    """Scalars for TensorBoard, through a writer that has ``add_scalar``."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.flush()
+
+
+def _sink(given: Any, folder: Path) -> Any:
+    if given == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        return _TensorBoard(SummaryWriter(str(folder / "tensorboard")))
+    if callable(getattr(given, "add_scalar", None)):
+        return _TensorBoard(given)
+    if callable(getattr(given, "log", None)):
+        return _Logger(given)
+    raise BadInput(
+        f"sinks holds {type(given).__name__}, which is no logger",
+        hint='give "tensorboard", a SummaryWriter, or an object with log(values, step), such as a wandb run',
+    )
+
+
+class _Logger:
+    """The user's own logger: it is told, and closed by whoever opened it."""
+
+    def __init__(self, logger: Any) -> None:
+        self.log = logger.log

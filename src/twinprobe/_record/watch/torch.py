@@ -1,0 +1,453 @@
+"""Watching PyTorch: statistics on the device, without waiting for it."""
+
+from __future__ import annotations
+
+import fnmatch
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from twinprobe._record.calls import tensors_in
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.torch.compiled import CompiledBoundary, watched_modules
+from twinprobe._record.torch.hooks import has_fast_path
+from twinprobe._record.torch.tensors import silence
+from twinprobe._record.torch.values import rounding_settings
+from twinprobe._record.watch import Read, Watcher
+from twinprobe._runs.watch import DIGEST
+from twinprobe.errors import BadInput, did_you_mean
+
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
+_in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
+_NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
+_MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PLAIN = (bool, int, float)
+_FINE = {"mps": torch.float32}  # which has no float64
+_ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
+
+
+class TorchWatcher(Watcher):
+    """Hooks on the model, on all optimizers and on backward(); a small tensor of numbers for each step."""
+
+    def __init__(self, config: RecordConfig) -> None:
+        super().__init__(config)
+        self._handles: list[Any] = []
+        self._backward: Any = None
+        self._depth = 0  # of watched calls around the one at hand
+        self._observing = False  # this call of the model belongs to a step that is written
+        self._models: list[torch.nn.Module] = []
+        self._parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
+        self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
+        self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
+        self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
+        self._optimizer: Any = None
+        self._weights: dict[torch.device, torch.Tensor] = {}
+        self._host: dict[torch.device, list[Any]] = {}
+        self._version: int | None = None
+        self._noted = False  # the parameters of this step
+        self._late = False  # a step with a closure is under way: its gradients come while it runs
+
+    def rank(self) -> int | None:
+        distributed = torch.distributed
+        return int(distributed.get_rank()) if distributed.is_available() and distributed.is_initialized() else None
+
+    # -- attaching --------------------------------------------------------------------------------------------------
+
+    def attach(self, models: Any) -> None:
+        self._models = list(models) if isinstance(models, list | tuple) else [models]
+        several = len(self._models) > 1
+        blocks: dict[str, torch.nn.Module] = {}
+        for at, model in enumerate(self._models):
+            if not isinstance(model, torch.nn.Module):
+                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no torch.nn.Module")
+            prefix = f"{at}." if several else ""
+            named = {f"{prefix}{name}": (module, compiled) for name, module, compiled in watched_modules(model)}
+            if all(module is not model for module, _ in named.values()):
+                self._hook_entry(model, False, None)
+            chosen = _chosen(model, named, self.config.names)
+            # What a trainer calls may be the model or, as Lightning's training_step does, what it consists of.
+            entries = {id(model), *(id(child) for child in model.children())}
+            for name, (module, compiled) in named.items():
+                series = self._block(name) if name in chosen else None
+                blocks |= {name: module} if name in chosen else {}
+                if id(module) in entries:
+                    self._hook_entry(module, compiled, series)
+                elif series is not None and compiled:
+                    self._handles.append(CompiledBoundary(module, _nothing, series))
+                elif series is not None:
+                    self._handles.append(module.register_forward_hook(series, with_kwargs=True))
+            self._parameters += [(f"{prefix}{name}", one) for name, one in model.named_parameters()]
+        missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in blocks)]
+        if missed:
+            known = [name for model in self._models for name, _ in model.named_modules() if name]
+            raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        self._handles += [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._after_update),
+        ]
+        self._backward = original = torch.autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            self._work(self._saw_backward, tensors)
+            return original(tensors, *args, **kwargs)
+
+        backward.__doc__, backward.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
+        torch.autograd.backward = backward
+
+    def detach(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
+            torch.autograd.backward = self._backward
+
+    def _hook_entry(self, module: torch.nn.Module, compiled: bool, series: Any) -> None:
+        def before(module: Any, args: Any, kwargs: Any) -> None:
+            self._work(self._enter, module, args, kwargs)
+
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+            if series is not None:
+                series(module, args, kwargs, output)
+            self._work(self._leave, module, output)
+
+        if compiled and getattr(module, "_compiled_call_impl", None) is not None:
+            self._handles.append(CompiledBoundary(module, before, after))
+            return
+        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+
+    # -- what the hooks do ------------------------------------------------------------------------------------------
+
+    def _work(self, act: Callable[..., None], *what: Any) -> None:
+        """Our own work: no gradients, nobody else's modes, and no error reaches the training."""
+        gradients = _is_grad_enabled()
+        if gradients:
+            _set_grad_enabled(False)
+        try:
+            with silence():
+                act(gradients, *what)
+        except Exception as error:
+            self.problems.note("watching", error)
+        finally:
+            if gradients:
+                _set_grad_enabled(True)
+
+    def _enter(self, gradients: bool, module: Any, args: Any, kwargs: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not self.active or _in_backward() >= 0 or torch.compiler.is_compiling():
+            return
+        if self.has_optimizer and not gradients:  # an evaluation in the midst of a training
+            return
+        step = self.step
+        if not self.has_optimizer and self._is_over(step, module):
+            self.end_step()
+            step = self.step
+        self._observing = self.wanted
+        first = not step.forwards
+        step.forwards += 1
+        self._version = next((one._version for _, one in self._parameters), None)
+        if not self._observing:
+            return
+        if first:
+            self._note_settings()
+        if first or any(module is one for one in self._models):
+            given = {str(at): value for at, value in enumerate(args)} | kwargs
+            tensors = ((name, one) for name, value in given.items() for one in tensors_in(value, torch.Tensor, []))
+            for (name, tensor), _ in zip(tensors, range(_MOST_INPUTS), strict=False):
+                self._note_input(f"input.{name}", _local(tensor.detach()))
+
+    def _is_over(self, step: Any, module: Any) -> bool:
+        """Without an optimizer: whether the step before this call of the model has ended."""
+        if not step.forwards or (not step.ended and not any(module is one for one in self._models)):
+            return False
+        if step.ended or not step.backward:
+            return True
+        # Gradients that accumulate, or parameters that the program updates by itself?
+        return next((one._version for _, one in self._parameters), None) != self._version
+
+    def _leave(self, _gradients: bool, module: Any, output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        if self._depth or not self._observing:
+            return
+        self._observing = False
+        loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and any(module is one for one in self._models):
+            self._note_loss("output", loss)
+
+    def _block(self, name: str) -> Any:
+        """The hook that takes the statistics of what one module gives."""
+        ids = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
+        self.keep_residue(name)
+        eps = self.series(f"output.{name}.eps")
+
+        def measure(_gradients: bool, output: Any) -> None:
+            tensor = next(iter(tensors_in(output, torch.Tensor, [])), None)
+            if tensor is None or not tensor.is_floating_point() or not tensor.numel():
+                return
+            values = _local(tensor.detach())
+            self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
+            norm = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
+            self._values.append((ids, torch.stack((norm, _largest([values])[0], values.mean(dtype=torch.float32)))))
+
+        def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
+            if self._observing:
+                self._work(measure, output)
+
+        return after
+
+    def _saw_backward(self, _gradients: bool, tensors: Any) -> None:
+        if not (self.active or self.step.forwards) or _in_backward() >= 0:
+            return
+        self.step.backward = True
+        if isinstance(tensors, torch.Tensor) and tensors.numel() == 1 and self.wanted:
+            self._note_loss("backward", tensors)
+
+    def _note_loss(self, seen: str, loss: torch.Tensor) -> None:
+        """A loss of this step. Several, where gradients accumulate, become their mean."""
+        self._losses.setdefault(seen, []).append(loss.detach())
+
+    def log(self, **scalars: Any) -> None:
+        for name, value in scalars.items():
+            if not isinstance(value, torch.Tensor):
+                self.note(name, value)
+            elif name == "loss":
+                self._note_loss("log", value)
+            else:
+                self._values.append(([self.series(name)], value.detach()))
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
+        self.has_optimizer = True
+        # With a closure, as Lightning has one, forward and backward are still to come.
+        self._late = any(callable(one) for one in (*args[1:], *kwargs.values()))
+        if self.active or self.step.forwards:
+            self._work(self._note_update, optimizer, not self._late)
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if not self._is_ours(optimizer):
+            return
+        if self._late:
+            self._late = False
+            if self.step.backward and self.wanted:
+                self._work(self._note_gradients)
+                self._work(self._note_groups, optimizer)
+        self.end_step()
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
+        if not self.attached:
+            return False
+        if self._optimizer is None or self._optimizer() is None:
+            own = {id(one) for _, one in self._parameters}
+            if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+                return False
+            self._optimizer = weakref.ref(optimizer)
+        return self._optimizer() is optimizer
+
+    def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
+        if not self.wanted:
+            return
+        self._note_parameters()
+        if with_gradients:
+            self._note_gradients(False)
+            self._note_groups(False, optimizer)
+
+    def _note_groups(self, _gradients: bool, optimizer: Any) -> None:
+        """Learning rate, weight decay and whatever else the update uses, of each group of parameters."""
+        for at, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key in ("params", "param_names"):
+                    continue
+                several = isinstance(value, list | tuple)
+                for place, one in enumerate(value if several else [value]):
+                    name = f"group.{at}.{key}.{place}" if several else f"group.{at}.{key}"
+                    if isinstance(one, torch.Tensor) and one.numel() == 1:
+                        self._values.append(([self.series(name)], one.detach().clone()))
+                    elif isinstance(one, _PLAIN):
+                        self.note(name, one)
+
+    def _note_parameters(self) -> None:
+        """The parameters that this step's forward has used."""
+        self._noted = True
+        self._measure("parameter", [(name, one.detach()) for name, one in self._parameters if one.requires_grad])
+
+    def _note_gradients(self, _gradients: bool) -> None:
+        """The gradients as the optimizer sees them: exchanged between ranks, unscaled, clipped."""
+        self._measure("gradient", [(name, one.grad) for name, one in self._parameters if one.grad is not None])
+
+    def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """The norm and the largest magnitude of each, a few kernels for all of them."""
+        known = self._places.setdefault(kind, {})
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[tuple[int, int]], list[torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            here = _local(tensor)
+            if here.numel() and here.is_floating_point() and here.layout is torch.strided and not here.is_meta:
+                place = known.get(name)
+                if place is None:
+                    title = f"{kind}.{name}"
+                    place = known[name] = self.series(f"{title}.norm"), self.series(f"{title}.max")
+                places, found = groups.setdefault((here.device, here.dtype), ([], []))
+                places.append(place)
+                found.append(here)
+        for places, found in groups.values():
+            self._values.append(([place[0] for place in places], torch.stack(_norms(found, 2.0))))
+            self._values.append(([place[1] for place in places], _largest(found)))
+
+    def _note_settings(self) -> None:
+        """The state of the generators of random numbers, and what changes the rounding of results."""
+        self.note("random.cpu", zlib.crc32(torch.get_rng_state().numpy()) % DIGEST)
+        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+            self.note("random.cuda", zlib.crc32(torch.cuda.get_rng_state().numpy()) % DIGEST)
+        backends = torch.backends.cuda
+        kernels = {"flash_sdp": backends.flash_sdp_enabled(), "math_sdp": backends.math_sdp_enabled(),
+                   "mem_efficient_sdp": backends.mem_efficient_sdp_enabled()}  # fmt: skip
+        settings = rounding_settings() | kernels
+        if settings != self._settings[0]:
+            numbers = [
+                (self.series(f"setting.{name}"), float(value) if isinstance(value, _PLAIN) else float(_code(value)))
+                for name, value in settings.items()
+            ]
+            self._settings = settings, numbers
+        self.step.numbers += self._settings[1]
+
+    def _note_input(self, name: str, tensor: torch.Tensor) -> None:
+        """Two digests of one input: of its elements in their order, and of its samples in any order."""
+        if (
+            not tensor.numel()
+            or tensor.layout is not torch.strided
+            or tensor.is_meta
+            or tensor.element_size() not in _BITS
+        ):
+            return
+        samples = tensor.shape[0] if tensor.dim() else 1
+        values = tensor.reshape(samples, -1)
+        if values.shape[1] * samples > _MOST_ELEMENTS:
+            values = values[:, :: 1 + values.shape[1] * samples // _MOST_ELEMENTS]
+        bits = values.contiguous().view(_BITS.get(values.element_size(), torch.int64)).to(torch.int64)
+        weights = self._weights.get(tensor.device)
+        if weights is None or len(weights) < max(bits.shape):
+            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * _ODD | 1
+            self._weights[tensor.device] = weights
+        rows = (bits * weights[: bits.shape[1]]).sum(1)
+        rows = (rows ^ (rows >> 29)) * _ODD
+        mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
+        whole = (mixed * weights[:samples]).sum()
+        digests = torch.stack((mixed.sum(), whole ^ (whole >> 32))) & (DIGEST - 1)
+        self._values.append(([self.series(f"{name}.samples"), self.series(f"{name}.digest")], digests))
+        if tensor.is_floating_point():
+            self._values.append(([self.series(f"{name}.norm")], torch.linalg.vector_norm(tensor, dtype=torch.float32)))
+
+    # -- the end of a step ------------------------------------------------------------------------------------------
+
+    def end_step(self) -> None:
+        self._work(self._hand_over)
+        super().end_step()
+
+    def _hand_over(self, _gradients: bool) -> None:
+        """Send this step's numbers to the host, all that one device has in one copy."""
+        if self.wanted:
+            if not self._noted and self.step.forwards:
+                self._note_parameters()
+            for seen in ("log", "output", "backward"):
+                if self._losses.get(seen):
+                    self._values += [([self.series("loss")], one) for one in self._losses[seen]]
+                    break
+            by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+            for places, values in self._values:
+                here = _local(values)
+                series, found = by_device.setdefault(here.device, ([], []))
+                series += places
+                found.append(here.reshape(-1))
+            for device, (series, found) in by_device.items():
+                self.step.pending.append((series, self._sent(device, torch.cat(found))))
+        self._values, self._losses, self._noted = [], {}, False
+
+    def _sent(self, device: torch.device, values: torch.Tensor) -> Read:
+        """How to get these numbers one step later, when they have long arrived."""
+        if device.type != "cuda":
+            return lambda: values.cpu().to(torch.float64).numpy()
+        spare = self._host.setdefault(device, [])
+        host, event = spare.pop() if spare else (values[:0], torch.cuda.Event())
+        if len(host) < len(values) or host.dtype != values.dtype:
+            host = torch.empty(2 * len(values), dtype=values.dtype, pin_memory=True)
+        length = len(values)
+        host[:length].copy_(values, non_blocking=True)
+        event.record()
+
+        def read() -> NDArray[np.float64]:
+            event.synchronize()
+            found = host[:length].to(torch.float64).numpy().copy()
+            spare.append((host, event))
+            return found
+
+        return read
+
+
+def _nothing(*_: Any) -> None:
+    """Before a compiled module there is nothing to do."""
+
+
+def _code(value: Any) -> int:
+    """A setting that is a text, as a number."""
+    return 0 if value is None else zlib.crc32(str(value).encode()) % DIGEST
+
+
+def _norms(tensors: list[torch.Tensor], order: float) -> Any:
+    """The norms of tensors of one dtype and device, in float32."""
+    if tensors[0].dtype in (torch.float32, torch.float64):
+        return torch._foreach_norm(tensors, order)
+    if _NORM_HAS_DTYPE:
+        return torch._foreach_norm(tensors, order, dtype=torch.float32)
+    return [torch.linalg.vector_norm(one, order, dtype=torch.float32) for one in tensors]
+
+
+def _largest(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """The largest magnitude of each. On a processor the norm of infinite order takes twenty times as long."""
+    if tensors[0].device.type != "cpu":
+        return torch.stack(_norms(tensors, float("inf")))
+    lows, highs = zip(*(torch.aminmax(one) for one in tensors), strict=True)
+    return torch.maximum(torch.stack(highs), -torch.stack(lows))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a distributed tensor: asking for the whole would start an exchange between ranks."""
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor if local is None else local
+
+
+def _chosen(
+    model: torch.nn.Module, named: dict[str, tuple[torch.nn.Module, bool]], patterns: tuple[str, ...]
+) -> set[str]:
+    """The modules whose outputs are measured: those of the list, otherwise the blocks.
+
+    A block is what a ModuleList or a Sequential holds, the outermost of them; compiled regions count as a whole.
+    """
+    if patterns:
+        return {name for name in named if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+    paths = {id(module): name for name, (module, _) in named.items()}
+    compiled = {id(module) for module, is_boundary in named.values() if is_boundary}
+    found: set[str] = set()
+
+    def walk(module: torch.nn.Module, in_container: bool) -> None:
+        container = isinstance(module, torch.nn.Sequential | torch.nn.ModuleList)
+        if id(module) in compiled or (in_container and not container):
+            found.add(paths.get(id(module), ""))
+            return
+        for child in module.children():
+            walk(child, container)
+
+    walk(model, False)
+    found.discard("")
+    # In evaluation some modules take another way when they are observed, which would change the numbers.
+    found = {name for name in found if named[name][0].training or not has_fast_path(named[name][0])}
+    return found or {name for name in named if name and "." not in name}
