@@ -129,11 +129,11 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
     """A hook whose errors are told and end the recording, but never the program."""
 
     @functools.wraps(work)
-    def hook(program: Program, *args: Any) -> None:
+    def hook(program: Program, *args: Any, **kwargs: Any) -> None:
         if program.closed:
             return
         try:
-            work(program, *args)
+            work(program, *args, **kwargs)
         except Exception:
             traceback.print_exc()
             program.closed = True
@@ -171,6 +171,7 @@ class Program:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
+        self._watches = plan["record"]["level"] == "watch"
         self.seeds = Seeds(plan["seed"])
         self._torch: Any = None
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -184,6 +185,7 @@ class Program:
         self._went_back = False  # backward() was called in this step
         self._version = -1
         self._facts: dict[str, Any] = {}
+        self._name = ""
         self.closed = False
 
     # -- finding the model ------------------------------------------------------------------------------------------
@@ -242,19 +244,24 @@ class Program:
     def _choose(self, root: Any, training: bool) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from twinprobe._record.torch.values import rounding_settings
+
         self._remove_hooks()
         self._root, self._model = root, _holder(root, self._torch.nn.Module)
         self._own = {id(one) for one in self._model.parameters()}
         self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
         if self._recorder is None:
             self._record()
+        elif self._watches:
+            self._recorder.detach()
+            self._recorder.attach(self._model)
         self._facts = {
             "model": type(self._model).__name__,
             "root": type(root).__name__,
             "training": training,
             "step": "optimizer" if any(map(self._is_ours, self._optimizers)) else "forward",
             "seeds": self.seeds.facts(self._torch),
-            "settings": self._recorder.settings(),
+            "settings": rounding_settings(),
             "arguments": sys.argv,
         }
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
@@ -268,8 +275,12 @@ class Program:
         from twinprobe._record.config import load_config
         from twinprobe._record.torch.recorder import TorchRecorder
 
-        self._recorder = TorchRecorder(load_config(**self._plan["record"]))
-        self._recorder.engine.step_number = self._plan["from_step"]
+        self._recorder = TorchRecorder.of(load_config(**self._plan["record"]))
+        if self._watches:
+            self._recorder.step.number = self._plan["from_step"]
+            self._recorder.start(self._model)  # it counts the steps by itself, in the same way
+        else:
+            self._recorder.engine.step_number = self._plan["from_step"]
         atexit.register(self.close)
         Finalize(None, self.close, exitpriority=100)  # processes that multiprocessing started skip atexit
 
@@ -278,6 +289,9 @@ class Program:
     @_guarded
     def _root_called(self) -> None:
         if _is_data_worker():
+            return
+        if self._watches:
+            self._stop_after(self._recorder.step.number - 1)
             return
         engine = self._recorder.engine
         if self._facts["step"] == "forward":
@@ -305,7 +319,7 @@ class Program:
 
     @_guarded
     def _updated(self, optimizer: Any, *_: Any) -> None:
-        if self._recorder.engine.begun:
+        if self._recorder.engine.begun and not self._watches:
             # An optimizer's own hooks come before the recorder's, which go when the step ends.
             self._recorder.optimizer.finish(optimizer)
             self._end()
@@ -317,6 +331,9 @@ class Program:
         self._recorder.stop()
         done = self._recorder.engine.step_number
         self._recorder.next_step()
+        self._stop_after(done)
+
+    def _stop_after(self, done: int) -> None:
         last = self._plan["last_step"]
         if last is not None and done >= last and threading.current_thread() is threading.main_thread():
             # As if the program had ended here: nothing of it is killed, and all it has to clean up is cleaned up.
@@ -334,12 +351,13 @@ class Program:
         self._remove_hooks()
         self._restore("__call__", "__init__")
         engine = self._recorder.engine
-        unfinished = engine.begun
+        unfinished = engine.begun and not self._watches
         if unfinished:
             self._recorder.stop()
         engine.close()
         # The last step of a program without an optimizer ends with the program.
-        ended = engine.step_number + (unfinished and self._facts["step"] == "forward")
+        ended = engine.step.number if self._watches else engine.step_number
+        ended += unfinished and self._facts["step"] == "forward"
         self._facts["steps"] = ended - self._plan["from_step"]
         self._write_facts()
 
@@ -350,9 +368,10 @@ class Program:
         self._restore("backward")
 
     def _write_facts(self) -> None:
-        rank = self._recorder.rank()
-        own = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
-        path = Path(self._plan["facts"]) / f"{own}.json"
+        if not self._name:  # once: at the end the ranks may be gone
+            rank = self._recorder.rank()
+            self._name = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
+        path = Path(self._plan["facts"]) / f"{self._name}.json"
         with suppress(OSError):
             path.with_suffix(".part").write_text(json.dumps(self._facts, default=str), encoding="utf-8")
             path.with_suffix(".part").replace(path)

@@ -6,22 +6,31 @@ Each stage is a folder of plain recordings below the output folder: ``watch``, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_paths
-from twinprobe._find.page import write_page
-from twinprobe._find.programs import Ran, Task, run_program, side
+from twinprobe._compare.ranks import rank_facts
+from twinprobe._compare.steps import compare_steps
+from twinprobe._find.page import curves, write_page
+from twinprobe._find.programs import Task, run_program, side
+from twinprobe._judge.ranks import find_culprits
+from twinprobe._judge.search import PARAMETER_DIFFERS as PARAMETER
+from twinprobe._judge.steps import StepsComparison, find_parting
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.console import json_bytes
 from twinprobe._report.files import prepare_folder, replacing, result_stem, timestamp_now
+from twinprobe._report.overview import write_steps
 from twinprobe._report.tables import write_reports
-from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, run_folders
-from twinprobe.errors import BadInput, NothingToCompare
+from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, open_run, run_folders
+from twinprobe._runs.watch import watch_files
+from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     from twinprobe._judge.origin import Divergence
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
 WATCH, STEP, TENSORS = "watch", "step", "tensors"
 PAGE, RESULT = "find.html", "find.json"
 SEED = 1234
+_BACK = 1  # steps that the search goes back where a step begins with other parameters
+_ROUNDING = 64.0  # epsilons: a tolerance for what the judge takes for noise
 _AROUND = 3  # calls before and after a suspect whose tensors are kept
 
 
@@ -58,7 +69,6 @@ class Found:
     agrees: bool | None = None
     """None while nobody knows."""
     step: int | None = None
-    last_step: int | None = None
     rank: str = ""
     first: dict[str, Any] | None = None
     """The first divergence, with the keys that compare gives it."""
@@ -87,12 +97,13 @@ class _Hunt:
         self._request = request
         self._say = say
         self._sides = (side("target", request.target), side("golden", request.golden))
-        twice = self._sides[0].words == self._sides[1].words and self._sides[0].variables == self._sides[1].variables
-        self._twice = twice and bool(self._sides[0].words)
+        self._recordings = [one.recording for one in self._sides if one.recording is not None]
+        self._twice = not self._recordings and self._sides[0] == replace(self._sides[1], name="target")
         exact = request.exact or self._twice
         self.found = Found({"program": request.target}, {"program": request.golden}, exact)
-        self._ran: dict[tuple[str, str], Ran] = {}
         self._curves: dict[str, Any] = {}
+        self._steps: list[tuple[int, int]] = []
+        """The numbers that each pair of watched steps has on either side."""
 
     def run(self) -> Found:
         output = self._request.output
@@ -102,9 +113,12 @@ class _Hunt:
             )
         prepare_folder(output)
         try:
-            self._watch()
-            if self.found.agrees is False:
-                self._record_step()
+            if any(not watch_files(one) for one in self._recordings):
+                self._search_recording()
+            else:
+                self._watch()
+                if self.found.agrees is False:
+                    self._record_step()
         except KeyboardInterrupt:
             self.found.interrupted = True
             self.found.notes.append("interrupted; --resume goes on from here")
@@ -117,141 +131,188 @@ class _Hunt:
 
     def _watch(self) -> None:
         """Run both programs and find the first step that differs."""
-        last = None if self._request.steps is None else self._request.from_step + self._request.steps - 1
-        folders = self._run(WATCH, {"level": "L0", "sketch": False}, last)
-        self._note_programs()
-        found = self.found
-        for at, pairs in _steps(*folders):
-            compared = self._compare(pairs)
-            found.last_step = at
-            if any(one.summary.first is not None for _, one in compared):
-                found.step = at
-                break
-        found.agrees = found.step is None
-        counted = _count_steps(*folders)
-        if found.agrees:
-            agree = "are equal in every bit that was watched" if found.exact else "agree"
-            found.sentence = f"The runs {agree} in all {counted} steps."
-            if self._twice:
-                found.sentence = f"The program is deterministic: both runs are equal in all {counted} steps."
-        else:
-            before = "differ from the first step on" if self._is_first(found.step, folders[0]) else (
-                f"agree up to step {found.step - 1 if found.step else 0} and differ from step {found.step} on"
-            )  # fmt: skip
-            found.sentence = f"The runs {before}."
-        self._end(WATCH, found.sentence)
+        first, count = self._request.from_step, self._request.steps
+        folders = self._run(WATCH, [{"level": "watch"}] * 2, [None if count is None else first + count - 1] * 2)
+        compared = compare_steps(*folders)
+        if self.found.exact:
+            compared = _to_the_bit(compared)
+        found, parting = self.found, compared.parting
+        found.agrees, found.step = parting.step is None, parting.step
+        found.rank = f"rank{parting.rank}" if len(compared.trends) > 1 else ""
+        found.notes += compared.notes
+        trend = next(one for one in compared.trends if one.rank == parting.rank)
+        self._steps = list(zip(trend.steps.tolist(), trend.golden_steps.tolist(), strict=True))
+        self._curves = curves(trend, parting.module)
+        files = write_steps(compared, self._request.output / WATCH, timestamp_now())
+        found.files += [f"{WATCH}/{file.name}" for file in files if file.suffix == ".html"]
+        sentence = parting.sentence[:1].upper() + parting.sentence[1:] + "."
+        if self._twice and found.agrees:
+            sentence = f"The program is deterministic: both runs are equal in all {len(self._steps)} steps."
+        found.sentence = sentence
+        self._end(WATCH, sentence)
 
     def _record_step(self) -> None:
         """Record the first differing step on both sides, and find the call where it begins."""
-        found, step = self.found, self.found.step
-        assert step is not None
-        folders = self._run(STEP, {"level": "mix", "step": [step]}, step)
-        compared = self._compare([pair for at, pairs in _steps(*folders) if at in (step, -1) for pair in pairs])
-        chosen = next((pair_of for pair_of in compared if _begins_before_the_update(pair_of[1])), None)
-        chosen = chosen or next((pair_of for pair_of in reversed(compared) if pair_of[1].summary.first), None)
+        found = self.found
+        place = next(at for at, (step, _) in enumerate(self._steps) if step == found.step)
+        for at in range(place, max(place - _BACK, 0) - 1, -1):
+            numbers = self._steps[at]
+            folders = self._run(STEP, [{"level": "mix", "step": [step]} for step in numbers], list(numbers))
+            paths = [folder / f"step{step}" for folder, step in zip(folders, numbers, strict=True)]
+            chosen = self._first_of(next(_steps(*paths))[1])
+            begins = chosen and chosen[1].summary.first and chosen[1].summary.first.begins
+            if begins != PARAMETER or not at:
+                break
+            # The update before has made that difference, less than what was watched shows.
+            self._say(f"  the parameters differ at the beginning of step {numbers[0]}: looking at the step before")
+        found.step = numbers[0]
         if chosen is None:
-            self._end(STEP, f"Step {step}, recorded once more, agrees: the programs are not deterministic.")
+            self._end(STEP, f"Step {found.step} agrees when it is recorded: it is not the same in every run.")
             found.notes.append("run find with one program twice, to see which call is not deterministic")
             return
         self._take(*chosen, STEP)
         if chosen[1].target.path.name != OPTIMIZER_FILE:
-            self._keep_tensors(chosen[1], step)
+            self._keep_tensors(chosen[1], numbers)
 
-    def _keep_tensors(self, comparison: Comparison, step: int) -> None:
+    def _keep_tensors(self, comparison: Comparison, numbers: tuple[int, int]) -> None:
         """Record the suspect and its neighbours once more, with their tensors, and judge again."""
-        if any(one.recording is not None for one in self._sides):
-            return
         first = comparison.summary.first
         assert first is not None
         names = _suspects(comparison, first)
-        records = [{"level": "mix", "task": "tensor", "step": [step], "list": side_names} for side_names in names]
-        folders = self._run(TENSORS, records, step)
+        records = [{"level": "mix", "task": "tensor", "step": [step], "list": chosen}
+                   for step, chosen in zip(numbers, names, strict=True)]  # fmt: skip
+        folders = self._run(TENSORS, records, list(numbers))
+        paths = [folder / f"step{step}" for folder, step in zip(folders, numbers, strict=True)]
         try:
-            compared = self._compare([pair for _, pairs in _steps(*folders) for pair in pairs])
-        except NothingToCompare as error:
+            chosen = self._first_of(next(_steps(*paths))[1], updates=False)
+        except BadInput as error:
             self._end(TENSORS, f"The suspects could not be judged again: {error}")
             return
-        chosen = next(((pair, one) for pair, one in compared if one.summary.first is not None), None)
-        if chosen is not None and chosen[1].target.path.name != OPTIMIZER_FILE:
+        if chosen is not None:
             self._take(*chosen, TENSORS)
         else:
             self._end(TENSORS, "The suspects' tensors agree: the difference did not come again.")
 
+    def _search_recording(self) -> None:
+        """A recording stands in place of a program: what it holds is recorded of the other side, and compared."""
+        runs = [run_folders(one) for one in self._recordings]
+        index = next((file for folder in runs[0] for file in folder.files()), None)
+        if index is None:
+            raise BadInput("holds no recorded run", where=self._recordings[0])
+        recorded = open_run(index)
+        wanted = sorted({max(folder.key.step, 0) for folder in runs[0]})
+        record = {"level": recorded.level, "task": recorded.task, "step": wanted}
+        folders = self._run(STEP, [record] * 2, [wanted[-1]] * 2)
+        found = self.found
+        compared = 0
+        for step, pairs in _steps(*folders):
+            chosen = self._first_of(pairs)
+            compared += 1
+            if chosen is not None:
+                found.agrees, found.step = False, step
+                found.sentence = f"Step {step} is the first recorded one that differs."
+                self._take(*chosen, STEP)
+                return
+        found.agrees = True
+        found.sentence = f"The runs agree in all {compared} recorded steps."
+        self._end(STEP, found.sentence)
+
     # -- programs ---------------------------------------------------------------------------------------------------
 
-    def _run(self, stage: str, record: dict[str, Any] | list[dict[str, Any]], last: int | None) -> list[Path]:
+    def _run(self, stage: str, records: list[dict[str, Any]], last: Sequence[int | None]) -> list[Path]:
         """The folders of both sides: programs are run, recordings are taken as they are."""
-        records = record if isinstance(record, list) else [record, record]
         folders = []
-        for one, chosen in zip(self._sides, records, strict=True):
+        request = self._request
+        told: list[list[dict[str, Any]]] = []
+        for one, record, end in zip(self._sides, records, last, strict=True):
             if one.recording is not None:
+                if stage != WATCH and watch_files(one.recording):
+                    raise BadInput(
+                        f"was only watched: step {end} has no calls to compare",
+                        where=one.recording, hint="give the command in place of this recording",
+                    )  # fmt: skip
                 folders.append(one.recording)
                 continue
-            digests = {"summary_mode": "md5"} if self.found.exact and "task" not in chosen else {}
-            task = Task({**chosen, **digests}, self._request.seed, self._request.from_step, last)
-            folder = self._request.output / stage / one.name
+            digests = {"summary_mode": "md5"} if self.found.exact and record["level"] == "mix" else {}
+            digests = {} if "task" in record else digests
+            task = Task({**record, **digests}, request.seed, request.from_step, end)
+            folder = request.output / stage / one.name
             self._say(f"{stage}: running the {one.name} program: {one.text}")
-            ran = run_program(one, folder, task, reuse=self._request.resume)
-            self._ran[stage, one.name] = ran
+            ran = run_program(one, folder, task, reuse=request.resume)
             folders.append(folder)
-        return folders
-
-    def _note_programs(self) -> None:
-        """What the programs told of themselves: model, steps, seeds and settings."""
-        told = [self._ran[WATCH, one.name].facts if one.recording is None else [] for one in self._sides]
-        for name, facts in zip(("target", "golden"), told, strict=True):
-            if facts:
-                described = getattr(self.found, name)
-                described |= {key: facts[0].get(key) for key in ("model", "step", "optimizer", "seeds", "settings")}
-                described |= {"processes": len(facts), "steps": facts[0].get("steps")}
-                self._say(f"  {name}: {_description(described)}")
-        if all(told):
-            mine, reference = (facts[0]["settings"] for facts in told)
-            differing = {key: [mine.get(key), reference.get(key)] for key in mine | reference}
-            self.found.settings = {key: pair for key, pair in differing.items() if pair[0] != pair[1]}
+            told.append(ran.facts)
+            described = getattr(self.found, one.name)
+            if "model" not in described:
+                described |= _description(ran.facts)
+                self._say(f"  {one.name}: {_words(described)}")
+        if len(told) == 2 and not self.found.settings:
+            settings = [facts[0]["settings"] for facts in told]
+            pairs = {key: [one.get(key) for one in settings] for key in settings[0] | settings[1]}
+            self.found.settings = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
             for key, pair in self.found.settings.items():
                 self._say(f"  the setting {key} differs: {pair[0]} in target, {pair[1]} in golden")
+        return folders
 
     # -- comparing --------------------------------------------------------------------------------------------------
 
-    def _compare(self, pairs: list[FolderPair]) -> list[tuple[FolderPair, Comparison]]:
-        """Compare a step's ranks: what was computed, then what the optimizer saw and did."""
-        rounding = 0.0 if self.found.exact else None
-        options = Options(build_matcher(MappingOptions()), Thresholds(rounding=rounding))
-        compared = []
-        for names in ((DUMP, PART), (OPTIMIZER_FILE,)):
-            for pair in pairs:
-                files = [_present(folder.path, names) for folder in (pair.target, pair.golden)]
-                if files[0] is not None and files[1] is not None:
-                    compared.append((pair, compare_paths(files[0], files[1], options)))
-        if not compared:
-            raise NothingToCompare("nothing was recorded on both sides", where=self._request.output)
-        return compared
+    def _first_of(self, pairs: list[FolderPair], *, updates: bool = True) -> tuple[FolderPair, Comparison] | None:
+        """Where a step's difference begins: on which rank, in what was computed or in what the optimizer did.
+
+        What noise explains counts only where nothing else differs: the step is known to differ.
+        """
+        tolerances = [0.0] if self.found.exact else [None, _ROUNDING]
+        for rounding in tolerances:
+            options = Options(build_matcher(MappingOptions()), Thresholds(rounding=rounding))
+            computed = self._compared(pairs, (DUMP, PART), options)
+            ranks = find_culprits([rank_facts(one, max(pair.target.key.rank, 0)) for pair, one in computed])
+            order = [culprit.rank for culprit in ranks]
+            computed.sort(
+                key=lambda one: order.index(rank) if (rank := max(one[0].target.key.rank, 0)) in order else 99
+            )
+            updated = self._compared(pairs, (OPTIMIZER_FILE,), options) if updates else []
+            before = [one for one in computed if _begins_before_the_update(one[1])]
+            differing = [one for one in (*updated, *computed) if one[1].summary.first is not None]
+            if before or differing:
+                return (before or differing)[0]
+        return None
+
+    def _compared(
+        self, pairs: list[FolderPair], names: tuple[str, ...], options: Options
+    ) -> list[tuple[FolderPair, Comparison]]:
+        found = []
+        for pair in pairs:
+            files = [
+                next((folder.path / name for name in names if (folder.path / name).is_file()), None)
+                for folder in (pair.target, pair.golden)
+            ]
+            if files[0] is not None and files[1] is not None:
+                found.append((pair, compare_paths(files[0], files[1], options)))
+        return found
 
     def _take(self, pair: FolderPair, comparison: Comparison, stage: str) -> None:
         """The first divergence of a stage is what is known now; its whole table becomes a page of its own."""
         summary, found = comparison.summary, self.found
         first = summary.first
         assert first is not None
-        found.first, found.rank = asdict(first), pair.target.label if not pair.target.by_process else ""
+        found.first, found.rank = asdict(first), "" if pair.target.by_process else pair.target.label
         found.others = [asdict(one) for one in summary.others]
         if stage == STEP:  # the whole step was recorded, so that its results are there
             found.results = [asdict(one) for one in summary.results]
         stem = result_stem(timestamp_now(), pair.target.label)
         table = comparison.table()
         files = write_reports(table, replace(summary, rank=found.rank), self._request.output / stage, stem, ["html"])
-        found.files += [str(file.relative_to(self._request.output)) for file in files]
-        where = f" ({first.stack_line})" if first.stack_line else ""
-        self._end(stage, f"First divergence: {first.op}{where}: {first.sentence}")
+        found.files += [f"{stage}/{file.name}" for file in files]
+        where = f" ({found.rank})" if found.rank else ""
+        told = [f"first divergence: {first.op}{where}", first.stack_line, first.sentence]
+        self._end(stage, *(line for line in told if line))
 
-    def _end(self, stage: str, sentence: str) -> None:
-        self.found.stages[stage] = sentence
-        self._say(f"{stage}: {sentence}")
+    def _end(self, stage: str, *told: str) -> None:
+        """A stage is over: what it has found, in one line or several."""
+        self.found.stages[stage] = "; ".join(told)
+        self._say(f"{stage}: {told[0]}")
+        for line in told[1:]:
+            self._say(f"  {line}")
         self._write()
-
-    @staticmethod
-    def _is_first(step: int | None, folder: Path) -> bool:
-        return step == min(one.key.step for one in run_folders(folder))
 
     def _write(self) -> None:
         output = self._request.output
@@ -261,21 +322,20 @@ class _Hunt:
             write_page(path, self.found, self._curves)
 
 
+def _to_the_bit(compared: StepsComparison) -> StepsComparison:
+    """The same, but that no difference is noise."""
+    trends = [replace(one, noise=np.zeros_like(one.noise)) for one in compared.trends]
+    partings = [find_parting(one, {}) for one in trends]
+    first = min(partings, key=lambda one: (one.step is None, one.step or 0, one.rank))
+    return replace(compared, trends=trends, parting=first)
+
+
 def _steps(target: Path, golden: Path) -> Iterator[tuple[int, list[FolderPair]]]:
     """The ranks of each step that both sides have, in order."""
-    pairs, _, _ = pair_folders(target, golden)
     by_step: dict[int, list[FolderPair]] = {}
-    for pair in pairs:
+    for pair in pair_folders(target, golden)[0]:
         by_step.setdefault(pair.target.key.step, []).append(pair)
     yield from sorted(by_step.items())
-
-
-def _count_steps(target: Path, golden: Path) -> int:
-    return sum(1 for _ in _steps(target, golden))
-
-
-def _present(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _begins_before_the_update(comparison: Comparison) -> bool:
@@ -300,8 +360,14 @@ def _suspects(comparison: Comparison, first: Divergence) -> tuple[list[str], lis
     return tuple([name.removeprefix("Module.") for name in side_names] for side_names in names)  # type: ignore[return-value]
 
 
-def _description(told: dict[str, Any]) -> str:
-    by = f"{told['optimizer']}.step()" if told["step"] == "optimizer" and told["optimizer"] else "forward of the model"
+def _description(facts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a program's processes told of themselves."""
+    first = {key: facts[0].get(key) for key in ("model", "step", "optimizer", "seeds", "settings", "steps")}
+    return {**first, "processes": len(facts)}
+
+
+def _words(told: dict[str, Any]) -> str:
+    by = f"{told['optimizer']}.step()" if told["optimizer"] else "forward of the model"
     seeds = told["seeds"] or {}
     ours = [name for name, seed in seeds.items() if isinstance(seed, int)]
     own = [name for name, seed in seeds.items() if seed == "program"]

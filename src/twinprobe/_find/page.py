@@ -13,14 +13,15 @@ from twinprobe._report.html import asset, fill
 
 if TYPE_CHECKING:
     from twinprobe._find.hunt import Found
+    from twinprobe._judge.steps import Trend
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 62, 20
 _MOST_POINTS = 1000
-_TITLES = {"loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate"}
+_TITLES = {"loss": "loss", "grad_norm": "gradient norm", "group.0.lr": "learning rate"}
 _STAGES = {"watch": "1. watch every step", "step": "2. record the step", "tensors": "3. keep the suspects' tensors",
            "confirm": "4. put golden's values in"}  # fmt: skip
 _STYLE = """
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); gap: 10px 26px; }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 10px 26px; }
 .curves h3 { margin: 0; font-size: 13.5px; font-weight: 600; }
 svg { width: 100%; height: auto; display: block; font: 11px var(--sans); }
 svg text { fill: var(--soft); }
@@ -121,7 +122,9 @@ def _stages(found: Found) -> str:
     rows = ""
     for name, sentence in found.stages.items():
         pages = [file for file in found.files if file.startswith(f"{name}/")]
-        links = " ".join(f'<a href="{_safe(page)}">whole table</a>' for page in pages)
+        links = " ".join(
+            f'<a href="{_safe(page)}">{"all curves" if name == "watch" else "whole table"}</a>' for page in pages
+        )
         rows += f"<tr><th>{_safe(_STAGES.get(name, name))}</th><td>{_safe(sentence)} {links}</td></tr>"
     table = f'<table class="values wide"><tbody>{rows}</tbody></table>'
     return f'<section class="panel"><h2>How it was found</h2>{table}</section>'
@@ -154,6 +157,23 @@ def _notes(found: Found) -> str:
 # The curves: both runs, and how far they are apart.
 
 
+def curves(trend: Trend, module: str) -> dict[str, Any]:
+    """What the page shows of a watched run: loss, norm of the gradients, learning rate, and where the runs part."""
+    chosen = ["loss", "grad_norm", "group.0.lr", f"output.{module}.norm"]
+    steps = slice(None, None, max(1, math.ceil(len(trend.steps) / _MOST_POINTS)))
+    series = {}
+    for name in chosen:
+        if name in trend.names:
+            at = trend.names.index(name)
+            known = trend.known[steps, at].tolist()
+            series[name] = {
+                key: [value if there else None for value, there in zip(values[steps, at].tolist(), known, strict=True)]
+                for key, values in (("target", trend.target), ("golden", trend.golden),
+                                    ("difference", trend.difference), ("noise", trend.noise))
+            }  # fmt: skip
+    return {"steps": trend.steps[steps].tolist(), "series": series}
+
+
 def _curves(found: Found, curves: dict[str, Any]) -> str:
     steps = curves.get("steps") or []
     if len(steps) < 2:
@@ -164,9 +184,10 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
         lines = {"golden": one["golden"], "target": one["target"]}
         parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(steps, lines, found.step)}</div>")
         apart = {"difference": one["difference"], "noise": one["noise"]}
+        plot = '<p class="hint">equal in all steps</p>'
         if any(value and value > 0 for value in one["difference"]):
             plot = _plot(steps, apart, found.step, logarithmic=True)
-            parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
+        parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
     legend = ('<p class="legend"><span class="key target"></span>target<span class="key golden"></span>golden'
               '<span class="key parting"></span>first differing step</p>')  # fmt: skip
     bar = f'<div class="bar"><h2>Step by step</h2>{legend}</div>'
@@ -176,7 +197,6 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
 def _plot(
     steps: Sequence[int], lines: dict[str, list[float | None]], parting: int | None, *, logarithmic: bool = False
 ) -> str:
-    every = max(1, math.ceil(len(steps) / _MOST_POINTS))
 
     def height(value: float | None) -> float | None:
         if value is None or not math.isfinite(value) or (logarithmic and value <= 0):
@@ -209,7 +229,7 @@ def _plot(
         shown.append(f'<line class="parting" x1="{x:.1f}" y1="6" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM}"/>')
     for name, values in scaled.items():
         points = [None if value is None else place(step, value) for step, value in zip(steps, values, strict=True)]
-        shown += _polylines(name, points[::every])
+        shown += _polylines(name, points)
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(shown)}</svg>'
 
 

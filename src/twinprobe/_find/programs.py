@@ -172,7 +172,7 @@ def last_words(log: Path) -> str:
     lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
     error = ""
     for at, line in enumerate(lines):
-        if line.startswith("Traceback (most recent call last)"):
+        if line.endswith("Traceback (most recent call last):"):  # a progress bar may stand before it
             after = (one for one in lines[at + 1 :] if one and not one.startswith((" ", "\t")))
             told = next(after, "")
             if told and "ChildFailedError" not in told:  # the launcher's own, which only says that a process failed
