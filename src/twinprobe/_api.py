@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.request import Job
     from twinprobe._judge.origin import Divergence
+    from twinprobe._judge.steps import StepsComparison
     from twinprobe._runs.run import Run
 
     PathLike = str | os.PathLike[str]
@@ -46,19 +47,23 @@ _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
 class Comparison:
     """Two runs, or all ranks and steps of two folders, compared. It is true when they agree.
 
-    ``failures`` names what was asked for and could not be compared, ``notes`` what else a reader should know.
+    ``failures`` names what was asked for and could not be compared, ``notes`` what else a reader should know. ``steps``
+    says where runs of many steps part; of watched runs it is all there is.
     """
 
     pairs: dict[str, Pair]
     failures: list[str]
     notes: list[str]
     _jobs: Sequence[Job]
+    steps: StepsComparison | None = None
 
     @property
     def agrees(self) -> bool:
         """Whether everything was compared, and nothing differs more than noise explains and with any effect."""
         summaries = [pair.summary for pair in self.pairs.values()]
         clean = all(one.first is None and not one.unread for one in summaries)
+        if not summaries and self.steps is not None:
+            clean = not self.steps.parting
         return clean and not self.failures
 
     def __bool__(self) -> bool:
@@ -80,17 +85,22 @@ class Comparison:
         with console.capture() as captured:
             for pair in self.pairs.values():
                 print_summary(pair.summary, console)
-        return "\n".join([captured.get().rstrip(), *self.failures, *self.notes])
+        begin = [] if self.steps is None else [self.steps.parting.sentence]
+        return "\n".join([*begin, captured.get().rstrip(), *self.failures, *self.notes]).strip()
 
     @property
     def table(self) -> pl.DataFrame:
         """One row for each pair of recorded values, as numbers; ``verdict``, ``reason`` and ``origin`` in words.
 
         ``to_pandas()`` and ``to_arrow()`` turn it into other frames. The files that ``save`` writes hold the columns
-        of the command instead.
+        of the command instead. Of watched runs, one row for each step.
         """
         import polars as pl
 
+        if not self.pairs and self.steps is not None:
+            from twinprobe._report.overview import steps_table
+
+            return steps_table(self.steps)
         return pl.concat([_numbers(pair, name if len(self.pairs) > 1 else None) for name, pair in self.pairs.items()])
 
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
@@ -107,11 +117,16 @@ class Comparison:
                 where = root / job.key.subfolder
                 prepare_folder(where)
                 files += write_reports(pair.table(), pair.summary, where, stem, wanted)
+            if self.steps is not None:
+                from twinprobe._report.overview import write_steps
+
+                files += write_steps(self.steps, root, stamp, wanted)
         return files
 
     def show(self) -> Path:
         """Write the html report into a new folder and open the first page in the browser."""
-        page = self.save(mkdtemp(prefix="twinprobe-"), "html")[0]
+        files = self.save(mkdtemp(prefix="twinprobe-"), "html")
+        page = next(file for file in (files if self.steps is None else reversed(files)) if file.suffix == ".html")
         webbrowser.open(page.as_uri())
         return page
 
@@ -122,6 +137,8 @@ class Comparison:
         found = {name: float(sum(getattr(one, name) for one in summaries))
                  for name in ("rows", "matched", "target_only", "golden_only", "unread")}  # fmt: skip
         found |= {name: float(sum(one.verdicts[name] for one in summaries)) for name in ("pass", "warning", "error")}
+        if not self.pairs:
+            return {"agrees": float(self.agrees), **found}
         errors = self.table["relative_error"].drop_nulls().drop_nans()
         found["max_relative_error"] = float(errors.max() or 0.0)  # type: ignore[arg-type]
         return {"agrees": float(self.agrees), **found}
@@ -147,7 +164,10 @@ class Comparison:
     def __repr__(self) -> str:
         rows = sum(pair.summary.rows for pair in self.pairs.values())
         what = f"{len(self.pairs)} ranks and steps, {rows:,} rows" if len(self.pairs) > 1 else f"{rows:,} rows"
+        if not self.pairs and self.steps is not None:
+            what = f"{len(self.steps.trends[0].steps)} watched steps"
         lines = [f"<Comparison of {what}: {'agrees' if self.agrees else 'differs'}>"]
+        lines += [] if self.steps is None else [f"  {self.steps.parting.sentence}"]
         first = self.first
         if first is not None:
             lines += [f"  first divergence: {first.op}", f"  {first.sentence}", f"  {first.stack_line}"]
@@ -181,8 +201,10 @@ def compare(
     from twinprobe._align.matcher import MappingOptions, build_matcher
     from twinprobe._compare.job import compare_job, plan
     from twinprobe._compare.request import Request
+    from twinprobe._compare.steps import compare_steps, steps_of
     from twinprobe._judge.verdicts import Thresholds
     from twinprobe._report.files import timestamp_now
+    from twinprobe._runs.watch import is_watched
 
     mapping = MappingOptions(
         fuzzy=fuzzy_match,
@@ -199,6 +221,9 @@ def compare(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
     )  # fmt: skip
+    if is_watched(request.target) or is_watched(request.golden):
+        steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
+        return Comparison({}, [], steps.notes, [], steps)
     jobs, notes, failures = plan(request)
     pairs: dict[str, Pair] = {}
     compared: list[Job] = []
@@ -212,7 +237,8 @@ def compare(
             failures.append(str(error))
     if not pairs:
         raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
-    return Comparison(pairs, failures, notes, compared)
+    firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
+    return Comparison(pairs, failures, notes, compared, steps_of(request, firsts, notes))
 
 
 @dataclass
@@ -484,8 +510,10 @@ def _run_path(side: PathLike | Run | Mapping[str, Any]) -> Path:
         return _kept(side)
     if not isinstance(side, str | os.PathLike):
         return side.path
+    from twinprobe._runs.watch import is_watched
+
     path = _path(side)
-    if not path.is_dir():
+    if not path.is_dir() or is_watched(path):
         return path
     from twinprobe._runs.run import find_run
 

@@ -25,8 +25,8 @@ def compare(target: Path, golden: Path, out: Path, *more: str) -> int:
 
 
 def results(out: Path) -> list[str]:
-    """Result files with the timestamp left out."""
-    return sorted(str(p.relative_to(out)).rpartition("_")[0] for p in out.rglob("*.csv"))
+    """Result files of single steps and ranks with the timestamp left out."""
+    return sorted(str(p.relative_to(out)).rpartition("_")[0] for p in out.rglob("*compare_result*.csv"))
 
 
 def test_ranks_pair_by_number_and_the_lonely_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

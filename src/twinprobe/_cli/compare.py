@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
     add("--noise", type=Path, metavar="RUN",
         help="a recording of the golden program on other kernels or with perturb: noise as measured")  # fmt: skip
+    add("--each-step", action="store_true", help="runs of many steps: print a line for each of them")
     add("--fail-on", nargs="?", const="divergence", choices=("divergence", "error", "warning"),
         help="exit with code 1 if the runs differ more than noise explains (divergence, the default), or also if any "
         "row has this verdict or worse")  # fmt: skip
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     for option, what in _ELSEWHERE.items():
         if getattr(args, option):
             raise BadInput(f"--{option}: {what} is not part of TwinProbe")
-    from twinprobe._cli.show import Progress, show, show_analysis
+    from twinprobe._cli.show import Progress, show, show_analysis, show_steps
     from twinprobe._compare.job import analyze, run_request
 
     if args.target_path is None or args.golden_path is None or args.sides:
@@ -89,9 +90,13 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
         found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
-    if not args.quiet:
+    if found.steps is not None and not args.quiet:
+        show_steps(found, as_json=args.json, each_step=args.each_step)
+    elif not args.quiet:
         (show_analysis if args.diff_analyze else show)(found, as_json=args.json)
     code = exit_code(args, found.summaries, found.failures)
+    if not found.summaries and args.fail_on and found.steps is not None and found.steps.parting:
+        code = 1
     if code != BAD_INPUT and not (args.quiet or args.json):
         sys.stdout.write(f"{args.prog} compare ends successfully.\n")
     return code

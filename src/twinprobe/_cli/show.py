@@ -6,7 +6,7 @@ import shlex
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from itertools import takewhile
 from types import TracebackType
@@ -104,6 +104,44 @@ def _progress_bar() -> Any:
         TextColumn("{task.fields[pace]}"),
     )  # fmt: skip
     return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
+def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
+    """Print where two runs of many steps part, then what was found in each step, if that is asked for."""
+    found = outcome.steps
+    assert found is not None
+    parting = found.parting
+    if as_json:
+        print_json({
+            "steps": asdict(parting),
+            "agrees": not parting,
+            "ranks": [summary.to_dict() for summary in outcome.summaries],
+            "files": [str(path) for path in outcome.overview],
+            "notes": outcome.notes,
+            "failures": outcome.failures,
+            "next": next_command(outcome) if outcome.summaries else None,
+        })  # fmt: skip
+        return
+    from rich.console import Console
+
+    from twinprobe._report.console import print_ranks, visible
+    from twinprobe._report.overview import step_lines
+
+    sys.stdout.write(visible(parting.sentence) + "\n")
+    if each_step and not outcome.summaries:
+        sys.stdout.write("".join(f"{line}\n" for line in step_lines(found)))
+    elif each_step:
+        sys.stdout.flush()
+        print_ranks(outcome.summaries, Console(highlight=False))
+    elif outcome.summaries:
+        apart = sum(summary.first is not None for summary in outcome.summaries)
+        sys.stdout.write(f"{apart:,} of {len(outcome.summaries):,} steps and ranks differ; --each-step lists them\n")
+        sys.stdout.write(f"results of each step in {visible(str(outcome.overview[0].parent))}\n")
+    for path in outcome.overview:
+        sys.stdout.write(f"{'curves' if path.suffix == '.html' else 'table'}: {visible(str(path))}\n")
+    sys.stdout.flush()
+    warn(list(dict.fromkeys([*outcome.notes, *(note for one in outcome.summaries for note in one.notes)])))
+    warn(outcome.failures)
 
 
 def show(outcome: Outcome, *, as_json: bool) -> None:

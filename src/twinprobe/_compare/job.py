@@ -27,6 +27,7 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
+from twinprobe._compare.steps import add_steps, run_watched
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
@@ -37,6 +38,7 @@ from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
 from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
+from twinprobe._runs.watch import is_watched
 from twinprobe.errors import BadInput, NothingToCompare
 
 
@@ -47,6 +49,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)
+    if is_watched(request.target) or is_watched(request.golden):
+        return run_watched(request)
     jobs, notes, lost = plan(request)
     prepare_folder(request.output)
     with arranged(request, jobs, "compare") as (jobs, told):
@@ -60,6 +64,7 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         gathered = run_all(run_rank, jobs, request, advance, size=work_size(jobs), when_interrupted=interrupted)
         outcome = conclude(request, jobs, gathered, notes, lost)
+        add_steps(request, jobs, gathered, outcome)
         finish(jobs[0].session, gathered, keep=jobs[0].dataset is not None)
     return outcome
 

@@ -15,6 +15,7 @@ from twinprobe._align.matcher import MappingOptions
 from twinprobe._compare.slices import Cut
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import RankFacts
+from twinprobe._judge.steps import StepsComparison
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.dataset import Place, dataset_folder
 from twinprobe._report.files import own_timestamp
@@ -123,6 +124,8 @@ class Outcome:
     overview: list[Path] = field(default_factory=list)
     calls: list[Path] = field(default_factory=list)
     reports: list[Path] = field(default_factory=list)
+    steps: StepsComparison | None = None
+    """Where runs of many steps part. Of a watched run this is all there is: it has no summaries."""
 
 
 # One long command's notes, whichever command it is: what is done is recalled, what is new is kept.

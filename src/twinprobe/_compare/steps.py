@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -12,7 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.steps import StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._compare.ranks import Gathered
+from twinprobe._compare.request import Job, Outcome, Request
+from twinprobe._judge.origin import Divergence
+from twinprobe._judge.steps import KINDS, StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._report.files import own_timestamp, prepare_folder
+from twinprobe._report.overview import write_steps
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR, VALUE
@@ -20,54 +25,95 @@ from twinprobe._runs.watch import MISSING, Watched, read_watch, watch_files
 from twinprobe.errors import BadInput, NothingToCompare
 
 
-def has_steps(folder: Path) -> bool:
-    """Whether a folder holds a watched run, or a recording of more than one step."""
-    if watch_files(folder):
-        return True
-    if not folder.is_dir():
-        return False
-    try:
-        return len({found.key.step for found in run_folders(folder)}) > 1
-    except BadInput:
-        return False
-
-
-def compare_steps(target: Path, golden: Path, *, differing: Mapping[int, str] | None = None) -> StepsComparison:
+def compare_steps(
+    target: Path,
+    golden: Path,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    differing: Mapping[int, str] | None = None,
+) -> StepsComparison:
     """Find the first step in which two runs differ. Each side is a watched run or a recording of many steps.
 
-    ``differing``: for recordings that were judged step by step, where each step that differs begins.
+    ``ranks`` and ``steps`` limit what is compared. ``differing``: for recordings that were judged step by step, where
+    each step that differs begins; what the judge takes for noise is noise here too.
     """
-    sides = [read_steps(path) for path in (target, golden)]
-    ranks = sorted(sides[0].keys() & sides[1].keys())
-    if not ranks and len(sides[0]) == len(sides[1]) == 1:  # processes have numbers that mean nothing
+    sides = [read_steps(path, steps) for path in (target, golden)]
+    common = sorted(sides[0].keys() & sides[1].keys())
+    if not common and len(sides[0]) == len(sides[1]) == 1:  # processes have numbers that mean nothing
         (left,), (right,) = sides
         sides[1] = {left: sides[1][right]}
-        ranks = [left]
-    if not ranks:
+        common = [left]
+    if ranks is not None:
+        common = [rank for rank in common if rank in ranks]
+    if not common:
         raise NothingToCompare(f"has no rank in common with {golden}", where=target)
-    trends = [pair_steps(rank, sides[0][rank], sides[1][rank]) for rank in ranks]
-    found = [find_parting(trend, differing or {}) for trend in trends]
+    trends = [pair_steps(rank, sides[0][rank], sides[1][rank]) for rank in common]
+    found = [find_parting(trend, differing) for trend in trends]
     parted = [one for one in found if one]
     first = min(parted, key=lambda one: (one.step or 0, one.rank)) if parted else found[0]
     if parted and len(trends) > 1:
-        others = [str(one.rank) for one in parted if one is not first]
-        more = f"; rank {', '.join(others)} differs as well" if others else ""
+        others = ", ".join(str(one.rank) for one in parted if one is not first)
+        more = f"; rank {others} differs as well" if others else ""
         first = replace(first, sentence=f"rank {first.rank}: {first.sentence}{more}")
-    notes = [note for side in sides for steps in side.values() for note in steps.notes]
+    notes = [note for side in sides for rank in common for note in side[rank].notes]
     return StepsComparison(str(target), str(golden), first, trends, [*notes, *(n for one in trends for n in one.notes)])
+
+
+def run_watched(request: Request) -> Outcome:
+    """Compare two watched runs, or a watched one with a recording of many steps, and write the table and the page."""
+    for path in (request.target, request.golden):
+        if not path.exists():
+            raise BadInput("does not exist", where=path)
+    found = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
+    prepare_folder(request.output)
+    with own_timestamp(request.output, request.timestamp) as stamp:
+        files = write_steps(found, request.output, stamp, request.formats)
+    return Outcome([], [], found.notes, [found.parting.sentence], overview=files, steps=found)
+
+
+def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome: Outcome) -> None:
+    """Say of recordings of several steps, each compared by now, where they part; a dataset has its own summary."""
+    if jobs[0].dataset is not None:
+        return
+    firsts = [(jobs[at], result.summary.first) for at, result in sorted(gathered.results.items())]
+    outcome.steps = steps_of(request, firsts, outcome.notes)
+    if outcome.steps is not None:
+        stamp = jobs[0].request.timestamp
+        outcome.overview = [*outcome.overview, *write_steps(outcome.steps, request.output, stamp, request.formats)]
+
+
+def steps_of(
+    request: Request, firsts: Sequence[tuple[Job, Divergence | None]], notes: list[str]
+) -> StepsComparison | None:
+    """Where recordings of several steps part, given where each step begins to differ; None where that says nothing."""
+    numbers = {job.key.step for job, _ in firsts}
+    if len(numbers) < 2 or any(job.key.graph_mode or job.ranks for job, _ in firsts):
+        return None
+    differing: dict[int, str] = {}
+    for job, first in sorted(firsts, key=lambda one: one[0].key):
+        if first is not None:
+            differing.setdefault(job.key.step, f"{first.op}: {first.sentence}")
+    try:
+        return compare_steps(request.target, request.golden, ranks=request.ranks, steps=numbers, differing=differing)
+    except BadInput as error:  # single points, or names that only a mapping file pairs
+        notes.append(f"the steps are compared one by one only: {error}")
+        return None
 
 
 # Reading: the numbers of each step, whoever recorded them.
 
 
-def read_steps(folder: Path) -> dict[int, Watched]:
-    """The steps of each rank."""
+def read_steps(folder: Path, steps: Collection[int] | None = None) -> dict[int, Watched]:
+    """The steps of each rank, or these of them."""
     streams = watch_files(folder)
     if streams:
-        return {rank: read_watch(path) for rank, path in streams.items()}
+        read = {rank: read_watch(path) for rank, path in streams.items()}
+        return read if steps is None else {rank: one.only(steps) for rank, one in read.items()}
     by_rank: dict[int, list[RunFolder]] = {}
     for found in run_folders(folder):
-        by_rank.setdefault(found.key.rank, []).append(found)
+        if steps is None or found.key.step in steps:
+            by_rank.setdefault(found.key.rank, []).append(found)
     return {max(rank, 0): _read_recorded(folder, found) for rank, found in by_rank.items()}
 
 
@@ -143,6 +189,8 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
     """Pair the steps of one rank: by their numbers, or by the data they took where the numbers do not fit."""
     shared = set(golden.names)
     names = [name for name in target.names if name in shared]
+    if not any(name.partition(".")[0] in KINDS for name in names):
+        raise NothingToCompare(f"has no series in common with {golden.path}", where=target.path)
     places = [np.array([side.names.index(name) for name in names], dtype=np.int64) for side in (target, golden)]
     keys = [_data_keys(side, names, place) for side, place in zip((target, golden), places, strict=True)]
     rows, order = _rows(target.steps, golden.steps, *keys)

@@ -138,14 +138,24 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
 # What it begins with.
 
 
-def find_parting(trend: Trend, differing: Mapping[int, str]) -> Parting:
-    """The first step that differs, and what differs first in it."""
+def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Parting:
+    """The first step that differs, and what differs first in it.
+
+    ``differing``: where each step begins to differ, as far as every call of it was compared. Where the runs are not
+    equal to the last bit from the start, that decides, and statistics only tell the cause.
+    """
     differs = trend.differs
+    if differing is not None:
+        if trend.noise.any():
+            measured = [name.partition(".")[0] not in ("group", "input") for name in trend.names]
+            differs[np.ix_([step not in differing for step in trend.steps.tolist()], measured)] = False
+        judged = next((at for at, step in enumerate(trend.steps.tolist()) if step in differing), len(trend.steps))
+        if not differs[: judged + 1].any() and judged < len(trend.steps):
+            step = int(trend.steps[judged])
+            return _parting(
+                trend, judged, "call", "", f"{_until(trend, judged)}; step {step} differs: {differing[step]}"
+            )
     rows = np.flatnonzero(differs.any(axis=1))
-    judged = next((at for at, step in enumerate(trend.steps.tolist()) if step in differing), None)
-    if judged is not None and (not len(rows) or judged < rows[0]):
-        step = int(trend.steps[judged])
-        return _parting(trend, judged, "call", "", f"{_until(trend, judged)}; step {step} differs: {differing[step]}")
     if not len(rows):
         within = ", within noise" if trend.difference.any() else ""
         return Parting(None, None, "", "", f"the runs agree in all {len(trend.steps)} steps{within}", trend.rank)
@@ -180,15 +190,15 @@ def _value(trend: Trend, at: int, name: str) -> tuple[float, float]:
 
 def _by_update(trend: Trend, at: int, names: list[str]) -> Parting:
     """Parameters, though everything in the step before agrees."""
-    where, verb = _modules(trend, names)
+    where, module = _modules(trend, names)
     if not at:
-        sentence = f"{_from(trend, at)}{where} {verb} before the first update"
-        return _parting(trend, at, "initial parameters", where, sentence)
+        sentence = f"{_from(trend, at)}{where} before the first update"
+        return _parting(trend, at, "initial parameters", module, sentence)
     sentence = (
-        f"{_from(trend, at)}{where} {verb}, beginning with the parameter update of step {trend.steps[at - 1]} "
+        f"{_from(trend, at)}{where}, beginning with the parameter update of step {trend.steps[at - 1]} "
         "(gradients, learning rate and the other recorded settings agree)"
     )
-    return _parting(trend, at - 1, "update", where, sentence)
+    return _parting(trend, at - 1, "update", module, sentence)
 
 
 def _by_setting(trend: Trend, at: int, names: list[str]) -> Parting:
@@ -208,12 +218,12 @@ def _by_setting(trend: Trend, at: int, names: list[str]) -> Parting:
     if not later:
         sentence = f"{_from(trend, at)}the settings of the parameter update differ ({agree}{values})"
         return _parting(trend, at, cause, "", sentence)
-    where, verb = _modules(trend, later)
+    where, module = _modules(trend, later)
     sentence = (
-        f"the runs agree up to step {step}; from step {trend.steps[at + 1]} on {where} {verb}, beginning with the "
+        f"the runs agree up to step {step}; from step {trend.steps[at + 1]} on {where}, beginning with the "
         f"parameter update of step {step} ({agree}{values})"
     )
-    return _parting(trend, at, cause, where, sentence)
+    return _parting(trend, at, cause, module, sentence)
 
 
 def _by_data(trend: Trend, at: int, names: list[str]) -> Parting:
@@ -310,18 +320,18 @@ _BEGINNINGS = {
 
 
 def _modules(trend: Trend, names: Sequence[str]) -> tuple[str, str]:
-    """These parameters in a few words, and the verb: the module around them, or how many they are."""
+    """That these parameters differ, in a few words, and the path of the module around them, if it is not the model."""
     found = list(dict.fromkeys(name.split(".", 1)[1].rpartition(".")[0] for name in names))
     every = {name.split(".", 1)[1].rpartition(".")[0] for name in trend.names if name.startswith("parameter.")}
-    if len(found) == 1:
-        return found[0], "differs"
-    parts = [name.split(".") for name in found]
+    parts = [name.split(".")[:-1] for name in found]
     shared = ".".join(level[0] for level in takewhile(lambda level: len(set(level)) == 1, zip(*parts, strict=False)))
+    if len(found) == 1:
+        return f"{found[0]} differs", shared
     if shared and any(not name.startswith(f"{shared}.") for name in every):
-        return shared, "differs"
+        return f"{shared} differs", shared
     if len(found) == len(every):
-        return "every parameter", "differs"
-    return f"{len(found)} of {len(every)} parameters ({found[0]}, {found[1]}, ...)", "differ"
+        return "every parameter differs", ""
+    return f"{len(found)} of {len(every)} parameters ({found[0]}, {found[1]}, ...) differ", ""
 
 
 def _dtype(eps: float) -> str:

@@ -244,9 +244,12 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
 
 def _curves(trend: Trend, every: int) -> dict[str, Any]:
     rows = slice(None, None, every)
-    shown = [at for at, name in enumerate(trend.names)
-             if not name.startswith(("random.", "setting.")) and not name.endswith((".digest", ".samples", ".eps"))]  # fmt: skip
-    first = {at: int(np.argmax(trend.differs[:, at])) for at in np.flatnonzero(trend.differs.any(axis=0)).tolist()}
+    hidden = ".digest", ".samples", ".eps", ".residue"
+    shown = [at for at, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
+    shown = [at for at in shown if not trend.names[at].endswith(hidden)]
+    shown.sort(key=lambda at: trend.names[at] not in _HEAD)
+    apart = trend.known & ~(trend.difference <= trend.noise)
+    first = {at: int(np.argmax(apart[:, at])) for at in shown if apart[:, at].any()}
     series = []
     for at in shown:
         known = trend.known[rows, at]
@@ -266,3 +269,16 @@ def _curves(trend: Trend, every: int) -> dict[str, Any]:
 def _plain(values: Any) -> list[float | None]:
     """Numbers as JSON has them, six digits of each; None for what is no number."""
     return [float(f"{one:.6g}") if math.isfinite(one) else None for one in values.tolist()]
+
+
+def step_lines(found: StepsComparison) -> list[str]:
+    """One line for each step, for a terminal."""
+    lines = [f"{'step':>8} {'loss':>12} {'golden':>12} {'output':>9} {'gradient':>9} {'parameter':>9}  first to differ"]
+    for row in steps_table(found).iter_rows(named=True):
+        rank = f"{row['rank']}:" if len(found.trends) > 1 else ""
+        numbers = " ".join(f"{row[f'{kind}_difference']:9.1e}" for kind in ("output", "gradient", "parameter"))
+        losses = f"{row['target_loss']:12.6g} {row['golden_loss']:12.6g}"
+        lines.append(
+            f"{rank}{row['step']:>{8 - len(rank)}} {losses} {numbers}  {visible(row['first_differing']) or '-'}"
+        )
+    return lines

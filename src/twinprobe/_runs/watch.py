@@ -12,8 +12,8 @@ import io
 import re
 import struct
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -157,6 +157,11 @@ class Watched:
     known: NDArray[np.bool_]
     notes: list[str] = field(default_factory=list)
 
+    def only(self, steps: Collection[int]) -> Watched:
+        """The same with these steps alone."""
+        rows = np.isin(self.steps, list(steps))
+        return replace(self, steps=self.steps[rows], values=self.values[rows], known=self.known[rows])
+
 
 def watch_files(folder: Path) -> dict[int, Path]:
     """The streams of a watched run by rank; empty for anything else."""
@@ -170,6 +175,11 @@ def watch_files(folder: Path) -> dict[int, Path]:
         if number:
             found[int(number[1])] = child
     return dict(sorted(found.items()))
+
+
+def is_watched(path: Path) -> bool:
+    """Whether this is a watched run: a stream, or a folder with the streams of its ranks."""
+    return bool(watch_files(path))
 
 
 def read_watch(path: Path) -> Watched:

@@ -174,9 +174,10 @@ class Watcher:
 
     def end_step(self) -> None:
         """The step is over; that before it is written, since its numbers have arrived by now."""
-        step, self.step = self.step, Step(self.step.number + 1)
+        step, wanted = self.step, self.wanted
+        self.step = Step(step.number + 1)
         self._write_last()
-        if step.numbers or step.pending:
+        if wanted and (step.numbers or step.pending):
             self._last = step
 
     def _write_last(self) -> None:

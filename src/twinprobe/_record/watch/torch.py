@@ -30,6 +30,7 @@ _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  #
 _MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
+_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
 _ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 
@@ -73,20 +74,18 @@ class TorchWatcher(Watcher):
             prefix = f"{at}." if several else ""
             named = {f"{prefix}{name}": (module, compiled) for name, module, compiled in watched_modules(model)}
             if all(module is not model for module, _ in named.values()):
-                self._hook_entry(model, False, None)
+                self._hook_entry(model, None)
             chosen = _chosen(model, named, self.config.names)
             # What a trainer calls may be the model or, as Lightning's training_step does, what it consists of.
             entries = {id(model), *(id(child) for child in model.children())}
-            for name, (module, compiled) in named.items():
-                series = self._block(name) if name in chosen else None
+            for name, (module, _) in named.items():
+                series = self._block(_unwrapped(name) or "model") if name in chosen else None
                 blocks |= {name: module} if name in chosen else {}
                 if id(module) in entries:
-                    self._hook_entry(module, compiled, series)
-                elif series is not None and compiled:
-                    self._handles.append(CompiledBoundary(module, _nothing, series))
+                    self._hook_entry(module, series)
                 elif series is not None:
-                    self._handles.append(module.register_forward_hook(series, with_kwargs=True))
-            self._parameters += [(f"{prefix}{name}", one) for name, one in model.named_parameters()]
+                    self._hook(module, None, series)
+            self._parameters += [(prefix + _unwrapped(name), one) for name, one in model.named_parameters()]
         missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in blocks)]
         if missed:
             known = [name for model in self._models for name, _ in model.named_modules() if name]
@@ -111,7 +110,7 @@ class TorchWatcher(Watcher):
         if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward
 
-    def _hook_entry(self, module: torch.nn.Module, compiled: bool, series: Any) -> None:
+    def _hook_entry(self, module: torch.nn.Module, series: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
             self._work(self._enter, module, args, kwargs)
 
@@ -120,11 +119,15 @@ class TorchWatcher(Watcher):
                 series(module, args, kwargs, output)
             self._work(self._leave, module, output)
 
-        if compiled and getattr(module, "_compiled_call_impl", None) is not None:
-            self._handles.append(CompiledBoundary(module, before, after))
+        self._hook(module, before, after)
+
+    def _hook(self, module: torch.nn.Module, before: Any, after: Any) -> None:
+        if getattr(module, "_compiled_call_impl", None) is not None:  # compiled in place, and hooks would be with it
+            self._handles.append(CompiledBoundary(module, before or _nothing, after))
             return
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+        if before is not None:
+            self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=before is not None))
 
     # -- what the hooks do ------------------------------------------------------------------------------------------
 
@@ -376,7 +379,7 @@ class TorchWatcher(Watcher):
     def _sent(self, device: torch.device, values: torch.Tensor) -> Read:
         """How to get these numbers one step later, when they have long arrived."""
         if device.type != "cuda":
-            return lambda: values.cpu().to(torch.float64).numpy()
+            return lambda: np.array(values.cpu().numpy(), dtype=np.float64)
         spare = self._host.setdefault(device, [])
         host, event = spare.pop() if spare else (values[:0], torch.cuda.Event())
         if len(host) < len(values) or host.dtype != values.dtype:
@@ -387,7 +390,7 @@ class TorchWatcher(Watcher):
 
         def read() -> NDArray[np.float64]:
             event.synchronize()
-            found = host[:length].to(torch.float64).numpy().copy()
+            found = np.array(host[:length].numpy(), dtype=np.float64)
             spare.append((host, event))
             return found
 
@@ -396,6 +399,11 @@ class TorchWatcher(Watcher):
 
 def _nothing(*_: Any) -> None:
     """Before a compiled module there is nothing to do."""
+
+
+def _unwrapped(name: str) -> str:
+    """A name without the parts that wrappers put into it, so that it is the same in a run without them."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _code(value: Any) -> int:
