@@ -16,6 +16,8 @@ if TYPE_CHECKING:
         merge_results,
         open,
         record,
+        replay,
+        reproduce,
         sketch,
     )
     from twinprobe._live.differ import (
@@ -36,7 +38,7 @@ __version__ = "0.2.0"
 _HOMES = {
     "_api": (
         "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record",
-        "sketch",
+        "replay", "reproduce", "sketch",
     ),
     "_live.differ": (
         "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",
@@ -67,6 +69,8 @@ __all__ = [
     "merge_results",
     "open",
     "record",
+    "replay",
+    "reproduce",
     "sketch",
 ]
 

@@ -6,8 +6,9 @@ import atexit
 import os
 import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -22,19 +23,24 @@ if TYPE_CHECKING:
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.merge.job import MergeOutcome
     from twinprobe._compare.one import Comparison as Pair
+    from twinprobe._compare.one import Isolate
     from twinprobe._compare.request import Job
     from twinprobe._judge.origin import Divergence
     from twinprobe._judge.steps import StepsComparison
+    from twinprobe._replay.recorded import Call
+    from twinprobe._replay.replay import Replay
+    from twinprobe._replay.reproduce import Reproducer
     from twinprobe._runs.run import Run
 
     PathLike = str | os.PathLike[str]
 
 __all__ = [
     "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "draw", "find",
-    "merge_results", "open", "record", "sketch",
+    "merge_results", "open", "record", "replay", "reproduce", "sketch",
 ]  # fmt: skip
 
 _VERDICTS = ("pass", "warning", "error")
+_LONGEST_SUMMARY = 16 << 20
 # The typed columns of the pair table under names that need no explanation.
 _COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
     f"{short}_{name}": f"{side}_{name}"
@@ -190,13 +196,14 @@ def compare(
     pair: Literal["place", "numbers"] = "place",
     align: Literal["auto", "names", "none"] = "auto",
     rounding: float | None = None,
+    replay: bool | float = False,
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 
     Each side is a path or URL of a dump.json, of a folder at any depth above it, of a checkpoint or anything else that
     ``open`` takes, a run from ``open``, or a dictionary of arrays. Keywords mean what the flags of ``twinprobe
-    compare`` of the same names mean. Everything happens in this process: for hundreds of ranks use the command, which
-    spreads them over workers.
+    compare`` of the same names mean; ``replay`` may be the seconds to spend on it. Everything happens in this process:
+    for hundreds of ranks use the command, which spreads them over workers.
     """
     from twinprobe._align.matcher import MappingOptions, build_matcher
     from twinprobe._compare.job import compare_job, plan
@@ -220,6 +227,7 @@ def compare(
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
+        isolate=isolating(replay),
     )  # fmt: skip
     if is_watched(request.target) or is_watched(request.golden):
         steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
@@ -239,6 +247,104 @@ def compare(
         raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
     firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
     return Comparison(pairs, failures, notes, compared, steps_of(request, firsts, notes))
+
+
+def isolating(replay: bool | float, room: int | None = None) -> Isolate | None:
+    """How a comparison runs its suspects again; None where that was not asked for."""
+    if replay is False:
+        return None
+    from twinprobe._replay.recorded import ROOM
+    from twinprobe._replay.replay import SECONDS, isolate
+
+    return partial(isolate, seconds=SECONDS if replay is True else float(replay), room=room or ROOM)
+
+
+def replay(
+    target: PathLike | Run,
+    golden: PathLike | Run | None = None,
+    *,
+    call: str,
+    golden_call: str | None = None,
+    room: int | None = None,
+) -> Replay:
+    """Run one recorded call again from its own arguments: is it off by itself, and on which side?
+
+    Needs the tensors of the call (task tensor). ``target`` alone may be the folder of a ``compare``'s result, whose
+    summary names both recordings. ``room``: the most bytes of memory that it may take.
+    """
+    from twinprobe._replay.functions import devices_here
+    from twinprobe._replay.recorded import ROOM
+    from twinprobe._replay.replay import replay_pair
+
+    calls = recorded_calls(target, golden, call, golden_call)
+    return replay_pair(*calls, room=room or ROOM, devices=devices_here())
+
+
+def reproduce(
+    target: PathLike | Run,
+    golden: PathLike | Run | None = None,
+    *,
+    call: str,
+    output_path: PathLike,
+    golden_call: str | None = None,
+    shrink: bool = False,
+    room: int | None = None,
+) -> Reproducer:
+    """Write a folder that shows one call's fault without TwinProbe: inputs, a short script, a README.
+
+    ``shrink`` cuts the inputs down to the smallest slice that still shows it.
+    """
+    from twinprobe._replay.recorded import ROOM
+    from twinprobe._replay.reproduce import write_reproducer
+
+    calls = recorded_calls(target, golden, call, golden_call)
+    return write_reproducer(*calls, _path(output_path), shrink=shrink, room=room or ROOM)
+
+
+def recorded_calls(
+    target: PathLike | Run, golden: PathLike | Run | None, call: str, golden_call: str | None
+) -> tuple[Call, Call | None]:
+    """A call of the target, and its counterpart in golden where there is one."""
+    from twinprobe._replay.recorded import find_call, read_calls
+
+    sides: Sequence[PathLike | Run] = [target] if golden is None else [target, golden]
+    if golden is None and isinstance(target, str | os.PathLike):
+        sides = _compared_paths(_path(target)) or sides
+    runs = [open(side) if isinstance(side, str | os.PathLike) else side for side in sides]
+    name = find_call(runs[0], call)
+    found = read_calls(runs[0], [name])[name]
+    if len(runs) == 1:
+        return found, None
+    other = golden_call
+    if other is None and name in runs[1].ops:
+        other = name
+    elif other is None:
+        other = _counterpart(runs[0], runs[1], name)
+    other = find_call(runs[1], other)
+    return found, read_calls(runs[1], [other])[other]
+
+
+def _counterpart(target: Run, golden: Run, name: str) -> str:
+    """The golden call that a comparison pairs with this one."""
+    pairs = next(iter(compare(target, golden).pairs.values())).evidence.pairs
+    ops = pairs.filter(pairs["t_op"] == target.ops.index(name))["g_op"].drop_nulls().to_list()
+    if not ops:
+        raise BadInput(f"{name} has no counterpart in {golden.path}", where=target.path, hint="name it: --golden-call")
+    return golden.ops[int(ops[0])]
+
+
+def _compared_paths(result: Path) -> list[Path]:
+    """The two recordings that a json result of compare names, or the newest in this folder; none where none does."""
+    import msgspec
+
+    files = sorted(result.rglob("compare_result*.json")) if result.is_dir() else [result]
+    for file in reversed([file for file in files if file.suffix == ".json" and file.is_file()]):
+        with file.open("rb") as content:
+            first = content.readline(_LONGEST_SUMMARY).rstrip(b",\n")  # the summary; the rows follow on later lines
+        with suppress(msgspec.DecodeError, KeyError, TypeError):
+            summary = msgspec.json.decode(first + b"}")["summary"]
+            return [_path(str(summary[side]["path"])) for side in ("target", "golden")]
+    return []
 
 
 @dataclass

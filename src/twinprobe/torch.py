@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twinprobe.errors import MissingPackage
 
@@ -22,6 +22,9 @@ except ModuleNotFoundError as error:
         raise
     raise MissingPackage("twinprobe.torch needs PyTorch", hint="pip install torch") from None
 
+if TYPE_CHECKING:
+    from twinprobe._replay.swap import swap
+
 __all__ = [
     "PrecisionDebugger",
     "module_dump",
@@ -30,13 +33,18 @@ __all__ = [
     "register_custom_api",
     "save",
     "seed_all",
+    "swap",
 ]
 
-# Each needs a package of its own, so it is imported when it is asked for.
-_CALLBACKS = {"HuggingFaceCallback": "huggingface", "LightningCallback": "lightning"}
+# Imported when they are asked for: callbacks need a package of their own, and who records does not read recordings.
+_LATER = {
+    "HuggingFaceCallback": "_record.torch.callbacks.huggingface",
+    "LightningCallback": "_record.torch.callbacks.lightning",
+    "swap": "_replay.swap",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CALLBACKS:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"twinprobe._record.torch.callbacks.{_CALLBACKS[name]}"), name)
+    return getattr(import_module(f"twinprobe.{_LATER[name]}"), name)

@@ -17,6 +17,8 @@ from twinprobe._cli.options import (
     numbers,
     pair_rule,
     path,
+    positive,
+    seconds,
 )
 from twinprobe.errors import BadInput
 
@@ -62,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--noise", type=Path, metavar="RUN",
         help="a recording of the golden program on other kernels or with perturb: noise as measured")  # fmt: skip
     add("--each-step", action="store_true", help="runs of many steps: print a line for each of them")
+    add("--replay", type=seconds, nargs="?", const=True, default=False, metavar="SECONDS",
+        help="run suspects again from their own inputs, for at most so many seconds a rank (default: 60)")  # fmt: skip
+    add("--memory-mb", type=positive, metavar="N",
+        help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
     add("--fail-on", nargs="?", const="divergence", choices=("divergence", "error", "warning"),
         help="exit with code 1 if the runs differ more than noise explains (divergence, the default), or also if any "
         "row has this verdict or worse")  # fmt: skip
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.target_path is None or args.golden_path is None or args.sides:
         _take_sides(args)
+    if args.replay and args.rounding is not None:
+        raise BadInput("--replay contradicts --rounding", hint="replayed calls are judged by what they may lose")
     request = _request(args)
     with Progress(enabled=not (args.quiet or args.json)) as progress:
         found = (analyze if args.diff_analyze else run_request)(request, progress.advance)
@@ -127,6 +135,11 @@ def _request(args: argparse.Namespace) -> Request:
     from twinprobe._judge.verdicts import Thresholds
     from twinprobe._report.files import timestamp_now
 
+    isolate = None
+    if args.replay:
+        from twinprobe._api import isolating
+
+        isolate = isolating(args.replay, None if args.memory_mb is None else args.memory_mb << 20)
     chosen = list(args.format or ())
     chosen += [name for name in ("xlsx", "csv") if getattr(args, name) and name not in chosen]
     return Request(
@@ -138,6 +151,7 @@ def _request(args: argparse.Namespace) -> Request:
         # The older tool's own command keeps the row-by-row errors that it documents.
         thresholds=Thresholds(rounding=args.rounding, by_row=args.usual_pair == "numbers"),
         noise=args.noise,
+        isolate=isolate,
         ranks=args.rank,
         steps=args.step,
         engine=engine_options(args),

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 
 # The others run somebody else's program, whose signals are its own, or a server with nothing to clean up.
-_TIDY = frozenset({"compare", "find", "align", "graph", "graph_visualize", "merge_result", "sketch"})
+_TIDY = frozenset({
+    "compare", "find", "align", "graph", "graph_visualize", "merge_result", "sketch", "replay", "reproduce",
+})  # fmt: skip
 
 
 class Terminated(KeyboardInterrupt):
@@ -112,6 +114,8 @@ COMMANDS = {
     "graph_visualize": "draw the model of one run, or of two compared runs, from their folders",
     "view": "open the graphs of a folder in the browser, or export them as one page",
     "merge_result": "collect chosen calls of all ranks from the results of compare",
+    "replay": "run one recorded call again: is it off by itself, and on which side?",
+    "reproduce": "write one call's inputs and a short script that shows its fault",
     "sketch": "make kilobytes of checkpoints and arrays that can be compared with others",
     "run": "record an unmodified script",
     "llm": "record and compare the inference of large models",
@@ -197,7 +201,8 @@ def _parse(words: list[str], prog: str) -> argparse.Namespace:
         )  # fmt: skip
         command.set_defaults(prog=prog, parser=command)
         if first in (name, "--completion"):  # each is a module to import
-            module = import_module(f"twinprobe._cli.{name.replace('-', '_')}")
+            home = "replay" if name == "reproduce" else name  # two commands with the same arguments
+            module = import_module(f"twinprobe._cli.{home}")
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     if first == "--completion":

@@ -54,6 +54,17 @@ def numbers(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+def seconds(text: str) -> float:
+    """A time in seconds."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return found
+
+
 # How calls of two runs are paired: the same arguments for compare and graph.
 
 
@@ -98,12 +109,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = Fals
     add = parser.add_argument_group("where the work runs").add_argument
     add("--engine", choices=ENGINES, default="auto",
         help="where to run: in this process, in worker processes or on a Ray cluster (default: auto)")  # fmt: skip
-    add("--workers", type=_positive, metavar="N", help="worker processes, or concurrent tasks on a cluster "
+    add("--workers", type=positive, metavar="N", help="worker processes, or concurrent tasks on a cluster "
         "(default: all cores)")  # fmt: skip
     add("--ray-address", metavar="ADDRESS",
         help="a running Ray cluster, HOST:PORT or auto (default: RAY_ADDRESS, else one started here)")  # fmt: skip
     if slices:
-        add("--slice-mb", type=_positive, metavar="N",
+        add("--slice-mb", type=positive, metavar="N",
             help="split the tensors of a rank into slices of N MiB (default: 1024, or 8192 if every worker "
             "has at least 4 ranks)")  # fmt: skip
     if resume:
@@ -118,7 +129,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     return EngineOptions(args.engine, args.workers, args.ray_address, slice_mb and slice_mb << 20)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
     return int(text)

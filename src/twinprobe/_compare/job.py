@@ -130,7 +130,8 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         measure = gathering(job.cut, dict(job.lost))
     elif session is not None:
         measure = cutting(lambda: session.work_folder(job_name(job), job_mark(job)), job.slice_bytes)
-    options = Options(match, job.request.thresholds, progress, measure, noise=_noise_run(job))
+    request = job.request
+    options = Options(match, request.thresholds, progress, measure, _noise_run(job), request.isolate)
     if job.ranks is not None:
         from twinprobe._compare.whole import compare_whole, whole_files
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-    from twinprobe._judge.verdicts import Evidence, Judged
+    from twinprobe._judge.verdicts import Evidence, Isolated, Judged
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
@@ -89,6 +89,7 @@ def _is_large(path: Path) -> bool:
 
 Matcher = Callable[[Run, Run], Pairs]
 Measurer = Callable[[Run, Run, "pl.DataFrame", Callable[[int, int], None]], "pl.DataFrame"]
+Isolate = Callable[[Run, Run, "Evidence", "Judged"], "Isolated"]
 
 
 def silent(_done: int, _total: int) -> None:
@@ -106,6 +107,8 @@ class Options:
     """How tensors are measured, if not here and at once."""
     noise: Path | None = None
     """A third run that shows how far healthy runs of the golden program are apart."""
+    isolate: Isolate | None = None
+    """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
 
 
 @dataclass
@@ -144,6 +147,9 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     judged = judge(target, evidence, options.thresholds)
+    if options.isolate is not None:
+        evidence.isolated = options.isolate(target, golden, evidence, judged)
+        judged = judge(target, evidence, options.thresholds)
     return Comparison(target, golden, evidence, judged, _summarise(mode, target, golden, evidence, judged, pairs))
 
 
@@ -232,7 +238,13 @@ def _summarise(mode: str, target: Run, golden: Run, evidence: Evidence, judged: 
         first=describe_first(target, golden, evidence, judged),
         others=describe_others(target, golden, evidence, judged, _MOST_OTHERS),
         results=results(target, evidence, judged),
-        notes=[*target.notes, *golden.notes, *pairs.notes, *notes(target, evidence, judged)],
+        notes=[
+            *target.notes,
+            *golden.notes,
+            *pairs.notes,
+            *notes(target, evidence, judged),
+            *(evidence.isolated.notes if evidence.isolated is not None else ()),
+        ],
         files=[],
         unread=int(judged.unread.sum()),
     )

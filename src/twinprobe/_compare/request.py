@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions
+from twinprobe._compare.one import Isolate
 from twinprobe._compare.slices import Cut
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import RankFacts
@@ -44,6 +45,8 @@ class Request:
     resume: bool = False
     noise: Path | None = None
     """A third recording that shows how far healthy runs of the golden program are apart."""
+    isolate: Isolate | None = None
+    """Runs suspects again from their own inputs."""
     layouts: tuple[str, ...] = ()
     """How the ranks of the target, and of the golden run, are laid out, e.g. ``tp=2,pp=2``."""
 
@@ -57,7 +60,7 @@ class Request:
         chosen = (None if numbers is None else sorted(numbers) for numbers in (self.ranks, self.steps))
         mapping = replace(self.mapping, output=None, timestamp="", label="")
         return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts,
-                     self.noise))  # fmt: skip
+                     self.noise, self.isolate is not None))  # fmt: skip
 
     def command(self, kind: str) -> Command:
         """The command that its notes belong to."""

@@ -89,6 +89,10 @@ def describe(
     expected = float(noise.expected[at]) if noise is not None else np.nan
     size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, grain, times)
     what = _sentence(evidence, judged, beginning, found)
+    isolated = evidence.isolated
+    if isolated is not None and np.isfinite(isolated.times[at]):
+        sides = f"{isolated.target_eps[at]:.3g} eps in the target, {isolated.golden_eps[at]:.3g} eps in golden"
+        what += f"; by itself it is off by {sides}"
     own = name.removeprefix(op).strip(".") or name
     place = own if own != name else name
     return Divergence(

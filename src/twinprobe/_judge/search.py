@@ -63,18 +63,31 @@ class Differences:
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
 
 
-def find_beginnings(flow: Flow, noise: Noise, facts: Differences, limit: NDArray[np.float64]) -> list[Beginning]:
-    """All calls whose difference nothing before explains, in the order of the run."""
+def find_beginnings(
+    flow: Flow,
+    noise: Noise,
+    facts: Differences,
+    limit: NDArray[np.float64],
+    isolated: NDArray[np.float64] | None = None,
+) -> list[Beginning]:
+    """All calls whose difference nothing before explains, in the order of the run.
+
+    ``isolated``: how far off a row's call is by itself, in multiples of what it may lose; NaN where it is not known.
+    """
     family = np.array([operation_of(op).family for op in flow.ops], dtype=np.int64)
     arguments: dict[int, list[int]] = {}
     for row in np.flatnonzero(facts.value & facts.matched & (flow.of_row >= 0)).tolist():
         arguments.setdefault(int(flow.of_row[row]), []).append(row)
-    unexplained = _unexplained(flow, noise, facts, limit, family, arguments)
+    unexplained = _unexplained(flow, noise, facts, limit, family, arguments, isolated)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
     deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
     found: dict[int, Beginning] = {}
     for row in events:
         owner = int(flow.of_row[row])
+        if isolated is not None and not np.isnan(isolated[row]) and flow.twin[owner] != NONE:
+            forward = int(flow.twin[owner])
+            if any(forward in (call, *flow.parents_of(call)) for call in found):
+                continue  # the way back of a call that is guilty already
         if facts.acts_later[row]:
             beginning = Beginning(owner, row, ARGUMENT, [row], reaches=True)
         elif flow.role[row] in (INPUT, PARAMETER):
@@ -98,6 +111,7 @@ def _unexplained(
     limit: NDArray[np.float64],
     family: Ints,
     arguments: dict[int, list[int]],
+    isolated: NDArray[np.float64] | None,
 ) -> Bools:
     """Rows whose difference neither noise nor anything before them explains."""
     call = np.maximum(flow.of_row, 0)
@@ -116,6 +130,9 @@ def _unexplained(
     off &= held & facts.matched & ~(exchanged & flow.updates)[call]
     outputs = off & ((flow.role == OUTPUT) | (flow.role == POINT))
     outputs &= ~(explained | ((family == Family.CHOICE) & unsure))[call] & ~noise.flips
+    if isolated is not None:  # a call that was run again from its own inputs is guilty or not, whatever came in
+        replayed = ~np.isnan(isolated) & (flow.role == OUTPUT)
+        outputs = (outputs & ~replayed) | (replayed & (isolated > limit) & held & facts.matched)
     # With inputs equal to the last bit, another argument is the cause of whatever differs; a mask's fill value is not.
     filled = [owner for owner, rows in arguments.items() if any(abs(facts.number[row]) > _FILL for row in rows)]
     # An optimiser's settings are the cause of another update, whatever the gradients are.

@@ -88,6 +88,8 @@ RULES: dict[str, Rule] = {
     "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
     "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),
     "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
+    "isolated": Rule(WARNING, "from its own inputs the target's call gives other values: injected here"),
+    "isolated_golden": Rule(WARNING, "from its own inputs golden's call gives other values: injected here"),
     "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
     "injected_by_parameter": Rule(WARNING, "the output differs because a parameter differs: injected here"),
     "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: injected here"),
@@ -214,6 +216,36 @@ class Judged:
 
 
 @dataclass
+class Isolated:
+    """What replaying calls from their own inputs has shown, by row; NaN where a row was not replayed.
+
+    The errors are those of each side from its own float64 reference, in epsilons and in multiples of what the
+    operation may lose.
+    """
+
+    target_eps: Floats
+    target_times: Floats
+    golden_eps: Floats
+    golden_times: Floats
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, row: int, target: Any, golden: Any) -> None:
+        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None."""
+        for error, eps, times in (
+            (target, self.target_eps, self.target_times),
+            (golden, self.golden_eps, self.golden_times),
+        ):
+            if error is not None:
+                eps[row], times[row] = error.eps, error.times
+
+    @property
+    def times(self) -> Floats:
+        """How far off the worse side is by itself."""
+        worse: Floats = np.fmax(self.target_times, self.golden_times)
+        return worse
+
+
+@dataclass
 class Evidence:
     """All that was measured of a pair table."""
 
@@ -226,6 +258,7 @@ class Evidence:
     """What sketches say, in statistics runs that have them."""
     noise: Floats | None = None
     """How far a third run is from the golden one, by row: noise as measured."""
+    isolated: Isolated | None = None
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -254,7 +287,7 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     _mark_states(findings, rows, deviation, calls, silent)
     _mark_facts(findings, rows, deviation, calls, silent, by_row=thresholds.by_row or not weighed)
     if noise is not None:
-        _mark_beginnings(findings, noise, deviation, calls, beginnings, silent)
+        _mark_beginnings(findings, noise, deviation, calls, beginnings, silent, evidence.isolated)
     else:
         _mark_differences(findings, deviation, calls, evidence.mode, silent)
     findings.mark("unreadable", unread)
@@ -327,7 +360,8 @@ def _weigh(
         acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
-    beginnings = find_beginnings(flow, noise, facts, limit)
+    isolated = None if evidence.isolated is None else evidence.isolated.times
+    beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
     claims = [beginning for beginning in beginnings if beginning.reaches]
     with np.errstate(invalid="ignore"):
@@ -397,6 +431,7 @@ def _mark_beginnings(
     calls: Calls,
     beginnings: list[Beginning],
     silent: Bools,
+    isolated: Isolated | None,
 ) -> None:
     """Where a difference comes from: from before, from outside, or from this very call."""
     differs = (deviation.state == DIFFERS) & (calls.of_row >= 0) & ~silent
@@ -412,6 +447,9 @@ def _mark_beginnings(
             rule = "gradient"
         if rule == "injected" and calls.role[beginning.row] == POINT:
             rule = "point"
+        if rule == "injected" and isolated is not None and not np.isnan(isolated.times[beginning.row]):
+            target = isolated.target_times[beginning.row] >= np.nan_to_num(isolated.golden_times[beginning.row])
+            rule = "isolated" if target else "isolated_golden"
         findings.mark(rule, own)
     rest = differs & ~here
     collective = calls.spread(calls.collective) & ~calls.spread(calls.inputs_differ)

@@ -35,6 +35,8 @@ METRICS = {
 
 # The error in epsilons of the coarsest dtype on the way, what noise explains of it, and how many times as large it is.
 NOISE = ("Error (eps)", "Expected (eps)", "Times noise")
+# Of replayed calls: how far the target is from what its own inputs give.
+ISOLATED = "Isolated error (eps)"
 
 # Numbers as text, written as Python writes them.
 
@@ -123,6 +125,8 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
             numbers = (judged.error / noise.grain, noise.expected / noise.grain, noise.times)
         for title, column in zip(NOISE, numbers, strict=True):
             columns[title] = pl.Series(np.where(np.isfinite(column), column, np.nan)).fill_nan(None).round_sig_figs(4)
+    if evidence.isolated is not None:
+        columns[ISOLATED] = pl.Series(evidence.isolated.target_eps).fill_nan(None).round_sig_figs(4)
     return pl.DataFrame(columns)
 
 

@@ -1,0 +1,470 @@
+"""A folder that shows one call's fault without TwinProbe: the inputs, a short script, and a README for a bug report."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from twinprobe._judge.tensor_kinds import tensor_kinds
+from twinprobe._replay.functions import Bound, run_bound, tensors_of
+from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
+from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, Side, distance, replay_pair
+from twinprobe._report.console import visible
+from twinprobe._report.files import Staging, prepare_folder
+from twinprobe._runs.dtypes import EPSILON
+from twinprobe.errors import BadInput
+
+_CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_MOST_WAYS = 256  # in which an axis of the result may lie in the inputs
+_SHOWN = 5  # of the worst elements
+_SAME = 1e-9  # a slice of a result in float64 and the result of a slice
+
+
+@dataclass(repr=False)
+class Reproducer:
+    """What was written, and how far it could be cut down."""
+
+    folder: Path
+    files: list[Path]
+    replay: Replay
+    shows: str
+    """The value that shows the fault, or the worst one where there is none."""
+    shapes: dict[str, list[int]]
+
+    @property
+    def summary(self) -> str:
+        """What the command prints."""
+        lines = [
+            self.replay.sentence,
+            f"  {self.shows}; inputs " + ", ".join(f"{k} {v}" for k, v in self.shapes.items()),
+        ]
+        if self.replay.off == "neither":
+            lines.append("  the script exits 0: it will exit 1 where the fault is there")
+        return "\n".join([*lines, *(f"  written to {file}" for file in self.files)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, texts and numbers."""
+        return {
+            "folder": str(self.folder), "files": [str(file) for file in self.files], "shows": self.shows,
+            "shapes": self.shapes, "replay": self.replay.to_dict(),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<Reproducer {self.folder}: {self.replay.sentence}>"
+
+
+@dataclass
+class _Case:
+    """One value of one side's call: what gives it, and what was recorded."""
+
+    bound: Bound
+    arriving: list[Any]
+    backward: bool
+    at: int  # among the outputs, or among the gradients of differentiable inputs
+    recorded: Any
+    may_eps: float
+    """What the operation may lose."""
+
+    def value(self, *, reference: bool) -> Any:
+        """The value as this machine computes it."""
+        made = run_bound(self.bound, self.arriving if self.backward else [], reference=reference)
+        return made[int(self.backward)][self.at]
+
+    def sliced(self, cuts: dict[int, tuple[int, int, int]], axis: int, begin: int, end: int) -> _Case:
+        """The case with only a part of an axis: ``cuts`` says where it lies in the inputs, by their ids."""
+
+        def change(leaf: Any) -> Any:
+            if isinstance(leaf, tuple):
+                return tuple(mapped(item, change) for item in leaf)
+            if not isinstance(leaf, Slot) or id(leaf) not in cuts:
+                return leaf
+            value = leaf.value.narrow(cuts[id(leaf)][0], begin, end - begin).contiguous()
+            return Slot(tuple(value.shape), leaf.dtype, None, leaf.requires_grad, value)
+
+        bound = Bound(self.bound.function, mapped(self.bound.args, change), mapped(self.bound.kwargs, change))
+        arriving = mapped(self.arriving, change)
+        recorded = self.recorded.narrow(axis, begin, end - begin)
+        return replace(self, bound=bound, arriving=arriving, recorded=recorded)
+
+    @property
+    def epsilon(self) -> float:
+        return EPSILON[str(self.recorded.dtype).rpartition(".")[2]]
+
+    def slots(self) -> list[Slot]:
+        """Every tensor that the call takes, once."""
+        trees = (list(mapped(self.bound.args, _listed)), self.bound.kwargs, self.arriving if self.backward else [])
+        found = {id(slot): slot for tree in trees for slot in slots_in(tree)}
+        return list(found.values())
+
+
+def _listed(leaf: Any) -> Any:
+    return [mapped(item, _listed) for item in leaf] if isinstance(leaf, tuple) else leaf
+
+
+def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink: bool = False, room: int) -> Reproducer:
+    """Write the folder for the side that is off; for the target where none is."""
+    found = replay_pair(target, golden, room=room)
+    off_golden = found.off == "golden" and golden is not None
+    who, call = ("golden", golden) if off_golden and golden is not None else ("target", target)
+    errors = {value.name: getattr(value, who) for value in found.values if getattr(value, who) is not None}
+    if not errors:
+        raise BadInput(found.sentence)
+    worst = max(errors, key=lambda name: errors[name].times)
+    if errors[worst].times <= SUSPICIOUS:
+        worst = next(iter(errors))
+    error: Error = errors[worst]
+    try:
+        side = Side(call, {}, room, found.way)
+        case = _case(side, worst, error)
+        if shrink and error.times > SUSPICIOUS:
+            case = _shrunk(case)
+        names = _names(case)
+        script = _script(case, names, found, who, call)
+    except CannotReplay as problem:
+        raise BadInput(f"{call.name} cannot be reproduced: {problem}") from None
+    prepare_folder(folder)
+    with Staging() as staging:
+        files = [folder / name for name in ("inputs.safetensors", "reproduce.py", "README.md")]
+        tensors = {name: slot.value for slot, name in names} | {"recorded": case.recorded}
+        staging.file(files[0]).write_bytes(safetensors(tensors))
+        staging.file(files[1]).write_text(script, encoding="utf-8")
+        staging.file(files[2]).write_text(_readme(case, names, who, call, worst), encoding="utf-8")
+    shapes = {name: list(slot.shape) for slot, name in names}
+    return Reproducer(folder, files, found, f"{who}'s {worst}", shapes)
+
+
+def _case(side: Side, name: str, error: Error) -> _Case:
+    backward, at = name.startswith("backward."), int(name.rpartition(".")[2])
+    slots = list(slots_in(side.call.outputs))
+    recorded = side.call.leaving[at].value if backward else slots[at].value
+    return _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
+
+
+# The smallest slice that still shows the fault.
+
+
+def _shrunk(case: _Case) -> _Case:
+    """Halve one axis after the other, as long as the half is a result by itself and shows the fault."""
+    for axis in range(case.recorded.ndim):
+        if case.recorded.shape[axis] < 2:
+            continue
+        cuts = _cuts(case, axis)
+        if cuts is None:
+            continue
+        full, own = case.value(reference=True), case.value(reference=False)
+        begin, end = 0, case.recorded.shape[axis]
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            halves = sorted(
+                ((begin, middle), (middle, end)), key=lambda half: -_eps(case, full, case.recorded, axis, half)
+            )
+            half = next((half for half in halves if _shows(case, full, own, axis, half)), None)
+            if half is None:
+                break
+            begin, end = half
+        case = case.sliced(cuts, axis, begin, end)
+    return case
+
+
+def _eps(case: _Case, full: Any, value: Any, axis: int, half: tuple[int, int]) -> float:
+    parts = [tensor.narrow(axis, half[0], half[1] - half[0]) for tensor in (value, full)]
+    whole, _, norm, _ = distance(*parts)
+    return whole / (norm * case.epsilon) if norm > 0 else (0.0 if whole == 0 else float("inf"))
+
+
+def _shows(case: _Case, full: Any, own: Any, axis: int, half: tuple[int, int]) -> bool:
+    healthy = _eps(case, full, own.to(case.recorded.dtype), axis, half)
+    return _eps(case, full, case.recorded, axis, half) > 2 * SUSPICIOUS * max(case.may_eps, healthy)
+
+
+def _cuts(case: _Case, axis: int) -> dict[int, tuple[int, int, int]] | None:
+    """Where an axis of the result lies in the inputs: found by trying, in float64, whether a slice gives the slice."""
+    size = case.recorded.shape[axis]
+    full = case.value(reference=True)
+    choices: list[list[tuple[int, int] | None]] = []
+    for slot in case.slots():
+        places = [at for at, length in enumerate(slot.shape) if length == size]
+        # The same place counted from the front or from the back comes first.
+        likely = (axis, axis - case.recorded.ndim + len(slot.shape))
+        places.sort(key=lambda at, likely=likely: at not in likely)  # type: ignore[misc]
+        choices.append([*((id(slot), at) for at in places), None])
+    half = max(size // 2, 1)
+    for way in islice(product(*choices), _MOST_WAYS):
+        cuts = {found[0]: (found[1], 0, half) for found in way if found is not None}
+        if not cuts:
+            continue
+        try:
+            part = case.sliced(cuts, axis, 0, half).value(reference=True)
+        except (CannotReplay, IndexError):
+            continue
+        wanted = full.narrow(axis, 0, half)
+        if part is not None and part.shape == wanted.shape and _close(part, wanted):
+            return cuts
+    return None
+
+
+def _close(one: Any, other: Any) -> bool:
+    whole, _, norm, _ = distance(one, other)
+    return whole <= _SAME * norm
+
+
+# The files.
+
+
+def safetensors(tensors: dict[str, Any]) -> bytes:
+    """Tensors as a safetensors file, written without that package: a header of JSON, then the bytes."""
+    import torch
+
+    header: dict[str, Any] = {}
+    blobs: list[bytes] = []
+    at = 0
+    # The widest first: then each begins at a multiple of its width.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        kind = str(tensor.dtype).rpartition(".")[2]
+        if not tensor.numel():
+            raise CannotReplay(f"{name} has no elements")
+        if kind not in _CODES:
+            raise CannotReplay(f"{name} is {kind}, which a safetensors file cannot hold")
+        blob = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        header[name] = {"dtype": _CODES[kind], "shape": list(tensor.shape), "data_offsets": [at, at + len(blob)]}
+        blobs.append(blob)
+        at += len(blob)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + b"".join(blobs)
+
+
+def _names(case: _Case) -> list[tuple[Slot, str]]:
+    """Names for the tensors that the script loads."""
+    arriving = {id(slot) for slot in slots_in(case.arriving)}
+    inputs = [slot for slot in case.slots() if id(slot) not in arriving]
+    named = [(slot, f"input.{at}") for at, slot in enumerate(inputs)]
+    came = [slot for slot in case.slots() if id(slot) in arriving]
+    return named + [(slot, f"gradient.{at}") for at, slot in enumerate(came)]
+
+
+_SCRIPT = '''\
+"""{title}
+Usage: python reproduce.py [DEVICE]; the word recorded in place of a device judges the recorded values alone."""
+import json
+import sys
+from math import prod
+from pathlib import Path
+
+import torch
+
+EPS, LIMIT, LARGEST = {eps!r}, {limit:.4g}, {largest:.4g}  # the limit is in eps; larger numbers fill masks
+KINDS = {kinds}
+raw = bytearray(Path(__file__).with_name("inputs.safetensors").read_bytes())
+start, tensors = 8 + int.from_bytes(raw[:8], "little"), {{}}
+for name, t in json.loads(raw[8:start]).items():
+    kind, at = KINDS[t["dtype"]], start + t["data_offsets"][0]
+    tensors[name] = torch.frombuffer(raw, dtype=kind, offset=at, count=prod(t["shape"])).reshape(t["shape"])
+
+
+def run(device, wide):
+    def x(name):
+        t = tensors[name].to(device, copy=True)
+        return t.double() if wide and t.is_floating_point() else t
+{body}
+
+
+def error(value):
+    keep = reference.abs() < LARGEST
+    return float((value.cpu().double() - reference)[keep].norm() / reference[keep].norm().clamp_min(1e-300) / EPS)
+
+
+device = sys.argv[1] if sys.argv[1:] else {device}
+reference = run("cpu", wide=True)  # the same call in float64
+recorded = error(tensors["recorded"])
+here = recorded if device == "recorded" else error(run(device, wide=False))
+print(f"recorded: {{recorded:.4g}} eps off; {{device}}: {{here:.4g}} eps off; allowed: {{LIMIT}} eps")
+sys.exit(not here <= LIMIT)
+'''
+
+
+def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str, call: Call) -> str:
+    import torch
+
+    known = {id(slot): name for slot, name in names}
+    came_in = {id(slot) for slot in slots_in(case.arriving)}
+    leaves = [slot for slot in case.slots() if slot.requires_grad and id(slot) not in came_in]
+    lines = []
+    local: dict[int, str] = {}
+    if case.backward:
+        lines.append("leaves = [" + ", ".join(f'x("{known[id(slot)]}").requires_grad_()' for slot in leaves) + "]")
+        local = {id(slot): f"leaves[{at}].clone()" for at, slot in enumerate(leaves)}
+
+    def text(value: Any) -> str:
+        if isinstance(value, Slot):
+            return local.get(id(value)) or f'x("{known[id(value)]}")'
+        return _literal(value, text)
+
+    args = [text(value) for value in case.bound.args]
+    for key, value in case.bound.kwargs.items():
+        if not key.isidentifier() or keyword.iskeyword(key):
+            raise CannotReplay(f"{visible(key)[:40]!r} is no name of an argument")
+        args.append(f"{key}={text(value)}")
+    written = f"{case.bound.function.written}({', '.join(args)})"
+    pick = "" if case.backward else _picked(case)
+    if case.backward:
+        ends = _ends(case)
+        made = [f"made{path}" for path, _ in ends]
+        came = [f'x("{known[id(slot)]}").to(made{path}.dtype)' for path, slot in ends]
+        lines.append(f"made = {written}")
+        lines.append(
+            f"grads = torch.autograd.grad([{', '.join(made)}], leaves, [{', '.join(came)}], allow_unused=True)"
+        )
+        floats = [slot for slot in case.slots() if id(slot) not in came_in and slot.value.is_floating_point()]
+        lines.append(f"return grads[{leaves.index(floats[case.at])}]")
+    else:
+        lines.append(f"return {written}{pick}")
+    kind = str(case.recorded.dtype).rpartition(".")[2]
+    codes = {_CODES[str(slot.value.dtype).rpartition(".")[2]]: str(slot.value.dtype) for slot, _ in names}
+    codes[_CODES[kind]] = str(case.recorded.dtype)
+    healthy = _eps_of(case, case.value(reference=False).to(case.recorded.dtype))
+    off = _eps_of(case, case.recorded)
+    limit = SUSPICIOUS * max(case.may_eps, healthy)
+    if off <= limit and off > 2 * healthy:  # a few wrong rows among many
+        limit = (off * healthy) ** 0.5
+    device = _device(call)
+    title = f"{case.bound.function.written} in {kind}: {_short_title(found, who, off)}"
+    return _SCRIPT.format(
+        title=title, eps=case.epsilon, limit=limit, largest=torch.finfo(case.recorded.dtype).max / 4,
+        kinds="{" + ", ".join(f'"{code}": {dtype}' for code, dtype in sorted(codes.items())) + "}",
+        body="\n".join(f"    {line}" for line in lines),
+        device='"cpu"' if device == "cpu" else f'"{device}" if torch.{device}.is_available() else "recorded"',
+    )  # fmt: skip
+
+
+def _short_title(found: Replay, who: str, off: float) -> str:
+    if found.off == "neither":
+        return f"{off:.3g} eps off, as it may be."
+    return f"{who} was {off:.4g} eps off the float64 result."
+
+
+def _eps_of(case: _Case, value: Any) -> float:
+    whole, _, norm, _ = distance(value, case.value(reference=True))
+    return whole / (norm * case.epsilon) if norm > 0 else (0.0 if whole == 0 else float("inf"))
+
+
+def _device(call: Call) -> str:
+    device = str(call.run.settings.get("device", "cpu")).partition(":")[0]
+    return device if device in ("cpu", "cuda", "npu", "xpu", "mps") else "cpu"
+
+
+def _literal(value: Any, inner: Any) -> str:  # noqa: PLR0911  one return for each kind of value
+    """A plain value as Python writes it. Texts go through repr: nothing of a dump becomes code."""
+    if isinstance(value, list | tuple):
+        items = ", ".join(inner(item) for item in value)
+        return f"[{items}]" if isinstance(value, list) else f"({items},)"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{str(key)!r}: {inner(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Word):
+        if value.kind == "device":
+            return "device"
+        name = f"torch.{value.text.rpartition('.')[2]}"
+        return f"torch.float64 if wide else {name}" if value.kind == "dtype" and "float" in name else name
+    if isinstance(value, float) and not np.isfinite(value):
+        return f'float("{value}")'
+    if value is ...:
+        return "..."
+    assert value is None or isinstance(value, int | float | bool | str | slice)
+    return repr(value)
+
+
+def _paths(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors of a result with the subscripts that lead to them."""
+    if isinstance(result, dict | list | tuple):
+        items = result.items() if isinstance(result, dict) else enumerate(result)
+        for key, item in items:
+            yield from _paths(item, f"{path}[{key!r}]")
+    elif tensors_of(result):
+        yield path, result
+
+
+def _result(case: _Case) -> Any:
+    import torch
+
+    def argument(leaf: Any) -> Any:
+        if isinstance(leaf, tuple):
+            return tuple(mapped(item, argument) for item in leaf)
+        return leaf.value.clone() if isinstance(leaf, Slot) else leaf
+
+    plain = mapped([*case.bound.args], argument)
+    if any(isinstance(leaf, Word) for leaf in (*plain, *case.bound.kwargs.values())):
+        return torch.empty(0)  # a cast gives one tensor
+    with torch.no_grad():
+        return case.bound.function.run(*plain, **mapped(case.bound.kwargs, argument))
+
+
+def _picked(case: _Case) -> str:
+    return [path for path, _ in _paths(_result(case))][case.at]
+
+
+def _ends(case: _Case) -> list[tuple[str, Slot]]:
+    """The outputs that a gradient arrived at."""
+    paths = [path for path, _ in _paths(_result(case))]
+    return [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
+
+
+def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, worst: str) -> str:
+    reference = case.value(reference=True)
+    kind = str(case.recorded.dtype).rpartition(".")[2]
+    settings = call.run.settings
+    function = case.bound.function.written
+    off = _eps_of(case, case.recorded)
+    here = _eps_of(case, case.value(reference=False).to(case.recorded.dtype))
+    what = "the gradient of an input" if case.backward else "the result"
+    lines = [
+        f"# `{function}` in {kind}: {what} is {off:.4g} eps off", "",
+        f"`{_plain(call.name)}` ({worst}) of a recorded run, against the same call in float64 on the same inputs.", "",
+        "| | error (eps) |", "| --- | --- |",
+        f"| recorded by the {who} | {off:.4g} |", f"| this machine's CPU in {kind} | {here:.4g} |",
+        f"| what the operation may lose | {case.may_eps:.3g} |", "",
+        f"- framework: {_plain(call.run.framework)} {_plain(settings.get('version', 'of unknown version'))}",
+        f"- device: {_plain(settings.get('device', 'unknown'))}",
+    ]  # fmt: skip
+    flags = {key: value for key, value in settings.items() if key not in ("version", "device")}
+    lines += [f"- settings: {_plain(', '.join(f'{key}={value}' for key, value in flags.items()))}"] if flags else []
+    arrays = [tensor.detach().double().numpy() for tensor in (case.recorded, reference) if not tensor.is_complex()]
+    if len(arrays) == 2:
+        kinds = tensor_kinds(*arrays, expected=case.may_eps * case.epsilon)
+        lines += [f"- kind of difference: {_plain(one.sentence.replace('golden', 'float64'))}" for one in kinds[:2]]
+    lines += ["", "| tensor | dtype | shape | min | max |", "| --- | --- | --- | --- | --- |"]
+    for slot, name in [*names, (Slot(tuple(case.recorded.shape), kind, None, False, case.recorded), "recorded")]:
+        value = slot.value
+        ends = (
+            [f"{float(end):.6g}" for end in (value.min(), value.max())]
+            if value.numel() and not value.is_complex()
+            else ["", ""]
+        )
+        lines.append(
+            f"| {name} | {str(value.dtype).rpartition('.')[2]} | {list(value.shape)} | {ends[0]} | {ends[1]} |"
+        )
+    if len(arrays) == 2 and arrays[0].size:
+        lines += ["", "| element | recorded | float64 |", "| --- | --- | --- |"]
+        with np.errstate(invalid="ignore"):
+            gap = np.nan_to_num(np.abs(arrays[0] - arrays[1]), nan=np.inf).reshape(-1)
+        for at in np.argsort(-gap, kind="stable")[:_SHOWN].tolist():
+            place = [int(index) for index in np.unravel_index(at, arrays[0].shape)]
+            lines.append(f"| {place} | {arrays[0].reshape(-1)[at]:.9g} | {arrays[1].reshape(-1)[at]:.9g} |")
+    lines += ["", "Run `python reproduce.py [DEVICE]`: it needs PyTorch only, prints the errors of the recorded",
+              "values and of this machine's, and exits 1 while the fault is there.", ""]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _plain(text: Any) -> str:
+    """Foreign text inside a line of Markdown."""
+    shown = visible(str(text))[:300]
+    return "".join(f"&#{ord(sign)};" if sign in "`|<>[]!" else sign for sign in shown)
