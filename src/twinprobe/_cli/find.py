@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=_count, default=None, metavar="N", help="the seed where a program sets none (default: 1234)")
     add("--keep-seeds", action="store_true", help="set no seeds at all")
     add("--exact", action="store_true", help="every bit counts, as it does for one program run twice")
+    add("--confirm", action="store_true",
+        help="run the target once more with golden's values where the difference begins: is it gone?")  # fmt: skip
     add("--resume", action="store_true", help="go on with a hunt that was interrupted")
     add("--fail-on", nargs="?", const="divergence", choices=("divergence",), help="exit with code 1 if the runs differ")
     add("--quiet", action="store_true", help="print nothing but errors")
@@ -53,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     seed = None if args.keep_seeds else SEED if args.seed is None else args.seed
     request = Request(
         args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
-        exact=args.exact, resume=args.resume,
+        exact=args.exact, resume=args.resume, confirm=args.confirm,
     )  # fmt: skip
     found = hunt(request, say)
     if args.json and not args.quiet:

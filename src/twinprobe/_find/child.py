@@ -134,9 +134,9 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             work(program, *args, **kwargs)
-        except Exception:
+        except Exception as error:
             traceback.print_exc()
-            program.closed = True
+            program.give_up(error)
 
     return hook
 
@@ -184,6 +184,7 @@ class Program:
         self._own: set[int] = set()
         self._went_back = False  # backward() was called in this step
         self._version = -1
+        self._swapped: Any = None
         self._facts: dict[str, Any] = {}
         self._name = ""
         self.closed = False
@@ -249,12 +250,13 @@ class Program:
         self._remove_hooks()
         self._root, self._model = root, _holder(root, self._torch.nn.Module)
         self._own = {id(one) for one in self._model.parameters()}
-        self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
         if self._recorder is None:
             self._record()
         elif self._watches:
             self._recorder.detach()
             self._recorder.attach(self._model)
+        # After the watch's own hook, which counts the steps.
+        self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
         self._facts = {
             "model": type(self._model).__name__,
             "root": type(root).__name__,
@@ -291,7 +293,9 @@ class Program:
         if _is_data_worker():
             return
         if self._watches:
+            self._swap_back()
             self._stop_after(self._recorder.step.number - 1)
+            self._swap()
             return
         engine = self._recorder.engine
         if self._facts["step"] == "forward":
@@ -319,7 +323,9 @@ class Program:
 
     @_guarded
     def _updated(self, optimizer: Any, *_: Any) -> None:
-        if self._recorder.engine.begun and not self._watches:
+        if self._watches:
+            self._swap_back(ended=True)
+        elif self._recorder.engine.begun:
             # An optimizer's own hooks come before the recorder's, which go when the step ends.
             self._recorder.optimizer.finish(optimizer)
             self._end()
@@ -338,10 +344,38 @@ class Program:
         if last is not None and done >= last and threading.current_thread() is threading.main_thread():
             # As if the program had ended here: nothing of it is killed, and all it has to clean up is cleaned up.
             self._facts["stopped"] = True
+            if self._watches:
+                self._recorder.step.forwards = 0  # of the next step, which has just begun
             self.close()
             raise SystemExit(0)
 
+    # -- golden's values at one place -------------------------------------------------------------------------------
+
+    def _swap(self) -> None:
+        wanted = self._plan["swap"]
+        if not wanted or self._swapped is not None or self._recorder.step.number != wanted["step"]:
+            return
+        from twinprobe._replay.swap import swap
+
+        values = Path(wanted["values"])
+        own = values / f"rank{self._recorder.rank()}"
+        values = own if own.is_dir() else sorted(values.iterdir())[0]
+        self._swapped = swap(self._model, wanted["module"], with_=values)
+        self._swapped.__enter__()
+
+    def _swap_back(self, *, ended: bool = False) -> None:
+        if self._swapped is not None and (ended or self._recorder.step.number != self._plan["swap"]["step"]):
+            self._swapped.__exit__(None, None, None)
+            self._swapped = None
+
     # -- the end ----------------------------------------------------------------------------------------------------
+
+    def give_up(self, error: Exception) -> None:
+        """Something of ours failed: the program goes on without it, and the facts say so."""
+        self.closed = True
+        self._facts["error"] = f"{type(error).__name__}: {error}"
+        if self._recorder is not None:
+            self._write_facts()
 
     def close(self) -> None:
         """The program is over."""

@@ -30,12 +30,13 @@ from twinprobe._report.overview import write_steps
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, open_run, run_folders
 from twinprobe._runs.watch import watch_files
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, TwinProbeError
 
 if TYPE_CHECKING:
     from twinprobe._judge.origin import Divergence
 
-WATCH, STEP, TENSORS = "watch", "step", "tensors"
+WATCH, STEP, TENSORS, REPLAY, CONFIRM = "watch", "step", "tensors", "replay", "confirm"
+REPRODUCER = "reproducer"
 PAGE, RESULT = "find.html", "find.json"
 SEED = 1234
 _BACK = 1  # steps that the search goes back where a step begins with other parameters
@@ -56,6 +57,8 @@ class Request:
     exact: bool = False
     """Whether every bit counts, as it does for one program run twice."""
     resume: bool = False
+    confirm: bool = False
+    """Whether the target is run once more with golden's values where the difference begins."""
 
 
 @dataclass
@@ -107,7 +110,7 @@ class _Hunt:
 
     def run(self) -> Found:
         output = self._request.output
-        if not self._request.resume and any((output / name).exists() for name in (RESULT, WATCH, STEP, TENSORS)):
+        if not self._request.resume and any((output / name).exists() for name in (RESULT, WATCH, STEP)):
             raise BadInput(
                 "holds an earlier hunt", where=output, hint="--resume goes on with it; or choose another folder with -o"
             )
@@ -133,7 +136,7 @@ class _Hunt:
         """Run both programs and find the first step that differs."""
         first, count = self._request.from_step, self._request.steps
         folders = self._run(WATCH, [{"level": "watch"}] * 2, [None if count is None else first + count - 1] * 2)
-        compared = compare_steps(*folders)
+        compared = compare_steps(folders[0], folders[1])
         if self.found.exact:
             compared = _to_the_bit(compared)
         found, parting = self.found, compared.parting
@@ -188,10 +191,60 @@ class _Hunt:
         except BadInput as error:
             self._end(TENSORS, f"The suspects could not be judged again: {error}")
             return
-        if chosen is not None:
-            self._take(*chosen, TENSORS)
-        else:
-            self._end(TENSORS, "The suspects' tensors agree: the difference did not come again.")
+        if chosen is None:
+            self._end(TENSORS, "the suspects' tensors agree: the difference did not come again")
+            return
+        self._take(*chosen, TENSORS)
+        self._replay(chosen[1])
+        if self._request.confirm:
+            self._confirm(comparison, numbers)
+
+    def _replay(self, comparison: Comparison) -> None:
+        """Run the suspect again from its own inputs; the side that is off by itself gets a reproducer."""
+        from twinprobe._replay.recorded import ROOM, find_call, read_calls
+        from twinprobe._replay.replay import replay_pair
+        from twinprobe._replay.reproduce import write_reproducer
+
+        first = comparison.summary.first
+        assert first is not None
+        calls: list[Any] = []
+        try:
+            for run, name in zip(
+                (comparison.target, comparison.golden), _both_names(comparison, first.op), strict=True
+            ):
+                found = find_call(run, name)
+                calls.append(read_calls(run, [found])[found])
+            replayed = replay_pair(calls[0], calls[1])
+            told = [replayed.sentence]
+            if replayed.off != "neither":
+                folder = self._request.output / REPRODUCER
+                write_reproducer(calls[0], calls[1], folder, room=ROOM)
+                self.found.reproducer = f"{REPRODUCER}/reproduce.py"
+                told.append(f"{folder / 'reproduce.py'} shows it without TwinProbe")
+        except TwinProbeError as error:
+            told = [f"the call cannot be run again: {error}"]
+        self._end(REPLAY, *told)
+
+    def _confirm(self, comparison: Comparison, numbers: tuple[int, int]) -> None:
+        """Run the target with golden's values at the module around the suspect: does the difference go away?"""
+        first = comparison.summary.first
+        assert first is not None
+        if not first.module:
+            self._end(
+                CONFIRM, f"{first.op} lies in no module but the model itself: there is no place for golden's values"
+            )
+            return
+        request, (step, golden_step) = self._request, numbers
+        values = request.output / TENSORS / "golden" / f"step{golden_step}"
+        swap = {"module": first.module, "values": str(values.resolve()), "step": step}
+        task = Task({"level": "watch"}, request.seed, request.from_step, step, swap)
+        one = self._sides[0]
+        self._say(f"{CONFIRM}: running the target program with golden's values at {first.module}")
+        folder = request.output / CONFIRM / one.name
+        run_program(one, folder, task, reuse=request.resume)
+        before = compare_steps(*(request.output / WATCH / name for name in ("target", "golden")))
+        after = compare_steps(folder, request.output / WATCH / "golden")
+        self._end(CONFIRM, _gone(before, after, step, first.module))
 
     def _search_recording(self) -> None:
         """A recording stands in place of a program: what it holds is recorded of the other side, and compared."""
@@ -344,20 +397,53 @@ def _begins_before_the_update(comparison: Comparison) -> bool:
     return first is not None and run.path.name != OPTIMIZER_FILE and run.parents.get(first.op) != "optimizer"
 
 
-def _suspects(comparison: Comparison, first: Divergence) -> tuple[list[str], list[str]]:
-    """The call where the difference begins and its neighbours, by the names they have on either side."""
-    target, golden = comparison.target, comparison.golden
-    place = target.ops.index(first.op) if first.op in target.ops else 0
-    near = range(max(0, place - _AROUND), min(len(target.ops), place + _AROUND + 1))
-    pairs = comparison.evidence.pairs
-    partners = {
-        (row["t_op"], row["g_op"])
-        for row in pairs.select("t_op", "g_op").unique().iter_rows(named=True)
-        if row["t_op"] is not None and row["g_op"] is not None and row["t_op"] in near
-    }
-    names = [target.ops[at] for at in near], [golden.ops[at] for _, at in sorted(partners)]
+def _both_names(comparison: Comparison, name: str) -> tuple[str, str]:
+    """A call's name in the target, and that of its partner in the golden run: empty where it has none."""
+    target, pairs = comparison.target, comparison.evidence.pairs
+    if name not in target.ops:
+        return name, ""
+    partners = pairs.filter(pairs["t_op"] == target.ops.index(name))["g_op"].drop_nulls()
+    return name, comparison.golden.ops[int(partners[0])] if len(partners) else ""
+
+
+def _suspects(comparison: Comparison, first: Divergence) -> list[list[str]]:
+    """The call where the difference begins, its neighbours and the module around it, by their names on either side."""
+    ops = comparison.target.ops
+    place = ops.index(first.op) if first.op in ops else 0
+    near = [_both_names(comparison, name) for name in ops[max(0, place - _AROUND) : place + _AROUND + 1]]
+    names = [[pair[at] for pair in near if pair[at]] for at in (0, 1)]
+    for chosen, run, name in zip(
+        names, (comparison.target, comparison.golden), _both_names(comparison, first.op), strict=True
+    ):
+        around = run.parents.get(name) if name else None
+        if around and around.startswith("Module."):
+            chosen.append(around.rpartition(".")[0] + ".")  # all of its calls
     # A list entry that begins as a module's name takes all calls inside; the rest of the name takes the module alone.
-    return tuple([name.removeprefix("Module.") for name in side_names] for side_names in names)  # type: ignore[return-value]
+    return [[name.removeprefix("Module.") for name in chosen] for chosen in names]
+
+
+def _gone(before: StepsComparison, after: StepsComparison, step: int, module: str) -> str:
+    """How much of the difference of a step is gone: of the loss, otherwise of the worst output of a block."""
+    rank = before.parting.rank
+    sides = []
+    for compared in (before, after):
+        trend = next((one for one in compared.trends if one.rank == rank), compared.trends[0])
+        row = trend.steps.tolist().index(step)
+        sides.append(
+            {
+                name: float(value)
+                for name, value in zip(trend.names, trend.difference[row].tolist(), strict=True)
+                if name == "loss" or (name.startswith("output.") and name.endswith((".norm", ".max", ".mean")))
+            }
+        )
+    what = "loss" if sides[0].get("loss") else max(sides[0], key=lambda name: sides[0][name], default="")
+    was, now = sides[0].get(what, 0.0), sides[1].get(what, 0.0)
+    if not was:
+        return f"with golden's values at {module}: no watched number of step {step} differed before, so none can tell"
+    title = "the loss" if what == "loss" else what.removeprefix("output.")
+    share = max(0.0, 1 - now / was)
+    return (f"with golden's values at {module}, {share:.0%} of the difference of {title} is gone "
+            f"(relative difference {was:.2g} before, {now:.2g} now)")  # fmt: skip
 
 
 def _description(facts: list[dict[str, Any]]) -> dict[str, Any]:

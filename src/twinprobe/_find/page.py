@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 62, 20
 _MOST_POINTS = 1000
 _TITLES = {"loss": "loss", "grad_norm": "gradient norm", "group.0.lr": "learning rate"}
-_STAGES = {"watch": "1. watch every step", "step": "2. record the step", "tensors": "3. keep the suspects' tensors",
-           "confirm": "4. put golden's values in"}  # fmt: skip
+_STAGES = {
+    "watch": "watch every step", "step": "record the step", "tensors": "keep the suspects' tensors",
+    "replay": "run the call again", "confirm": "put golden's values in",
+}  # fmt: skip
 _STYLE = """
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 10px 26px; }
 .curves h3 { margin: 0; font-size: 13.5px; font-weight: 600; }

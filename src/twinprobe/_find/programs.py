@@ -83,11 +83,13 @@ class Task:
     seed: int | None = None
     from_step: int = 0
     last_step: int | None = None
+    swap: dict[str, Any] | None = None
+    """Golden's values at one module: ``module``, ``values`` (a recording with tensors) and ``step``."""
 
     def mark(self, program: Side) -> str:
         """The same for two runs whose recordings are the same."""
         record = {key: value for key, value in self.record.items() if key != "dump_path"}
-        what = (program.words, program.variables, record, self.seed, self.from_step, self.last_step)
+        what = (program.words, program.variables, record, self.seed, self.from_step, self.last_step, self.swap)
         return hashlib.sha256(repr(what).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -115,6 +117,7 @@ def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> Ran:
             "seed": task.seed,
             "from_step": task.from_step,
             "last_step": task.last_step,
+            "swap": task.swap,
         }
         (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
         code = _wait(program, _variables(program, place, task.seed), log)
@@ -125,6 +128,9 @@ def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> Ran:
         raise BadInput(f"the {program.name} program failed ({how}): {last_words(log)}", where=log)
     if not facts:
         raise _unwatched(program, notes, log)
+    failed = next((one["error"] for one in facts if "error" in one), None)
+    if failed is not None:
+        raise BadInput(f"the {program.name} program ran, but could not be recorded: {failed}", where=log)
     done.write_text(task.mark(program) + "\n", encoding="utf-8")
     return Ran(folder, facts, time.monotonic() - began)
 
