@@ -255,6 +255,8 @@ class Program:
         elif self._watches:
             self._recorder.detach()
             self._recorder.attach(self._model)
+        elif self._recorder.engine.begun:
+            self._end()
         # After the watch's own hook, which counts the steps.
         self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
         self._facts = {
