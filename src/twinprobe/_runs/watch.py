@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,6 @@ class WatchStream:
         self._names: list[str] = []
         self._rows: list[tuple[int, NDArray[np.float32]]] = []
         self._batches: list[tuple[int, int, int]] = []  # rows (0 for names), offset and size of each in the file
-        self._head = b""
         self._size = 0
         self._due = time.monotonic() + _SECONDS
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,9 +80,9 @@ class WatchStream:
             self._file.close()
 
     def _write(self, steps: list[int], names: list[list[str] | None], values: NDArray[np.float32]) -> None:
-        schema, batch = _messages(steps, names, values)
-        if not self._head:
-            self._head, batch = schema, schema + batch
+        batch = _batch(steps, names, values)
+        if not self._size:
+            batch = _schema() + batch
         self._file.write(batch)
         self._batches.append((0 if names[0] is not None else len(steps), self._size, len(batch)))
         self._size += len(batch)
@@ -101,7 +100,7 @@ class WatchStream:
         names = self._names if not later else self._names_before(first)
         copy = self._path.with_name(temporary_name(self._path.name))
         with copy.open("xb", buffering=0) as new, self._path.open("rb") as old:
-            head = self._head + _messages([-1], [names], np.empty((1, 0), np.float32))[1]
+            head = _schema() + _batch([-1], [names], np.empty((1, 0), np.float32))
             new.write(head)
             old.seek(start)
             while piece := old.read(1 << 20):
@@ -119,27 +118,116 @@ class WatchStream:
             file.seek(at)
             message = file.read(size)
         if at:
-            message = self._head + message
+            message = _schema() + message
         return list(_frame(message + _END)["names"][0])
 
 
-def _messages(
-    steps: list[int], names: list[list[str] | None], values: NDArray[np.float32]
-) -> tuple[bytes, bytes]:  # fmt: skip
-    """The schema and one batch, each as the message that stands in a stream."""
-    import polars as pl
+# The messages of an Arrow IPC stream, written by hand: a training should not have to load a library of tables, with its
+# threads, to append a few numbers. Their metadata are flatbuffers: tables whose fields are found through a list of
+# offsets before them.
 
-    lists = pl.Series("values", values.reshape(-1)).reshape((len(steps), -1)) if values.size else None
-    frame = pl.DataFrame({
-        "step": pl.Series(steps, dtype=pl.Int64),
-        "names": pl.Series(names, dtype=pl.List(pl.String)),
-        "values": pl.Series([[]], dtype=pl.List(pl.Float32)) if lists is None else lists.cast(pl.List(pl.Float32)),
-    })  # fmt: skip
-    buffer = io.BytesIO()
-    frame.write_ipc_stream(buffer)
-    stream = buffer.getvalue().removesuffix(_END)
-    end = 8 + struct.unpack_from("<I", stream, 4)[0]  # a schema has no body
-    return stream[:end], stream[end:]
+_INT, _FLOAT, _TEXT, _LIST = 2, 3, 5, 12  # the types that are used, as Arrow numbers them
+_SCHEMA, _BATCH, _V5 = 1, 3, 4
+_Field = tuple[str, int, "tuple[_Field, ...]"]
+_FIELDS: tuple[_Field, ...] = (
+    ("step", _INT, ()),
+    ("names", _LIST, (("item", _TEXT, ()),)),
+    ("values", _LIST, (("item", _FLOAT, ()),)),
+)
+
+
+def _schema() -> bytes:
+    """The message that begins a stream."""
+    buffer, header = _message(_SCHEMA, 0)
+    fields = _table(buffer, header, [("h", 0), ("I", 0)])[1]
+    _write_fields(buffer, fields, _FIELDS)
+    return _framed(buffer)
+
+
+def _write_fields(buffer: bytearray, at: int, fields: tuple[_Field, ...]) -> None:
+    """A vector of columns, each with its name, its type and the columns inside of it."""
+    places = _vector(buffer, at, len(fields), "I")
+    for place, (name, kind, inner) in zip(places, fields, strict=True):
+        nullable = kind == _LIST
+        title, _, _, of, _, children = _table(
+            buffer, place, [("I", 0), ("?", nullable), ("B", kind), ("I", 0), None, ("I", 0)]
+        )
+        _vector(buffer, title, len(name), "s", name.encode())
+        details = {_INT: [("i", 64), ("?", True)], _FLOAT: [("h", 1)]}
+        _table(buffer, of, details.get(kind, []))
+        _write_fields(buffer, children, inner)
+
+
+def _batch(steps: list[int], names: list[list[str] | None], values: NDArray[np.float32]) -> bytes:
+    """The message with these rows."""
+    count = len(steps)
+    texts = [text.encode("utf-8", "backslashreplace") for one in names for text in one or ()]
+    ends = np.cumsum([0, *(len(one or ()) for one in names)], dtype=np.int32)
+    nulls = sum(one is None for one in names)
+    present = np.packbits([one is not None for one in names], bitorder="little").tobytes() if nulls else b""
+    width = values.shape[1]
+    columns: list[tuple[int, int, list[bytes]]] = [  # rows, nulls, and the buffers: the first says what is null
+        (count, 0, [b"", np.array(steps, dtype="<i8").tobytes()]),
+        (count, nulls, [present, ends.tobytes()]),
+        (len(texts), 0, [b"", np.cumsum([0, *map(len, texts)], dtype="<i4").tobytes(), b"".join(texts)]),
+        (count, 0, [b"", (np.arange(count + 1, dtype="<i4") * width).tobytes()]),
+        (values.size, 0, [b"", np.ascontiguousarray(values, dtype="<f4").tobytes()]),
+    ]
+    body = bytearray()
+    spans: list[tuple[int, int]] = []
+    for _, _, parts in columns:
+        for part in parts:
+            spans.append((len(body), len(part)))
+            body += part + bytes(-len(part) % 64)
+    buffer, header = _message(_BATCH, len(body))
+    _, nodes, buffers = _table(buffer, header, [("q", count), ("I", 0), ("I", 0)])
+    _vector(
+        buffer, nodes, len(columns), "qq", struct.pack(f"<{2 * len(columns)}q", *(n for c in columns for n in c[:2]))
+    )
+    _vector(buffer, buffers, len(spans), "qq", struct.pack(f"<{2 * len(spans)}q", *(n for one in spans for n in one)))
+    return _framed(buffer) + body
+
+
+def _message(kind: int, body: int) -> tuple[bytearray, int]:
+    """The outermost table, and where it is told what it contains."""
+    buffer = bytearray(4)
+    fields = _table(buffer, 0, [("h", _V5), ("B", kind), ("I", 0), ("q", body)])
+    return buffer, fields[2]
+
+
+def _table(buffer: bytearray, refers: int, fields: Sequence[tuple[str, Any] | None]) -> list[int]:
+    """Append a table, which the offset at ``refers`` points to; returns the places of its fields."""
+    offsets, size = [0] * len(fields), 4
+    order = sorted((at for at, one in enumerate(fields) if one), key=lambda at: -struct.calcsize(fields[at][0]))  # type: ignore[index]
+    for at in order:
+        width = struct.calcsize(fields[at][0])  # type: ignore[index]
+        size += -size % width
+        offsets[at] = size
+        size += width
+    head = struct.pack(f"<{2 + len(fields)}H", 4 + 2 * len(fields), size, *offsets)
+    buffer += bytes(-(len(buffer) + len(head)) % 8) + head
+    start = len(buffer)
+    buffer += struct.pack("<i", len(head)) + bytes(size - 4)
+    for at in order:
+        struct.pack_into(f"<{fields[at][0]}", buffer, start + offsets[at], fields[at][1])  # type: ignore[index]
+    struct.pack_into("<I", buffer, refers, start - refers)
+    return [start + offset for offset in offsets]
+
+
+def _vector(buffer: bytearray, refers: int, count: int, kind: str, content: bytes | None = None) -> list[int]:
+    """Append a vector, which the offset at ``refers`` points to; returns the places of its elements."""
+    buffer += bytes(-(len(buffer) + 4) % 8)
+    struct.pack_into("<I", buffer, refers, len(buffer) - refers)
+    buffer += struct.pack("<I", count)
+    start, width = len(buffer), struct.calcsize(f"<{kind}")
+    buffer += bytes(count * width) if content is None else content + b"\0"
+    return [start + at * width for at in range(count)]
+
+
+def _framed(metadata: bytearray) -> bytes:
+    """A message without its body: a mark, the length, and the metadata up to a multiple of eight bytes."""
+    metadata += bytes(-len(metadata) % 8)
+    return b"\xff\xff\xff\xff" + struct.pack("<I", len(metadata)) + bytes(metadata)
 
 
 # Reading.

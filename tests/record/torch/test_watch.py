@@ -157,7 +157,7 @@ def test_without_an_optimizer_a_step_is_a_step_call_or_a_forward(how: str, tmp_p
                 continue
             with torch.no_grad():
                 for one in network.parameters():
-                    one -= 0.01 * one.grad
+                    one.sub_(0.01 * one.grad)
                     one.grad = None
     assert watched(tmp_path / "run").steps.tolist() == [0, 1, 2]
 

@@ -162,7 +162,7 @@ class DeviceRows:
                     dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
                     aligned = not start & 15
                     queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
-                    _add(queue, lane, start, elements, (row, elements, repeats, style))
+                    add_line(queue, lane, start, elements, (row, elements, repeats, style))
             if self._digest:
                 self._add_digest(measure, lane, tensor.detach(), row, self._digest, copies)
         lane.launch()
@@ -208,7 +208,7 @@ class DeviceRows:
             if address % width:
                 copies.append(octets.clone())
                 address = copies[-1].data_ptr()
-        _add(measure.checksums(lane, mode), lane, address, count // width, (row, count, rest))
+        add_line(measure.checksums(lane, mode), lane, address, count // width, (row, count, rest))
 
     def collect(self) -> Callable[[], None]:
         """Start the copy to the host; the returned job waits for it and fills the rows."""
@@ -234,7 +234,8 @@ class DeviceRows:
         return fill
 
 
-def _add(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any) -> None:
+def add_line(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any) -> None:
+    """Queue one run of elements, after launching what waits where there is no room for it."""
     line = queue.add(address, elements, receiver)
     if line < 0:
         lane.launch()

@@ -20,7 +20,7 @@ from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput
 
-Read = Callable[[], NDArray[np.float64]]
+Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
 
 
 class Step:
@@ -29,7 +29,7 @@ class Step:
     def __init__(self, number: int) -> None:
         self.number = number
         self.numbers: list[tuple[int, float]] = []
-        self.pending: list[tuple[Sequence[int], Read]] = []  # series, and how to get their values when they are there
+        self.pending: list[Read] = []
         self.backward = False
         self.forwards = 0
         self.ended = False  # step() was called
@@ -187,8 +187,12 @@ class Watcher:
 
     def _write(self, step: Step) -> None:
         total = self.series("grad_norm")
-        places = np.concatenate([[at for at, _ in step.numbers], *(at for at, _ in step.pending)]).astype(np.int64)
-        values = np.concatenate([[one for _, one in step.numbers], *(read() for _, read in step.pending)])
+        arrived = [
+            ([at for at, _ in step.numbers], [one for _, one in step.numbers]),
+            *(read() for read in step.pending),
+        ]
+        places = np.concatenate([at for at, _ in arrived]).astype(np.int64)
+        values = np.concatenate([found for _, found in arrived])
         exact = np.zeros(len(self._names))
         known = np.bincount(places, minlength=len(exact))
         exact[places] = values

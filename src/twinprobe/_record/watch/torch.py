@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from twinprobe._measure.cuda import DeviceMeasure
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.torch.compiled import CompiledBoundary, watched_modules
+from twinprobe._record.torch.device import add_line
 from twinprobe._record.torch.hooks import has_fast_path
-from twinprobe._record.torch.tensors import silence
+from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
 from twinprobe._record.watch import Read, Watcher
 from twinprobe._runs.watch import DIGEST
@@ -30,6 +35,7 @@ _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  #
 _MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
 _ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
@@ -47,6 +53,7 @@ class TorchWatcher(Watcher):
         self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
+        self._passes: dict[torch.device, OnePass | None] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
@@ -199,6 +206,8 @@ class TorchWatcher(Watcher):
                 return
             values = _local(tensor.detach())
             self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
+            if self._once(values.device, [(ids, values)]):
+                return
             norm = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
             self._values.append((ids, torch.stack((norm, _largest([values])[0], values.mean(dtype=torch.float32)))))
 
@@ -292,7 +301,7 @@ class TorchWatcher(Watcher):
     def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """The norm and the largest magnitude of each, a few kernels for all of them."""
         known = self._places.setdefault(kind, {})
-        groups: dict[tuple[torch.device, torch.dtype], tuple[list[tuple[int, int]], list[torch.Tensor]]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[Sequence[int]], list[torch.Tensor]]] = {}
         for name, tensor in tensors:
             here = _local(tensor)
             if here.numel() and here.is_floating_point() and here.layout is torch.strided and not here.is_meta:
@@ -303,9 +312,28 @@ class TorchWatcher(Watcher):
                 places, found = groups.setdefault((here.device, here.dtype), ([], []))
                 places.append(place)
                 found.append(here)
-        for places, found in groups.values():
+        for (device, _), (places, found) in groups.items():
+            if self._once(device, list(zip(places, found, strict=True))):
+                continue
             self._values.append(([place[0] for place in places], torch.stack(_norms(found, 2.0))))
             self._values.append(([place[1] for place in places], _largest(found)))
+
+    def _once(self, device: torch.device, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> bool:
+        """Whether these were measured by kernels that read each tensor once."""
+        if device.type not in DEVICE_TYPES:
+            return False
+        if device not in self._passes:
+            self._passes[device] = OnePass(device) if find_spec("triton") else None
+        one = self._passes[device]
+        if one is None or not all(tensor.dtype in _FLOATS and tensor.is_contiguous() for _, tensor in tensors):
+            return False
+        try:
+            one.measure(tensors)
+        except Exception as error:  # a machine on which Triton cannot compile
+            self._passes[device] = None
+            self.problems.note("measuring on the device; PyTorch's own kernels do it from here on", error)
+            return False
+        return True
 
     def _note_settings(self) -> None:
         """The state of the generators of random numbers, and what changes the rounding of results."""
@@ -373,13 +401,14 @@ class TorchWatcher(Watcher):
                 series += places
                 found.append(here.reshape(-1))
             for device, (series, found) in by_device.items():
-                self.step.pending.append((series, self._sent(device, torch.cat(found))))
+                self.step.pending.append(self._sent(device, series, torch.cat(found)))
+            self.step.pending += [one.collect() for one in self._passes.values() if one is not None]
         self._values, self._losses, self._noted = [], {}, False
 
-    def _sent(self, device: torch.device, values: torch.Tensor) -> Read:
+    def _sent(self, device: torch.device, series: list[int], values: torch.Tensor) -> Read:
         """How to get these numbers one step later, when they have long arrived."""
         if device.type != "cuda":
-            return lambda: np.array(values.cpu().numpy(), dtype=np.float64)
+            return lambda: (series, np.array(values.cpu().numpy(), dtype=np.float64))
         spare = self._host.setdefault(device, [])
         host, event = spare.pop() if spare else (values[:0], torch.cuda.Event())
         if len(host) < len(values) or host.dtype != values.dtype:
@@ -388,11 +417,55 @@ class TorchWatcher(Watcher):
         host[:length].copy_(values, non_blocking=True)
         event.record()
 
-        def read() -> NDArray[np.float64]:
+        def read() -> tuple[list[int], NDArray[np.float64]]:
             event.synchronize()
             found = np.array(host[:length].numpy(), dtype=np.float64)
             spare.append((host, event))
-            return found
+            return series, found
+
+        return read
+
+
+class OnePass:
+    """Measures tensors of one device with the recorder's kernels, which read each of them once for all statistics."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._measure = DeviceMeasure(device)
+        self._streams: dict[int, Any] = {}
+
+    def measure(self, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> None:
+        """Measure now, on the current stream; beside each tensor stand its series: norm, max and perhaps mean."""
+        stream = 0
+        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
+            if self._device.type == "cuda":
+                current = torch.cuda.current_stream(self._device)
+                stream = current.cuda_stream
+                self._streams[stream] = current
+            lane = self._measure.lane(stream)
+            for series, tensor in tensors:
+                address, elements = tensor.data_ptr(), tensor.numel()
+                queue = self._measure.statistics(lane, tensor.dtype, not address & 15)
+                add_line(queue, lane, address, elements, (series, elements))
+            lane.launch()
+
+    def collect(self) -> Read:
+        """Start the copy to the host."""
+        for stream in self._streams.values():
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+        self._streams.clear()
+        results = self._measure.collect()
+
+        def read() -> tuple[list[int], NDArray[np.float64]]:
+            places: list[int] = []
+            values: list[float] = []
+            for _, receivers, found in results():
+                for (series, count), one in zip(receivers, found, strict=True):
+                    # The largest value is taken without regard to NaN; the sums show it.
+                    largest = math.nan if one.nan else max(abs(one.max), abs(one.min))
+                    places += series
+                    values += (math.sqrt(one.squares), largest, one.total / count)[: len(series)]
+            return places, np.array(values, dtype=np.float64)
 
         return read
 
