@@ -111,10 +111,20 @@ def test_a_hostile_text_argument_stays_a_literal_in_the_script(tmp_path: Path) -
         ("Torch.full_like.0.forward", [tensor(data_name="x.npy", shape=[1 << 30, 1 << 10]), value(1.0)], {}),
     ],
 )
+@pytest.mark.parametrize("system_bounds", [True, False])
 def test_memory_is_bounded_before_it_is_taken(
-    name: str, inputs: list[Any], kwargs: dict[str, Any], tmp_path: Path
+    system_bounds: bool,
+    name: str,
+    inputs: list[Any],
+    kwargs: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By the system, or where it cannot do that, by the shapes that a call would give."""
     import resource
+
+    if not system_bounds:
+        monkeypatch.setattr("twinprobe._replay.functions._memory_held", lambda: None)
 
     path = dump(tmp_path, name, inputs, **kwargs)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -240,9 +240,11 @@ class Isolated:
 
     @property
     def times(self) -> Floats:
-        """How far off the worse side is by itself."""
-        worse: Floats = np.fmax(self.target_times, self.golden_times)
-        return worse
+        """How far off the worse side is by itself; where both are off alike, the runs do not part."""
+        worse, better = np.fmax(self.target_times, self.golden_times), np.fmin(self.target_times, self.golden_times)
+        with np.errstate(invalid="ignore"):
+            apart: Floats = worse - np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+        return apart
 
 
 @dataclass

@@ -38,6 +38,7 @@ _REFUSED = NEVER_NAMES | words(
 _MORE = words("hardsigmoid hardswish sigmoid tanh relu_ elu_ selu_ celu_ leaky_relu_ hardtanh_ threshold_ upsample")
 _LIBRARIES = ("fbgemm_", "quantized_", "mkldnn_", "miopen_", "cudnn_", "q_", "sym_", "fake_quantize", "fused_moving")
 _FORMATS = ("contiguous_format", "channels_last", "channels_last_3d", "preserve_format")
+_SLACK, _THREAD = 128 << 20, 16 << 20  # bytes that a call may need beside its tensors, and each thread
 _SPACES = {"Functional": "torch.nn.functional", "Torch": "torch", "Tensor": "torch.Tensor"}
 
 
@@ -88,6 +89,9 @@ def bind(call: Call) -> list[Bound]:
     framework = call.run.framework.lower()
     if op.is_module or op.cls:
         ways = list(_MODULES[op.cls](call)) if op.cls in _MODULES else []
+        if op.cls == "Linear" and framework in ("paddle", "paddlepaddle"):  # its weight is stored [in, out]
+            weights = [call.parameters.get("weight"), call.parameters.get("bias")]
+            ways = [Bound(_ADAPTED["Paddle.linear"], [*call.args[:1], *weights], {})]
         if not ways:
             inside = "replay the calls inside it" if call.run.level in ("mix", "L1") else "record with level mix"
             raise CannotReplay(f"{op.cls or op.body} is no module that its parameters alone can rebuild: {inside}")
@@ -96,7 +100,7 @@ def bind(call: Call) -> list[Bound]:
     args, kwargs = call.args, call.kwargs
     if framework in _TRANSLATIONS:
         key, args, kwargs = _TRANSLATIONS[framework](key, args, kwargs)
-    function = allowed().get(key)
+    function = allowed().get(key) or _ADAPTED.get(key)
     if function is None:
         raise CannotReplay(f"{op.prefix}.{op.body} is not in the list of functions that may be called")
     ways = [Bound(function, args, kwargs)]
@@ -247,40 +251,76 @@ def _of_mindspore(key: str, args: list[Any], kwargs: dict[str, Any]) -> _Transla
     kind, _, body = key.partition(".")
     if kind not in ("Mint", "MintFunctional", "Functional", "Tensor"):
         raise CannotReplay(f"{key}: only calls of mint, mint.nn.functional, ops and Tensor are replayed")
-    if body == "gelu" and kind == "Functional" and not args[1:] and "approximate" not in kwargs:
-        kwargs = {**kwargs, "approximate": "none"}
     return _alike(body, args, kwargs)
 
 
-def _of_paddle(key: str, args: list[Any], kwargs: dict[str, Any]) -> _Translated:
+# The arguments of Paddle's functions that are not spelled like PyTorch's, in their order.
+_PADDLE = {
+    "linear": ("x", "weight", "bias"), "matmul": ("x", "y", "transpose_x", "transpose_y"), "gelu": ("x", "approximate"),
+    "layer_norm": ("x", "normalized_shape", "weight", "bias", "epsilon"), "embedding": ("x", "weight"),
+    "softmax": ("x", "axis"), "log_softmax": ("x", "axis"),
+}  # fmt: skip
+
+
+def _of_paddle(key: str, args: list[Any], kwargs: dict[str, Any]) -> _Translated:  # noqa: PLR0911  one for each
     kind, _, body = key.partition(".")
     if kind not in ("Paddle", "Functional", "Tensor"):
         raise CannotReplay(f"{key}: only calls of paddle, paddle.nn.functional and Tensor are replayed")
+    if body not in _PADDLE:
+        return _alike(body, args, kwargs)
+    given = dict(zip(_PADDLE[body], args, strict=False)) | kwargs
+    x = given.get("x")
+    if body == "linear":
+        return "Paddle.linear", [x, given.get("weight"), given.get("bias")], {}
+    if body == "matmul":
+        turned = [bool(given.get(name)) for name in ("transpose_x", "transpose_y")]
+        return "Paddle.matmul", [x, given.get("y"), *turned], {}
     if body == "gelu":
-        given = kwargs.get("approximate", args[1] if len(args) > 1 else False)
-        return "Functional.gelu", args[:1], {"approximate": "tanh" if given else "none"}
-    if body == "linear":  # stored [in, out]
-        weights = [*args[1:3], kwargs.get("weight"), kwargs.get("bias")]
-        given = [value for value in weights if value is not None]
-        if isinstance(given[0], Slot) and given[0].value is not None:
-            turned = Slot(given[0].shape[::-1], given[0].dtype, given[0].file, given[0].requires_grad)
-            turned.value = given[0].value.mT
-            return "Functional.linear", [*args[:1], *slots_in(kwargs.get("x")), turned, *given[1:]], {}
-    if body == "layer_norm":
-        names = ("x", "normalized_shape", "weight", "bias", "epsilon")
-        found = {**dict(zip(names, args, strict=False)), **kwargs}
-        shape = found.get("normalized_shape")
-        shape = [shape] if isinstance(shape, int) else shape
-        rest = {"weight": found.get("weight"), "bias": found.get("bias"), "eps": found.get("epsilon", 1e-5)}
-        return "Functional.layer_norm", [found.get("x"), shape], rest
-    if body == "matmul" and (any(args[2:]) or kwargs.get("transpose_x") or kwargs.get("transpose_y")):
-        raise CannotReplay("matmul with transposed operands has no counterpart in PyTorch")
-    if body in ("softmax", "log_softmax"):
-        axis = kwargs.get("axis", args[1] if len(args) > 1 else -1)
-        return f"Functional.{body}", [*args[:1], *slots_in(kwargs.get("x"))], {"dim": axis}
+        return "Functional.gelu", [x], {"approximate": "tanh" if given.get("approximate") else "none"}
     if body == "embedding":
-        return "Functional.embedding", args[:2], {}
-    return _alike(body, args, kwargs)
+        return "Functional.embedding", [x, given.get("weight")], {}
+    if body == "layer_norm":
+        shape = given.get("normalized_shape")
+        rest = {"weight": given.get("weight"), "bias": given.get("bias"), "eps": given.get("epsilon", 1e-5)}
+        return "Functional.layer_norm", [x, [shape] if isinstance(shape, int) else shape], rest
+    return f"Functional.{body}", [x], {"dim": given.get("axis", -1)}
+
+
+def _turned_product(x: Any, y: Any, x_turned: bool = False, y_turned: bool = False) -> Any:
+    return (x.mT if x_turned else x) @ (y.mT if y_turned else y)
+
+
+def _stored_in_out(x: Any, weight: Any, bias: Any = None) -> Any:
+    return x @ weight if bias is None else x @ weight + bias
+
+
+# What has no function of its own in PyTorch; a script writes it out.
+_ADAPTED = {
+    "Paddle.linear": Function(_stored_in_out, "(lambda x, w, b=None: x @ w if b is None else x @ w + b)"),
+    "Paddle.matmul": Function(
+        _turned_product,
+        "(lambda x, y, x_turned=False, y_turned=False: (x.mT if x_turned else x) @ (y.mT if y_turned else y))",
+    ),
+}
+
+
+def _product(call: Call) -> Iterator[Bound]:
+    """MindSpore's MatMul: which operands are transposed is not in a dump, and the result tells it."""
+    for turned in product((False, True), repeat=2):
+        yield Bound(_ADAPTED["Paddle.matmul"], [*call.args[:2], *turned], {})
+
+
+def _by_key(key: str, **settings: Any) -> Callable[[Call], Iterator[Bound]]:
+    return lambda call: iter([Bound(allowed()[key], call.args, dict(settings))])
+
+
+# MindSpore's primitives and cells, by class.
+_MODULES |= {
+    "Dense": _weighted("linear"), "MatMul": _product, "BatchMatMul": _product, "Add": _by_key("Torch.add"),
+    "Sub": _by_key("Torch.sub"), "Mul": _by_key("Torch.mul"), "RealDiv": _by_key("Torch.div"),
+    "BiasAdd": _by_key("Torch.add"), "Exp": _by_key("Torch.exp"), "Rsqrt": _by_key("Torch.rsqrt"),
+    "Sqrt": _by_key("Torch.sqrt"), "Square": _by_key("Torch.square"), "GeLU": _one("gelu", {"approximate": "tanh"}, {}),
+}  # fmt: skip
 
 
 _TRANSLATIONS: dict[str, Callable[[str, list[Any], dict[str, Any]], _Translated]] = {
@@ -322,9 +362,12 @@ def run_bound(
 
     args, kwargs = mapped(bound.args, argument), mapped(bound.kwargs, argument)
     grad = torch.enable_grad() if backward else torch.no_grad()
+    # Not torch.manual_seed, which seeds all devices and imports the compiler.
+    random = torch.default_generator
+    before = random.get_state()
+    random.manual_seed(seed)
     try:
-        with _limited(room if device == "cpu" else None), torch.random.fork_rng(devices=[]), grad:
-            torch.manual_seed(seed)
+        with _limited(room if device == "cpu" else None), grad:
             made = tensors_of(bound.function.run(*args, **kwargs))
             gradients: list[Any] = []
             if backward:
@@ -340,9 +383,11 @@ def run_bound(
             return made, [None if value is None else value.detach().cpu() for value in gradients]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, AttributeError) as error:
         text = " ".join(str(error).split())
-        if "allocate" in text or isinstance(error, MemoryError):
+        if "allocate" in text or "bad_alloc" in text or isinstance(error, MemoryError):
             raise CannotReplay(f"needs more memory than the {room >> 20:,} MiB that are allowed") from None
         raise CannotReplay(f"{bound.function.written} refuses its arguments: {text[:200]}") from None
+    finally:
+        random.set_state(before)
 
 
 def _wide(tensor: Any) -> Any:
@@ -380,8 +425,11 @@ def tensors_of(result: Any) -> list[Any]:
 
 
 def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:
-    """Ask for the shapes of the results, which takes no memory, before the results themselves."""
+    """Where nothing bounds the memory of a process: ask for the shapes of the results before the results."""
     import torch
+
+    if _memory_held() is not None:
+        return
 
     def argument(leaf: Any) -> Any:
         if isinstance(leaf, tuple):
@@ -408,22 +456,38 @@ def check_fit(made: Sequence[Any], recorded: Sequence[Any]) -> None:
         raise CannotReplay(f"gives {shapes[0]}, and {shapes[1]} is recorded")
 
 
+def _memory_held() -> int | None:
+    """The bytes of address space that this process has; None where the system cannot bound them."""
+    try:
+        import resource  # noqa: F401
+
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (ImportError, OSError):
+        return None
+
+
+@cache
+def _threads_started() -> int:
+    """Start the threads of PyTorch, which end the process where there is no room for one; returns their number."""
+    import torch
+
+    torch.ones(1 << 20).exp()
+    return int(torch.get_num_threads())
+
+
 @contextmanager
 def _limited(room: int | None) -> Iterator[None]:
     """Let the process grow by no more than this, where the system can see to it: shapes in a dump may lie."""
-    try:
-        import resource
-
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
-            held = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, OSError):
-        room = None
-    if room is None:
+    room = None if room is None else room + _SLACK + _THREAD * _threads_started()
+    held = None if room is None else _memory_held()
+    if room is None or held is None:
         yield
         return
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = held + room + (256 << 20)
-    bounds = [bound for bound in (wanted, soft, hard) if bound != resource.RLIM_INFINITY]
+    bounds = [bound for bound in (held + room, soft, hard) if bound != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     try:
         yield

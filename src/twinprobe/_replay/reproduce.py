@@ -80,16 +80,20 @@ class _Case:
         made = run_bound(self.bound, self.arriving if self.backward else [], reference=reference)
         return made[int(self.backward)][self.at]
 
-    def sliced(self, cuts: dict[int, tuple[int, int, int]], axis: int, begin: int, end: int) -> _Case:
-        """The case with only a part of an axis: ``cuts`` says where it lies in the inputs, by their ids."""
+    def sliced(self, cuts: dict[int, int], axis: int, begin: int, end: int) -> _Case:
+        """The case with only a part of an axis: ``cuts`` says which axis of which input it is, by ids."""
+
+        changed: dict[int, Slot] = {}  # one that is given twice stays one
 
         def change(leaf: Any) -> Any:
             if isinstance(leaf, tuple):
                 return tuple(mapped(item, change) for item in leaf)
             if not isinstance(leaf, Slot) or id(leaf) not in cuts:
                 return leaf
-            value = leaf.value.narrow(cuts[id(leaf)][0], begin, end - begin).contiguous()
-            return Slot(tuple(value.shape), leaf.dtype, None, leaf.requires_grad, value)
+            if id(leaf) not in changed:
+                value = leaf.value.narrow(cuts[id(leaf)], begin, end - begin).contiguous()
+                changed[id(leaf)] = replace(leaf, shape=tuple(value.shape), file=None, value=value)
+            return changed[id(leaf)]
 
         bound = Bound(self.bound.function, mapped(self.bound.args, change), mapped(self.bound.kwargs, change))
         arriving = mapped(self.arriving, change)
@@ -187,7 +191,7 @@ def _shows(case: _Case, full: Any, own: Any, axis: int, half: tuple[int, int]) -
     return _eps(case, full, case.recorded, axis, half) > 2 * SUSPICIOUS * max(case.may_eps, healthy)
 
 
-def _cuts(case: _Case, axis: int) -> dict[int, tuple[int, int, int]] | None:
+def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
     """Where an axis of the result lies in the inputs: found by trying, in float64, whether a slice gives the slice."""
     size = case.recorded.shape[axis]
     full = case.value(reference=True)
@@ -200,7 +204,7 @@ def _cuts(case: _Case, axis: int) -> dict[int, tuple[int, int, int]] | None:
         choices.append([*((id(slot), at) for at in places), None])
     half = max(size // 2, 1)
     for way in islice(product(*choices), _MOST_WAYS):
-        cuts = {found[0]: (found[1], 0, half) for found in way if found is not None}
+        cuts = dict(found for found in way if found is not None)
         if not cuts:
             continue
         try:
