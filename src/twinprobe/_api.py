@@ -368,8 +368,26 @@ def find(
     rank: int | Iterable[int] | None = None,
     step: int | Iterable[int] | None = None,
     rounding: float = 64.0,
+    **options: Any,
 ) -> Found:
-    """Find the first call that differs across all ranks, following what ranks send each other (``compare -da``)."""
+    """Find where two programs part: each side is a command line, or a recording in place of one (docs/find.md).
+
+    ``options`` are those of ``twinprobe find`` by their names: steps, from_step, seed (None: keep the programs' own),
+    exact, resume. Two recordings are searched for the first call that differs across all ranks, following what ranks
+    send each other (``compare -da``); ``rank``, ``step`` and ``rounding`` belong to these.
+    """
+    from twinprobe._find.programs import is_command
+
+    if any(map(is_command, (target, golden))):
+        from twinprobe._find.hunt import PAGE, RESULT, hunt
+        from twinprobe._find.hunt import Request as Hunt
+
+        folder = _path(output_path)
+        found = hunt(Hunt(str(target), str(golden), folder, **options), lambda _line: None)
+        files = [folder / name for name in (PAGE, RESULT, *found.files)]
+        return Found([found.sentence, *found.stages.values()], files, [], bool(found.agrees))
+    if options:
+        raise BadInput(f"{next(iter(options))} belongs to a search over programs, and these are two recordings")
     from twinprobe._compare.job import analyze
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 
 # The others run somebody else's program, whose signals are its own, or a server with nothing to clean up.
-_TIDY = frozenset({"compare", "align", "graph", "graph_visualize", "merge_result", "sketch", "replay", "reproduce"})
+_TIDY = frozenset({
+    "compare", "find", "align", "graph", "graph_visualize", "merge_result", "sketch", "replay", "reproduce",
+})  # fmt: skip
 
 
 class Terminated(KeyboardInterrupt):
@@ -106,6 +108,7 @@ INTERRUPTED, TERMINATED = 130, 143
 # Each command is a module of this package with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "compare": "compare two recorded runs and find where they diverge",
+    "find": "run two programs and find the first step and the call where they diverge",
     "align": "pair two models without a mapping file and show how they match",
     "graph": "draw the model of one run, or of two compared runs, from a compare.json",
     "graph_visualize": "draw the model of one run, or of two compared runs, from their folders",

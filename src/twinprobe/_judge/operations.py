@@ -155,7 +155,7 @@ def _of_class(cls: str) -> Operation:
 _KINKED = frozenset({
     "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
     "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",
-    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "adaptive_max_pool2d", "hardshrink", "softshrink",
+    "max_pool2d", "max_pool3d", "maxpool1d", "maxpool2d", "maxpool3d", "hardshrink", "softshrink",
 })  # fmt: skip
 
 

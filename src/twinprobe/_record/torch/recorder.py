@@ -61,7 +61,7 @@ class OptimizerScope:
         self._models = models
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_post_hook(self.finish),
         ]
         homes: list[tuple[Any, str]] = []
         if self._keeps:
@@ -97,7 +97,8 @@ class OptimizerScope:
         self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
         self._note("recording what an optimizer sees", "note_gradients", optimizer, self._models)
 
-    def _after(self, optimizer: Any, *_: Any) -> None:
+    def finish(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has made its step."""
         self.inside = max(0, self.inside - 1)
         self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
         self._note("recording what an optimizer did", "note_parameters", optimizer)

@@ -72,6 +72,7 @@ class TorchWatcher(Watcher):
 
     def attach(self, models: Any) -> None:
         self._models = list(models) if isinstance(models, list | tuple) else [models]
+        self._parameters = []
         several = len(self._models) > 1
         blocks: dict[str, torch.nn.Module] = {}
         for at, model in enumerate(self._models):

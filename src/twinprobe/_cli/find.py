@@ -1,0 +1,64 @@
+"""twinprobe find: two programs in, the first call that differs out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from twinprobe._cli.options import path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add(
+        "target",
+        metavar="TARGET",
+        help='the program under test, as one word: "python train.py --backend b"; or a recording',
+    )
+    add(
+        "golden", metavar="GOLDEN", help="the reference program, or a recording; the same command: is it deterministic?"
+    )
+    add("-o", "--output_path", type=path, default="./output", metavar="DIR",
+        help="folder for the recordings and the page (default: ./output)")  # fmt: skip
+    add("--steps", type=_count, metavar="N", help="watch only so many steps")
+    add("--from-step", type=_count, default=0, metavar="N",
+        help="the number of the first step, for commands that begin with a checkpoint of yours")  # fmt: skip
+    add("--seed", type=_count, default=None, metavar="N", help="the seed where a program sets none (default: 1234)")
+    add("--keep-seeds", action="store_true", help="set no seeds at all")
+    add("--exact", action="store_true", help="every bit counts, as it does for one program run twice")
+    add("--confirm", action="store_true",
+        help="run the target once more with golden's values where the difference begins: is it gone?")  # fmt: skip
+    add("--resume", action="store_true", help="go on with a hunt that was interrupted")
+    add("--fail-on", nargs="?", const="divergence", choices=("divergence",), help="exit with code 1 if the runs differ")
+    add("--quiet", action="store_true", help="print nothing but errors")
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Hunt, and say what was found."""
+    from twinprobe._find.hunt import PAGE, SEED, Request, hunt
+    from twinprobe._report.console import json_bytes, visible
+
+    def say(line: str) -> None:
+        if not (args.quiet or args.json):
+            sys.stdout.write(visible(line) + "\n")
+            sys.stdout.flush()
+
+    seed = None if args.keep_seeds else SEED if args.seed is None else args.seed
+    request = Request(
+        args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
+        exact=args.exact, resume=args.resume, confirm=args.confirm,
+    )  # fmt: skip
+    found = hunt(request, say)
+    if args.json and not args.quiet:
+        sys.stdout.write(json_bytes(asdict(found)).decode() + "\n")
+    say(f"written to {args.output_path / PAGE}")
+    return 1 if args.fail_on and not found.agrees else 0

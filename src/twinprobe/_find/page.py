@@ -1,0 +1,250 @@
+"""The page on which a hunt ends: what was found, the curves of both runs, how it was found. It runs no script."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twinprobe._report.console import visible
+from twinprobe._report.html import asset, fill
+
+if TYPE_CHECKING:
+    from twinprobe._find.hunt import Found
+    from twinprobe._judge.steps import Trend
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 62, 20
+_MOST_POINTS = 1000
+_TITLES = {"loss": "loss", "grad_norm": "gradient norm", "group.0.lr": "learning rate"}
+_STAGES = {
+    "watch": "watch every step", "step": "record the step", "tensors": "keep the suspects' tensors",
+    "replay": "run the call again", "confirm": "put golden's values in",
+}  # fmt: skip
+_STYLE = """
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 10px 26px; }
+.curves h3 { margin: 0; font-size: 13.5px; font-weight: 600; }
+svg { width: 100%; height: auto; display: block; font: 11px var(--sans); }
+svg text { fill: var(--soft); }
+svg .axis { stroke: var(--line); }
+svg .target { stroke: var(--error-mark); }
+svg .golden { stroke: var(--pass-mark); stroke-width: 4; opacity: 0.75; }
+svg .difference { stroke: var(--ink); }
+svg .noise { stroke: var(--soft); stroke-dasharray: 2 3; }
+svg polyline { fill: none; stroke-width: 1.7; stroke-linejoin: round; }
+svg .parting { stroke: var(--warning-mark); stroke-width: 1.5; stroke-dasharray: 5 3; }
+.key { display: inline-block; width: 18px; height: 0; border-top: 3px solid; vertical-align: middle;
+  margin: 0 4px 0 10px; }
+.key.target { border-color: var(--error-mark); } .key.golden { border-color: var(--pass-mark); }
+.key.parting { border-color: var(--warning-mark); border-top-style: dashed; }
+.wide { width: 100%; } .wide td { font-family: var(--sans); } .wide td.mono { font-family: var(--mono); }
+a { color: var(--accent); }
+"""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{{policy}}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{{title}}</title>
+<style>{{style}}</style>
+</head>
+<body>
+<main>
+<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges"><span class="badge">find</span></p></header>
+{body}
+</main>
+<script id="data" type="application/json">{{data}}</script>
+<script>{{script}}</script>
+</body>
+</html>
+"""
+
+
+def write_page(path: Path, found: Found, curves: dict[str, Any]) -> None:
+    """Write the page to exactly this path."""
+    parts = [_verdict(found), _curves(found, curves), _stages(found), _programs(found), _notes(found)]
+    # Texts of programs must not look like a slot of the page.
+    body = "\n".join(part for part in parts if part).replace("{{", "{&#123;")
+    style = asset("page.css") + _STYLE
+    fill(path, _PAGE.replace("{body}", body), title="TwinProbe find", style=style, script="", data={})
+
+
+def _safe(text: object) -> str:
+    return html.escape(visible(str(text)))
+
+
+def _verdict(found: Found) -> str:
+    first = found.first
+    kind = "good" if found.agrees else "mild" if first is None else ""
+    if found.agrees is None:
+        kicker = "interrupted" if found.interrupted else "not finished"
+    elif found.agrees:
+        kicker = "no difference"
+    else:
+        kicker = f"step {found.step}" + (f", {found.rank}" if found.rank else "")
+    lines = [f'<p class="kicker">{_safe(kicker)}</p>', f"<h1>{_safe(first['op'] if first else found.sentence)}</h1>"]
+    table = ""
+    if first:
+        inside = f" in {first['module']}" if first["module"] and first["module"] not in first["op"] else ""
+        lines.append(f'<p class="sentence">{_safe(found.sentence)} {_safe(inside)}</p>')
+        lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
+        if first["stack_line"]:
+            lines.append(f'<p class="stack-line">{_safe(first["stack_line"])}</p>')
+        lines += [f'<p class="hint">also begins at {_safe(one["op"])}: {_safe(one["sentence"])}</p>'
+                  for one in found.others]  # fmt: skip
+        names = dict.fromkeys([*first["target_values"], *first["golden_values"]])
+        rows = [(name, first["target_values"].get(name, ""), first["golden_values"].get(name, "")) for name in names]
+        table = _table(("", "target", "golden"), rows, mark=True)
+    if found.reproducer:
+        lines.append(
+            f'<p class="sentence">Reproducer: <a href="{_safe(found.reproducer)}">{_safe(found.reproducer)}</a></p>'
+        )
+    return f'<section class="panel first {kind}"><div class="story">{"".join(lines)}</div>{table}</section>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]], *, mark: bool = False) -> str:
+    """A table; ``mark`` shows where the second and third cell of a row differ."""
+    cells = "".join(f"<th>{_safe(name)}</th>" for name in head)
+    body = ""
+    for row in rows:
+        differs = ' class="differs"' if mark and row[1] != row[2] else ""
+        body += (
+            f"<tr{differs}><th>{_safe(row[0])}</th>" + "".join(f"<td>{_safe(cell)}</td>" for cell in row[1:]) + "</tr>"
+        )
+    return f'<table class="values"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _stages(found: Found) -> str:
+    if not found.stages:
+        return ""
+    rows = ""
+    for name, sentence in found.stages.items():
+        pages = [file for file in found.files if file.startswith(f"{name}/")]
+        links = " ".join(
+            f'<a href="{_safe(page)}">{"all curves" if name == "watch" else "whole table"}</a>' for page in pages
+        )
+        rows += f"<tr><th>{_safe(_STAGES.get(name, name))}</th><td>{_safe(sentence)} {links}</td></tr>"
+    table = f'<table class="values wide"><tbody>{rows}</tbody></table>'
+    return f'<section class="panel"><h2>How it was found</h2>{table}</section>'
+
+
+def _programs(found: Found) -> str:
+    target, golden = found.target, found.golden
+    rows: list[tuple[str, object, object]] = [("program", target["program"], golden["program"])]
+    rows += [(name, target[name], golden.get(name, "")) for name in ("model", "steps", "processes") if name in target]
+    seeds = [_seeds(one.get("seeds") or {}) for one in (target, golden)]
+    if any(seeds):
+        rows.append(("seeds", seeds[0], seeds[1]))
+    settings = [one.get("settings") or {} for one in (target, golden)]
+    rows += [(name, settings[0].get(name, ""), settings[1].get(name, "")) for name in settings[0] | settings[1]]
+    return (
+        f'<section class="panel"><h2>The two programs</h2>{_table(("", "target", "golden"), rows, mark=True)}</section>'
+    )
+
+
+def _seeds(seeds: dict[str, Any]) -> str:
+    said = {"program": "set by the program", None: "not set"}
+    return ", ".join(f"{name} {said.get(seed, f'{seed} (set by find)')}" for name, seed in seeds.items())
+
+
+def _notes(found: Found) -> str:
+    items = "".join(f"<li>{_safe(note)}</li>" for note in found.notes)
+    return f'<section class="panel"><h2>Notes</h2><ul class="notes">{items}</ul></section>' if items else ""
+
+
+# The curves: both runs, and how far they are apart.
+
+
+def curves(trend: Trend, module: str) -> dict[str, Any]:
+    """What the page shows of a watched run: loss, norm of the gradients, learning rate, and where the runs part."""
+    chosen = ["loss", "grad_norm", "group.0.lr", f"output.{module}.norm"]
+    steps = slice(None, None, max(1, math.ceil(len(trend.steps) / _MOST_POINTS)))
+    series = {}
+    for name in chosen:
+        if name in trend.names:
+            at = trend.names.index(name)
+            known = trend.known[steps, at].tolist()
+            series[name] = {
+                key: [value if there else None for value, there in zip(values[steps, at].tolist(), known, strict=True)]
+                for key, values in (("target", trend.target), ("golden", trend.golden),
+                                    ("difference", trend.difference), ("noise", trend.noise))
+            }  # fmt: skip
+    return {"steps": trend.steps[steps].tolist(), "series": series}
+
+
+def _curves(found: Found, curves: dict[str, Any]) -> str:
+    steps = curves.get("steps") or []
+    if len(steps) < 2:
+        return ""
+    parts = []
+    for name, one in curves["series"].items():
+        title = _TITLES.get(name, name)
+        lines = {"golden": one["golden"], "target": one["target"]}
+        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(steps, lines, found.step)}</div>")
+        apart = {"difference": one["difference"], "noise": one["noise"]}
+        plot = '<p class="hint">equal in all steps</p>'
+        if any(value and value > 0 for value in one["difference"]):
+            plot = _plot(steps, apart, found.step, logarithmic=True)
+        parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
+    legend = ('<p class="legend"><span class="key target"></span>target<span class="key golden"></span>golden'
+              '<span class="key parting"></span>first differing step</p>')  # fmt: skip
+    bar = f'<div class="bar"><h2>Step by step</h2>{legend}</div>'
+    return f'<section class="panel">{bar}<div class="curves">{"".join(parts)}</div></section>'
+
+
+def _plot(
+    steps: Sequence[int], lines: dict[str, list[float | None]], parting: int | None, *, logarithmic: bool = False
+) -> str:
+
+    def height(value: float | None) -> float | None:
+        if value is None or not math.isfinite(value) or (logarithmic and value <= 0):
+            return None
+        return math.log10(value) if logarithmic else value
+
+    scaled = {name: [height(value) for value in values] for name, values in lines.items()}
+    known = [value for values in scaled.values() for value in values if value is not None]
+    if not known:
+        return '<p class="hint">no values</p>'
+    low, high = min(known), max(known)
+    if low == high:
+        low, high = low - (abs(low) or 1) * 0.5, high + (abs(high) or 1) * 0.5
+    first, last = steps[0], max(steps[-1], steps[0] + 1)
+
+    def place(step: float, value: float) -> tuple[float, float]:
+        return (_LEFT + (step - first) / (last - first) * (_WIDTH - _LEFT - 8),
+                8 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 8))  # fmt: skip
+
+    shown = []
+    for value in (low, high):
+        text = f"{10**value if logarithmic else value:.3g}"
+        x, y = place(first, value)
+        shown.append(f'<line class="axis" x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - 8}" y2="{y:.1f}"/>')
+        shown.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+    for step, anchor in ((steps[0], "start"), (steps[-1], "end")):
+        shown.append(f'<text x="{place(step, low)[0]:.1f}" y="{_HEIGHT - 4}" text-anchor="{anchor}">{step}</text>')
+    if parting is not None and first <= parting <= last:
+        x = place(parting, low)[0]
+        shown.append(f'<line class="parting" x1="{x:.1f}" y1="6" x2="{x:.1f}" y2="{_HEIGHT - _BOTTOM}"/>')
+    for name, values in scaled.items():
+        points = [None if value is None else place(step, value) for step, value in zip(steps, values, strict=True)]
+        shown += _polylines(name, points)
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(shown)}</svg>'
+
+
+def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]:
+    """A line for each stretch of known values; a value alone is a dot."""
+    found: list[str] = []
+    stretch: list[str] = []
+    for point in [*points, None]:
+        if point is not None:
+            stretch.append(f"{point[0]:.1f},{point[1]:.1f}")
+            continue
+        if stretch:
+            stretch = stretch * 2 if len(stretch) == 1 else stretch
+            found.append(f'<polyline class="{name}" points="{" ".join(stretch)}" stroke-linecap="round"/>')
+        stretch = []
+    return found

@@ -1,0 +1,197 @@
+"""Run somebody's program under watch, as it stands, and say in its own words why it failed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from twinprobe._find.child import BOOTSTRAP, PLAN
+from twinprobe._runs.run import RUN_FILES
+from twinprobe.errors import BadInput
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_RANK_PREFIX = re.compile(r"^\[(?:rank|default)\d+\]:\s?")
+_PATIENCE = 10.0  # seconds that an interrupted program has to end by itself
+_TAIL = 1 << 16  # bytes of a program's output in which its last words are looked for
+
+
+@dataclass(frozen=True)
+class Side:
+    """Target or golden: a program to run, or a recording of one."""
+
+    name: str
+    text: str
+    words: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    recording: Path | None = None
+
+
+@dataclass
+class Ran:
+    """A program that has run: where its recording lies, and what it told of itself, by process."""
+
+    folder: Path
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def is_command(given: str | os.PathLike[str]) -> bool:
+    """Whether this is a command line, and no path of a recording. Paths of other machines are recordings."""
+    if not isinstance(given, str) or "://" in given:
+        return False
+    path = Path(given)
+    return not path.exists() and path.name not in RUN_FILES and (" " in given or shutil.which(given) is not None)
+
+
+def side(name: str, text: str) -> Side:
+    """Take apart what the user gave: a command line with variables before it, or the path of a recording."""
+    if text and (Path(text).is_dir() or Path(text).name in RUN_FILES):
+        return Side(name, text, recording=Path(text))
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise BadInput(f"the {name} command cannot be read: {error}", where=text) from error
+    variables = []
+    while words and (found := _ASSIGNMENT.fullmatch(words[0])):
+        variables.append((found[1], found[2]))
+        words.pop(0)
+    if not words:
+        raise BadInput(f"the {name} command is empty", hint='twinprobe find "python a.py" "python b.py" -o out')
+    if shutil.which(words[0]) is None:
+        hint = "a recording is a folder" if len(words) == 1 else "shell syntax needs a shell: bash -c '...'"
+        raise BadInput(f"there is no program {words[0]!r} and no recording", where=text, hint=hint)
+    return Side(name, text, tuple(words), tuple(variables))
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a program: what is recorded, and where it may stop."""
+
+    record: dict[str, Any]
+    seed: int | None = None
+    from_step: int = 0
+    last_step: int | None = None
+    swap: dict[str, Any] | None = None
+    """Golden's values at one module: ``module``, ``values`` (a recording with tensors) and ``step``."""
+
+    def mark(self, program: Side) -> str:
+        """The same for two runs whose recordings are the same."""
+        record = {key: value for key, value in self.record.items() if key != "dump_path"}
+        what = (program.words, program.variables, record, self.seed, self.from_step, self.last_step, self.swap)
+        return hashlib.sha256(repr(what).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> Ran:
+    """Run the program with its recording in ``folder``; what it prints goes to a log beside it.
+
+    ``reuse`` takes an earlier, finished run of the same task. BadInput where the program fails or cannot be watched.
+    """
+    notes, log, done = (folder.with_name(f"{folder.name}{suffix}") for suffix in (".facts", ".log", ".done"))
+    if reuse and done.is_file() and done.read_text(encoding="utf-8").strip() == task.mark(program):
+        return Ran(folder, _facts(notes))
+    for old in (folder, notes):
+        shutil.rmtree(old, ignore_errors=True)  # what an interrupted run left
+    done.unlink(missing_ok=True)
+    notes.mkdir(parents=True)
+    began = time.monotonic()
+    with TemporaryDirectory(prefix="twinprobe-find-") as path:
+        place = Path(path)
+        source = str(Path(__file__).resolve().parents[2])
+        bootstrap = BOOTSTRAP.format(source=source, plan=PLAN)
+        (place / "sitecustomize.py").write_text(bootstrap, encoding="utf-8")
+        plan = {
+            "record": task.record | {"dump_path": str(folder.resolve())},
+            "facts": str(notes.resolve()),
+            "seed": task.seed,
+            "from_step": task.from_step,
+            "last_step": task.last_step,
+            "swap": task.swap,
+        }
+        (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+        code = _wait(program, _variables(program, place, task.seed), log)
+    facts = _facts(notes)
+    stopped = bool(facts) and all(one.get("stopped") for one in facts)
+    if code and not stopped:
+        how = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise BadInput(f"the {program.name} program failed ({how}): {last_words(log)}", where=log)
+    if not facts:
+        raise _unwatched(program, notes, log)
+    failed = next((one["error"] for one in facts if "error" in one), None)
+    if failed is not None:
+        raise BadInput(f"the {program.name} program ran, but could not be recorded: {failed}", where=log)
+    done.write_text(task.mark(program) + "\n", encoding="utf-8")
+    return Ran(folder, facts, time.monotonic() - began)
+
+
+def _variables(program: Side, place: Path, seed: int | None) -> dict[str, str]:
+    variables = {**os.environ, **dict(program.variables), PLAN: str(place / "plan.json")}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(place), variables.get("PYTHONPATH", ""))))
+    if seed is not None:
+        variables.setdefault("PYTHONHASHSEED", "0")  # the order of sets of texts
+    return variables
+
+
+def _wait(program: Side, variables: dict[str, str], log: Path) -> int:
+    """Run to the end; a Ctrl-C is handed on, so that what was recorded is written."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            program.words, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait()
+        except BaseException:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_PATIENCE)
+                    break
+            raise
+
+
+def _facts(notes: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted(notes.glob("*.json")):
+        with suppress(OSError, ValueError):
+            found.append({"process": path.stem, **json.loads(path.read_text(encoding="utf-8"))})
+    return found
+
+
+def last_words(log: Path) -> str:
+    """What a failed program said last: the error of its last traceback, otherwise its last line."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL))
+        text = file.read().decode("utf-8", "replace")
+    lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
+    error = ""
+    for at, line in enumerate(lines):
+        if line.endswith("Traceback (most recent call last):"):  # a progress bar may stand before it
+            after = (one for one in lines[at + 1 :] if one and not one.startswith((" ", "\t")))
+            told = next(after, "")
+            if told and "ChildFailedError" not in told:  # the launcher's own, which only says that a process failed
+                error = told
+    spoken = [line for line in lines if line.strip() and not line.startswith("twinprobe: ")]
+    return error or (spoken[-1].strip() if spoken else "it printed nothing")
+
+
+def _unwatched(program: Side, notes: Path, log: Path) -> BadInput:
+    if (notes / "torch").exists():
+        what, hint = "called no torch.nn.Module with parameters", "find records PyTorch models"
+    elif (notes / "python").exists():
+        what, hint = "never imported torch", "find works with PyTorch programs; others: record, then compare"
+    else:
+        what, hint = "could not be watched: it started no Python that reads PYTHONPATH", "python -E, -I and -S do not"
+    return BadInput(f"the {program.name} program {what}", where=log, hint=hint)

@@ -1,0 +1,124 @@
+"""What ``find`` puts into a program: which module is the model, and what is a step."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from twinprobe._find.child import Program
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.relu(self.into(x)))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """What runs in the child, in this process; seeds are left alone."""
+    (tmp_path / "facts").mkdir()
+    record = {"dump_path": str(tmp_path / "dump"), "level": "mix", "step": [11, 12]}
+    plan = {"record": record, "facts": str(tmp_path / "facts"), "seed": None, "from_step": 10, "last_step": None,
+            "swap": None}  # fmt: skip
+    started = Program(plan)
+    before = torch.nn.Module.__call__, torch.optim.Optimizer.__init__, torch.autograd.backward
+    started.attach(torch)
+    yield started
+    started.close()
+    assert (torch.nn.Module.__call__, torch.optim.Optimizer.__init__, torch.autograd.backward) == before
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    (path,) = (folder / "facts").glob("*.json")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def calls(folder: Path, step: int) -> list[str]:
+    (path,) = (folder / "dump" / f"step{step}").glob("*/dump.json")
+    return list(json.loads(path.read_text(encoding="utf-8"))["data"])
+
+
+def test_a_step_is_one_of_the_optimizer_with_all_that_it_accumulates(tmp_path: Path, program: Program) -> None:
+    net, teacher = Net(), Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with torch.no_grad():
+        net(torch.ones(2, 4))  # an evaluation before the training
+    for _ in range(4):
+        for _ in range(2):
+            with torch.no_grad():
+                aim = teacher(torch.ones(2, 4))
+            torch.nn.functional.mse_loss(net(torch.ones(2, 4)), aim).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            net(torch.ones(2, 4))  # an evaluation in between
+    program.close()
+    told = facts(tmp_path)
+    assert (told["model"], told["step"], told["optimizer"], told["steps"]) == ("Net", "optimizer", "SGD", 4)
+    assert sorted(one.name for one in (tmp_path / "dump").iterdir()) == ["step11", "step12"]
+    forwards = [name for name in calls(tmp_path, 11) if name.startswith("Module.into.Linear.forward.")]
+    assert len(forwards) == 2
+    (update,) = (tmp_path / "dump/step11").glob("*/optimizer.json")
+    entries = json.loads(update.read_text(encoding="utf-8"))["data"]
+    assert entries["Optimizer.into.weight.SGD.0.forward"]["output"]
+
+
+def test_without_an_optimizer_a_step_is_one_call_unless_gradients_accumulate(tmp_path: Path, program: Program) -> None:
+    net = Net()
+    for _ in range(3):
+        for _ in range(2):
+            net(torch.ones(2, 4)).sum().backward()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+    program.close()
+    told = facts(tmp_path)
+    assert (told["step"], told["steps"]) == ("forward", 3)
+    assert "Module.into.Linear.forward.1" in calls(tmp_path, 11)
+
+
+def test_parts_of_a_model_that_are_called_one_by_one_make_one_model(tmp_path: Path, program: Program) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net.out(net.into(torch.ones(2, 4))).sum().backward()
+        optimizer.step()
+    program.close()
+    assert (facts(tmp_path)["model"], facts(tmp_path)["root"]) == ("Net", "Linear")
+    assert "Module.out.Linear.forward.0" in calls(tmp_path, 12)
+
+
+def test_a_model_that_is_trained_takes_the_place_of_one_that_was_only_used(tmp_path: Path, program: Program) -> None:
+    encoder, head = Net(), torch.nn.Sequential(torch.nn.Linear(2, 2))
+    with torch.no_grad():
+        features = encoder(torch.ones(2, 4))
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for _ in range(3):
+        head(features).sum().backward()
+        optimizer.step()
+    program.close()
+    assert (facts(tmp_path)["model"], facts(tmp_path)["steps"]) == ("Sequential", 4)
+
+
+def test_copies_of_the_model_are_not_the_model(tmp_path: Path, program: Program) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(3):
+        net(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        if step == 0:
+            twin, restored = copy.deepcopy(net), pickle.loads(pickle.dumps(net))
+        assert torch.equal(twin(torch.ones(2, 4)), restored(torch.ones(2, 4)))
+    program.close()
+    assert facts(tmp_path)["steps"] == 3
