@@ -170,6 +170,7 @@ def compare(
     pair: Literal["place", "numbers"] = "place",
     align: Literal["auto", "names", "none"] = "auto",
     rounding: float | None = None,
+    tokens: Literal["auto", "on", "off"] = "auto",
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 
@@ -198,6 +199,7 @@ def compare(
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
+        tokens=tokens,
     )  # fmt: skip
     jobs, notes, failures = plan(request)
     pairs: dict[str, Pair] = {}

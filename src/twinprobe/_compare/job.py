@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.kernel import refuse_mapping, refuse_option
-from twinprobe._compare.one import Comparison, Measurer, Options, compare_paths, silent
+from twinprobe._compare.one import Comparison, Measurer, Options, silent
 from twinprobe._compare.ranks import (
     Gathered,
     conclude,
@@ -88,6 +88,11 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
         if puts_together(request):
             return plan_whole(request)
+        from twinprobe._compare.tokens import plan_steps
+
+        jobs = plan_steps(request)
+        if jobs:
+            return jobs, [], []
     whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
     if request.target.is_dir() != request.golden.is_dir():
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
@@ -132,8 +137,10 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         with unchanged(*whole_files(job)):
             comparison = compare_whole(job, options)
     else:
-        with unchanged(job.target, job.golden):
-            comparison = compare_paths(job.target, job.golden, options)
+        from twinprobe._compare.tokens import compare_cut
+
+        with unchanged(*(run for side in job.steps or ((job.target,), (job.golden,)) for run in side)):
+            comparison = compare_cut(job, options)
     if not comparison.summary.matched:
         calls = comparison.summary.target.ops
         raise NothingToCompare(
