@@ -107,6 +107,8 @@ class Comparison:
                 where = root / job.key.subfolder
                 prepare_folder(where)
                 files += write_reports(pair.table(), pair.summary, where, stem, wanted)
+                if pair.tokens is not None:
+                    files += pair.tokens.write(where, stem, wanted)
         return files
 
     def show(self) -> Path:

@@ -25,7 +25,7 @@ from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
-    import polars as pl
+    pass
 
 Ints = NDArray[np.int64]
 NONE = -1
@@ -33,7 +33,7 @@ NONE = -1
 _MOST_TOKENS = 1 << 24  # ids of one tensor that are read
 _TABLE = re.compile(r"embed", re.IGNORECASE)
 _NOT_WORDS = re.compile(r"pos|wpe|type|segment|rotary|rope|expert|time", re.IGNORECASE)
-_POSITIONS = re.compile(r"\.(position_ids|positions|cache_position|pos_ids)$")
+POSITIONS = re.compile(r"\.(position_ids|positions|pos_ids)$")
 MASK = re.compile(r"\.(attention_mask|attn_mask|mask)$")
 _CUTS = re.compile(r"\.(cu_seq_?lens\w*|cu_seqlen\w*|actual_seq_q?len\w*)$")
 
@@ -43,8 +43,8 @@ class Pass:
     """One forward call of the model: its place among the side's runs, and the ids of its tokens, row by row."""
 
     run: int
-    number: int
-    """Which of the run's passes."""
+    call: int
+    """The run's call that looks up the tokens."""
     shape: Shape
     """Rows and columns of the ids; a flat list of tokens is one row."""
     flat: bool
@@ -97,7 +97,9 @@ class Cut:
         first, *rest = self.passes
         packed = any(sum(place[0] == 0 and place[1] == 0 for place in one.places[:1]) for one in self.sequences[1:])
         if not rest:
-            return f"one forward call {list(first.shape)}" + (f", {len(self.sequences)} sequences packed" if packed else "")
+            return f"one forward call {list(first.shape)}" + (
+                f", {len(self.sequences)} sequences packed" if packed else ""
+            )
         kinds: Counter[str] = Counter()
         for one in rest:
             going_on = bool(one.past.any())
@@ -123,7 +125,7 @@ def cut_of(runs: Sequence[Run]) -> Cut | None:
         belongs = _passes_of(run, table)
         of_op.append(np.where(belongs >= 0, belongs + len(passes), NONE))
         for at, call in enumerate(table):
-            found = _pass(run, rows, number, at, call, np.flatnonzero(belongs == at))
+            found = _pass(run, rows, number, call, np.flatnonzero(belongs == at))
             if found is None:
                 return None
             by_content |= found[1]
@@ -191,14 +193,12 @@ def _passes_of(run: Run, table: list[int]) -> Ints:
             for place, number in enumerate(sorted(calls, key=lambda at: ops[at].call)):
                 belongs[number] = place // each
     place_of = {name: number for number, name in enumerate(run.ops)}
-    forward: dict[tuple[str, str, int], int] = {}
-    for number, (name, op) in enumerate(zip(run.ops, ops, strict=True)):
+    for number, name in enumerate(run.ops):
         around, seen = run.parents.get(name), 0
         while belongs[number] == NONE and around is not None and seen < 64:
-            belongs[number] = belongs[place_of[around]] if around in place_of else _numbered(around, run, count)
+            belongs[number] = belongs[place_of[around]] if around in place_of else _numbered(around, count)
             around, seen = run.parents.get(around), seen + 1
-        if op.direction == FORWARD:
-            forward[op.prefix, op.body, op.call] = number
+    forward = {(op.prefix, op.body, op.call): at for at, op in enumerate(ops) if op.direction == FORWARD}
     starts = np.array(table)
     for number, op in enumerate(ops):
         if belongs[number] != NONE:
@@ -211,13 +211,13 @@ def _passes_of(run: Run, table: list[int]) -> Ints:
     return belongs
 
 
-def _numbered(name: str, run: Run, count: int) -> int:
+def _numbered(name: str, count: int) -> int:
     """The pass of a module call that was not recorded itself."""
     op = parse_op(name)
     return op.call if op.is_module and 0 <= op.call < count else NONE
 
 
-def _pass(run: Run, rows: _Rows, run_number: int, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
+def _pass(run: Run, rows: _Rows, number: int, call: int, ops: Ints) -> tuple[Pass, bool] | None:
     taken = next(row for row in rows.of(call) if rows.roles[row] == INPUT and rows.integer(row))
     shape = dims(rows.shapes[taken]) or ()
     if not shape or len(shape) > 2 or prod(shape) > _MOST_TOKENS:
@@ -242,7 +242,7 @@ def _pass(run: Run, rows: _Rows, run_number: int, number: int, call: int, ops: I
             if rows.roles[row] != INPUT or rows.kinds[row] != TENSOR:
                 continue
             text = rows.names[row]
-            if positions is None and rows.integer(row) and (absolute or _POSITIONS.search(text)):
+            if positions is None and rows.integer(row) and (absolute or POSITIONS.search(text)):
                 positions = _spread(_read(run, rows, row), dims(rows.shapes[row]), cells)
             elif valid is None and MASK.search(text):
                 valid = _visible(run, rows, row, cells)
@@ -250,7 +250,7 @@ def _pass(run: Run, rows: _Rows, run_number: int, number: int, call: int, ops: I
                 cuts = _boundaries(_read(run, rows, row), prod(cells))
     if valid is None:
         valid = np.ones(prod(cells), dtype=bool)
-    return Pass(run_number, number, cells, flat, ids, positions, valid, cuts, np.zeros(cells[0], np.int64)), by_content
+    return Pass(number, call, cells, flat, ids, positions, valid, cuts, np.zeros(cells[0], np.int64)), by_content
 
 
 def _read(run: Run, rows: _Rows, row: int) -> Any:
@@ -289,9 +289,10 @@ def _spread(found: Any, shape: Shape | None, cells: Shape) -> Ints | None:
     """Positions of every token; one row of them may stand for all rows."""
     if found is None or shape is None or found.dtype.kind not in "iu":
         return None
-    if found.size == prod(cells):
-        return found.astype(np.int64)
-    return np.tile(found.astype(np.int64), cells[0]) if found.size == cells[1] else None
+    positions: Ints = found.astype(np.int64)
+    if positions.size == prod(cells):
+        return positions
+    return np.tile(positions, cells[0]) if positions.size == cells[1] else None
 
 
 def _visible(run: Run, rows: _Rows, row: int, cells: Shape) -> NDArray[np.bool_] | None:
@@ -375,6 +376,22 @@ def _carries_on(one: Pass, piece: Ints, earlier: TokenSequence) -> bool:
     return len(piece) == 1 or len(piece) < len(earlier.places) // 2
 
 
+def count_tokens(cut: Cut) -> None:
+    """String tokens together whose ids were not kept: all of them, in the order in which they were computed."""
+    sequence = TokenSequence()
+    width = 0
+    for number, one in enumerate(cut.passes):
+        rows, columns = one.shape
+        narrower = (number > 0 and (rows, columns) < cut.passes[number - 1].shape) or columns == 1
+        if number and narrower and rows == cut.passes[0].shape[0]:
+            one.past[:] = width
+        width = width + columns if one.past.any() else columns
+        sequence.places += [(number, row, column) for row in range(rows) for column in range(columns)]
+    sequence.ids = list(range(len(sequence.places)))
+    sequence.positions = [NONE] * len(sequence.ids)
+    cut.sequences = [sequence]
+
+
 # Bringing two sides together.
 
 
@@ -410,9 +427,59 @@ class TokenPairs:
         many = len(set(self.sequence.tolist()))
         of = f" of {many} sequences" if many > 1 else ""
         tokens = "1 token" if self.count == 1 else f"{self.count:,} tokens"
-        return (
-            f"golden {self.golden.words()} = target {self.target.words()}; {tokens}{of} aligned by {self.how}"
-        )
+        return f"golden {self.golden.words()} = target {self.target.words()}; {tokens}{of} aligned by {self.how}"
+
+    def describe(self, differ: NDArray[np.bool_]) -> str:
+        """Which tokens these are, in words: ``differs from token 12 on``."""
+        count = int(differ.sum())
+        several = len(set(self.sequence.tolist())) > 1
+        if not count or count == self.count:
+            return f"all {self.count:,} tokens differ" if count else ""
+        parts = []
+        for number in dict.fromkeys(self.sequence[differ].tolist()):
+            own = np.flatnonzero(self.sequence == number)
+            touched = own[differ[own]]
+            on = len(own) - len(touched) <= np.flatnonzero(differ[own])[0] and len(touched) > 1
+            parts.append((number, self.index[touched].tolist(), bool(on), len(touched) == len(own)))
+        if all(on for *_, on, _ in parts) and len({tokens[0] for _, tokens, *_ in parts}) == 1:
+            start = parts[0][1][0]
+            where = self._sequences([number for number, *_ in parts])
+            what = f"differs from token {start} on{where}" if start else f"differs{where or ' everywhere'}"
+        elif all(whole for *_, whole in parts):
+            what = f"differs{self._sequences([number for number, *_ in parts])}"
+        elif count <= 4:
+            named = [
+                f"{index}" + (f" of sequence {number}" if several else "")
+                for number, indices, *_ in parts
+                for index in indices
+            ]
+            what = f"only token{'s' if count > 1 else ''} {', '.join(named)} differ{'' if count > 1 else 's'}"
+        else:
+            number, indices, *_ = parts[0]
+            of = f" of sequence {number}" if several else ""
+            what = f"{count:,} of {self.count:,} tokens differ, token {indices[0]}{of} first"
+        return what + self._group(differ)
+
+    def _sequences(self, numbers: Sequence[int]) -> str:
+        every = len(set(self.sequence.tolist()))
+        if len(numbers) == every:
+            return " in all sequences" if every > 1 else ""
+        named = ", ".join(map(str, numbers[:6])) + (f" and {len(numbers) - 6} more" if len(numbers) > 6 else "")
+        return f" in sequence{'s' if len(numbers) > 1 else ''} {named}"
+
+    def _group(self, differ: NDArray[np.bool_]) -> str:
+        """What tokens that differ have in common, and no other token has."""
+        for name, side, places in zip(("target", "golden"), (self.target, self.golden), self.places, strict=True):
+            number, row, _ = places.T
+            later = np.array([bool(one.past.any()) for one in side.passes])[number]
+            if later.any() and np.array_equal(differ, later):
+                single = all(one.shape[1] == 1 for one in side.passes if one.past.any())
+                return f" (just the tokens of the {name}'s {'decode calls' if single else 'later calls'})"
+            padded = np.array([not side.passes[at].valid.reshape(side.passes[at].shape)[line].all()
+                               for at, line in zip(number.tolist(), row.tolist(), strict=True)])  # fmt: skip
+            if padded.any() and not padded.all() and not (differ & ~padded).any():
+                return f" (only in sequences that the {name} pads)"
+        return ""
 
 
 def align_tokens(target: Cut, golden: Cut) -> TokenPairs | None:
@@ -420,14 +487,14 @@ def align_tokens(target: Cut, golden: Cut) -> TokenPairs | None:
     links: list[tuple[int, int, int, int, int]] = []  # golden sequence, target sequence, both starts, length
     free = [set(range(len(side.sequences))) for side in (target, golden)]
     exact: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for number, sequence in enumerate(target.sequences):
-        exact[tuple(sequence.ids)].append(number)
-    for number, sequence in enumerate(golden.sequences):
-        same = exact.get(tuple(sequence.ids))
+    for number, tokens in enumerate(target.sequences):
+        exact[tuple(tokens.ids)].append(number)
+    for number, tokens in enumerate(golden.sequences):
+        same = exact.get(tuple(tokens.ids))
         if same:
-            other = same.pop(0)
-            links.append((number, other, 0, 0, len(sequence.ids)))
-            free[0].discard(other)
+            partner = same.pop(0)
+            links.append((number, partner, 0, 0, len(tokens.ids)))
+            free[0].discard(partner)
             free[1].discard(number)
     if len(free[0]) * len(free[1]) <= 1 << 14:
         scored = []
@@ -445,15 +512,15 @@ def align_tokens(target: Cut, golden: Cut) -> TokenPairs | None:
     if not links:
         return None
     rows: list[list[Any]] = [[] for _ in range(7)]
-    for theirs, mine, at, to, length in links:
-        one, other = target.sequences[mine], golden.sequences[theirs]
-        span, back = range(to, to + length), range(at, at + length)
-        for values, new in zip(rows, (
-            [one.places[place] for place in span], [other.places[place] for place in back], [theirs] * length,
-            list(back), [other.ids[place] for place in back], [one.positions[place] for place in span],
-            [other.positions[place] for place in back],
-        ), strict=True):  # fmt: skip
-            values += new
+    for g_number, t_number, at, to, length in links:
+        one, other = target.sequences[t_number], golden.sequences[g_number]
+        span, back = slice(to, to + length), slice(at, at + length)
+        found: tuple[Iterable[Any], ...] = (
+            one.places[span], other.places[back], [g_number] * length, range(at, at + length), other.ids[back],
+            one.positions[span], other.positions[back],
+        )  # fmt: skip
+        for values, new in zip(rows, found, strict=True):
+            values.extend(new)
     places = tuple(np.array(values, dtype=np.int64).reshape(-1, 3) for values in rows[:2])
     sequence, index, ids, t_positions, g_positions = (np.array(values, dtype=np.int64) for values in rows[2:])
     known = (t_positions != NONE) & (g_positions != NONE)
@@ -464,7 +531,7 @@ def align_tokens(target: Cut, golden: Cut) -> TokenPairs | None:
         target, golden, (places[0], places[1]), sequence, index, ids, (t_positions, g_positions),
         f"{how} and positions" if agree else how,
     )  # fmt: skip
-    pairs.notes = list(_notes(pairs, known, free, links))
+    pairs.notes = list(_notes(pairs, known, links))
     return pairs
 
 
@@ -491,9 +558,7 @@ def _overlap(one: TokenSequence, other: TokenSequence) -> tuple[int, int, int] |
     return (to, at, length) if enough and length else None
 
 
-def _notes(
-    pairs: TokenPairs, known: NDArray[np.bool_], free: list[set[int]], links: Iterable[tuple[int, int, int, int, int]]
-) -> Iterable[str]:
+def _notes(pairs: TokenPairs, known: NDArray[np.bool_], links: Sequence[tuple[int, ...]]) -> Iterable[str]:
     t_positions, g_positions = pairs.positions
     other = np.flatnonzero(known & (t_positions != g_positions))
     if len(other):

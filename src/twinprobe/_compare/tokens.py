@@ -1,4 +1,4 @@
-"""Runs whose sequences are cut otherwise, compared token by token: the rows of aligned tokens are gathered and measured.
+"""Runs that cut their sequences otherwise, compared token by token: the rows of aligned tokens are gathered.
 
 Prefill and decode against one forward call, padded against packed, another order of the batch: what one side computes
 in several calls is put together to one call, whose tensors have a row for each token that both sides hold.
@@ -6,6 +6,7 @@ in several calls is put together to one call, whose tensors have a row for each 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,17 +19,17 @@ import numpy as np
 
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.links import Pairs
-from twinprobe._align.tokens import MASK, NONE, Cut, Pass, TokenPairs, align_tokens, cut_of
-from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs, open_both
-from twinprobe._compare.request import Job, Request
+from twinprobe._align.tokens import MASK, NONE, POSITIONS, Cut, Pass, TokenPairs, align_tokens, count_tokens, cut_of
+from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
+from twinprobe._compare.request import Job
 from twinprobe._layout.pieces import of_concatenation
-from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
+from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.statistics import statistics
-from twinprobe._runs.dtypes import COMPLEX
+from twinprobe._report.tokens import Compared, token_findings
 from twinprobe._runs.names import parse_op
-from twinprobe._runs.run import Run, RunFolder, RunKey, open_run, run_folders
+from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.structure import Stacks
-from twinprobe._runs.table import ABSENT, FLOAT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.table import ABSENT, FLOAT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe._runs.tensors.tensor_files import open_named, token_name
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -58,7 +59,7 @@ _AXES = ((0, 1), (0, 2), (1, 0), (1, 2), (0, 3), (2, 0), (-2, 0), (-1, 0), (-1, 
 
 
 def _views(shape: Shape, one: Pass) -> dict[View, int]:
-    """The ways in which a tensor of this shape may hold the tokens of a pass, the likeliest first; with the features."""
+    """How a tensor of this shape may hold the tokens of a pass, the likeliest way first; and a token's features."""
     rows, width = one.shape
     found: dict[View, int] = {}
     reach = int(one.past.max()) + width
@@ -116,8 +117,9 @@ class TokenRun(Run):
     def stats(self, row: int, number: int) -> tuple[Any, ...]:
         """The statistics that a value has in a pass; None where they are no numbers."""
         at = int(self.rows[row, number])
-        known = all(self._column(number, f"{stat}_kind")[at] == FLOAT for stat in STATS)
-        return tuple(self._column(number, stat)[at] if known else None for stat in STATS)
+        kinds = [self._column(number, f"{stat}_kind")[at] for stat in STATS]
+        values = (self._column(number, stat)[at] for stat in STATS)
+        return tuple(value if kind in (FLOAT, INT) else None for kind, value in zip(kinds, values, strict=True))
 
     def _column(self, number: int, name: str) -> list[Any]:
         run = self.cut.passes[number].run
@@ -127,8 +129,12 @@ class TokenRun(Run):
         return cache[run, name]
 
 
-def token_run(cut: Cut) -> TokenRun:
-    """Put the passes of a side together; the first of the longest passes lends its names."""
+def token_run(cut: Cut, tokens: int) -> TokenRun:
+    """Put the passes of a side together; the first of the longest passes lends its names.
+
+    Until its tokens are gathered, a value has the shape [tokens, features] if it may hold tokens: rows are paired by
+    shapes too, which must not depend on the cut.
+    """
     import polars as pl
 
     base = max(range(len(cut.passes)), key=lambda at: (cut.passes[at].tokens, -at))
@@ -147,6 +153,14 @@ def token_run(cut: Cut) -> TokenRun:
             for op, name in zip(ops[kept].tolist(), table["name"].to_list(), strict=True)
         ]
         table = table.with_columns(name=pl.Series(shown, dtype=pl.String))
+    shapes = {text: _views(dims(text) or (), cut.passes[base]) for text in table["shape"].unique().to_list()}
+    likely = {text: next(iter(views.items())) for text, views in shapes.items() if text and views}
+    common = {text: str([tokens, size]) for text, (view, size) in likely.items() if view.family == PLAIN}
+    table = table.with_columns(
+        pl.when((pl.col("kind") == TENSOR) & (pl.col("role") != PARAMETER))
+        .then(pl.col("shape").replace(common))
+        .otherwise("shape")
+    )
     rows = np.full((len(kept), len(cut.passes)), NONE, dtype=np.int64)
     key_of = {at: key for key, at in keys[base].items()}
     suffixes = [_suffixes(one) for one in cut.runs]
@@ -162,8 +176,8 @@ def token_run(cut: Cut) -> TokenRun:
     while not all(root == folder or root in folder.parents for folder in folders):
         root = root.parent
     made = TokenRun(
-        run.path, run.task, run.level, run.framework, list(renamed.values()), table, list(run.notes), cut, root, rows, base,
-        settings=run.settings,
+        run.path, run.task, run.level, run.framework, list(renamed.values()), table, list(run.notes), cut, root, rows,
+        base, settings=run.settings,
     )  # fmt: skip
     stacks = run.stacks
     made.parents = {
@@ -236,8 +250,10 @@ class TokenMatcher:
 
     match: Matcher
     tokens: TokenPairs
-    kept: list[tuple[int, int, Ints | None]] = field(default_factory=list)
-    """Of each pair its rows, and which tokens it holds; None for a value without tokens."""
+    held: list[Ints | None] = field(default_factory=list)
+    """Which tokens each pair holds; None for a value without tokens."""
+    cached: list[bool] = field(default_factory=list)
+    """Whether a pair holds what the cache has of them, rather than what a call computes for them."""
     left_out: int = 0
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
@@ -254,31 +270,34 @@ class TokenMatcher:
         self._cache: dict[Any, _Chosen] = {}
         changes: tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]] = {}, {}
         good = []
+        bookkeeping = _bookkeeping(target)
         kinds = [run.table["kind"].to_list() for run in sides]
         roles = [run.table["role"].to_list() for run in sides]
-        dtypes, names = target.table["dtype"].to_list(), target.table["name"].to_list()
+        dtypes = target.table["dtype"].to_list()
         for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
             if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs]:
                 continue
             held: Ints | None = None
+            cached = False
             if kinds[0][mine] == VALUE:
                 if "float" not in str(dtypes[mine]):  # lengths, flags and sizes follow the cut
                     continue
-            elif kinds[0][mine] != TENSOR or MASK.search(names[mine]):
+            elif kinds[0][mine] != TENSOR or bookkeeping[mine] or self._by_keys(sides, (mine, theirs)):
                 continue
             elif roles[0][mine] != PARAMETER and not self._constant(sides, (mine, theirs)):
                 found = self._gather(sides, (mine, theirs))
                 if found is None:
                     self.left_out += 1
                     continue
-                held = found[0]
-                for change, row, new in zip(changes, (mine, theirs), found[1:], strict=True):
+                held, cached = found[:2]
+                for change, row, new in zip(changes, (mine, theirs), found[2:], strict=True):
                     change[row] = new
             if held is None:
                 for run, change, row in zip(sides, changes, (mine, theirs), strict=True):
-                    change[row] = {"file": run.file(row, run.base)}
+                    change[row] = {"file": run.file(row, run.base), "shape": _text(run.shape(row, run.base))}
             good.append(at)
-            self.kept.append((mine, theirs, held))
+            self.held.append(held)
+            self.cached.append(cached)
         for run, change in zip(sides, changes, strict=True):
             run.table = _changed(run.table, change)
         return replace(
@@ -314,6 +333,20 @@ class TokenMatcher:
         self._cache[families] = _Chosen(tokens, stretches, (whole[0], whole[1]))
         return self._cache[families]
 
+    def _by_keys(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]) -> bool:
+        """Whether a value has axes of queries and of keys, as scores and masks have: its keys are not aligned."""
+        seen = False
+        for run, row in zip(sides, rows, strict=True):
+            for number, one in enumerate(run.cut.passes):
+                shape = run.shape(row, number) or ()
+                if run.rows[row, number] == NONE or (len(shape) == 3 and shape[0] == one.shape[0]):
+                    continue
+                width = one.shape[1]
+                if len(shape) < 3 or shape[-2] != width or shape[-1] not in (width, int(one.past.max()) + width):
+                    return False
+                seen = True
+        return seen
+
     def _constant(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]) -> bool:
         """Whether a value is no matter of tokens: it has one shape, however the tokens are cut."""
         passes = [(run, row, at) for run, row in zip(sides, rows, strict=True) for at in range(len(run.cut.passes))]
@@ -328,16 +361,14 @@ class TokenMatcher:
             return False
         # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not.
         try:
-            first, second = (
-                open_named(run.root, run.file(row, 0) or "") for run, row in zip(sides, rows, strict=True)
-            )
+            first, second = (open_named(run.root, run.file(row, 0) or "") for run, row in zip(sides, rows, strict=True))
         except (TwinProbeError, OSError):
             return False
         return bool(np.array_equal(first.data[:], second.data[:]))
 
     def _gather(
         self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]
-    ) -> tuple[Ints, dict[str, Any], dict[str, Any]] | None:
+    ) -> tuple[Ints, bool, dict[str, Any], dict[str, Any]] | None:
         """The tokens that a value holds on both sides, and what becomes of its two rows; None where no views fit."""
         options = [list(self._options(run, row, at)) for at, (run, row) in enumerate(zip(sides, rows, strict=True))]
         ways = [
@@ -353,11 +384,11 @@ class TokenMatcher:
                     for at, (run, row, option) in enumerate(zip(sides, rows, way, strict=True))
                 ]
                 if news[0] is not None and news[1] is not None:
-                    return chosen.tokens, news[0], news[1]
+                    return chosen.tokens, CONTEXT in (way[0].family, way[1].family), news[0], news[1]
         return None
 
     def _options(self, run: TokenRun, row: int, side: int) -> Iterator[_Option]:
-        """The ways to see a value in all passes that it is needed from: with the same axes in all, if there are such."""
+        """The ways to see a value in all passes that it is needed from, those with the same axes in all first."""
         for family in (PLAIN, LAST, CONTEXT):
             places, held = self._families[side, family]
             needed = np.unique(places[held, 0]).tolist()
@@ -410,6 +441,21 @@ class TokenMatcher:
         return new
 
 
+def _text(shape: Shape | None) -> str | None:
+    return None if shape is None else str(list(shape))
+
+
+def _bookkeeping(run: TokenRun) -> list[bool]:
+    """Rows that follow from how the tokens are cut: masks, and whole numbers that are neither ids nor positions."""
+    found = []
+    for op, name, dtype in run.table.select("op", "name", "dtype").iter_rows():
+        called = run.op_names[op]
+        whole = bool(re.search(r"(?i)int|bool", dtype or ""))
+        known = called.is_module and ("embed" in called.cls.lower() or POSITIONS.search(name))
+        found.append(bool(MASK.search(name)) or (whole and not known))
+    return found
+
+
 def _stretches(places: Ints) -> list[list[int]]:
     """Places (pass, row, column) as stretches [pass, row, column, how many] of columns that follow one another."""
     if not len(places):
@@ -447,6 +493,8 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     cuts = [cut_of(runs) for runs in (target, golden)]
     if cuts[0] is None or cuts[1] is None:
         return None
+    if not (cuts[0].known and cuts[1].known):
+        return _by_counts(cuts[0], cuts[1])
     pairs = align_tokens(cuts[0], cuts[1])
     if pairs is None:
         return None
@@ -456,73 +504,96 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     return pairs
 
 
+def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
+    """All tokens of two sides without ids, if they are as many and their vectors have the same statistics.
+
+    BadInput where the sides are cut otherwise and nothing can be compared: any divergence would be a false one.
+    """
+    if [one.shape for one in target.passes] == [one.shape for one in golden.passes]:
+        return None
+    sides = target, golden
+    totals = [sum(one.tokens for one in side.passes) for side in sides]
+    for side in sides:
+        count_tokens(side)
+    goes_on = any(one.past.any() for side in sides for one in side.passes)
+    if totals[0] != totals[1] and not goes_on:
+        return None
+    mine, theirs = _vectors(target), _vectors(golden)
+    known = None not in (*mine, *theirs) and totals[0] == totals[1]
+    if known and np.allclose(np.array(mine, float), np.array(theirs, float), rtol=1e-5, atol=1e-9):
+        pairs = align_tokens(target, golden)
+        if pairs is not None:
+            pairs.how = "their number and the statistics of their vectors"
+            return pairs
+    raise BadInput(
+        f"its sequences are cut otherwise ({target.words()}) than those of {golden.runs[0].path} ({golden.words()}), "
+        "and no ids were kept to align tokens by",
+        where=target.runs[0].path,
+        hint="record both runs with task tensor, then compare again; --tokens off compares calls as they are",
+    )
+
+
+def _vectors(cut: Cut) -> tuple[Any, ...]:
+    """The statistics of all that the table of tokens gives."""
+    stats, counts = [], []
+    for one in cut.passes:
+        table = cut.runs[one.run].table
+        given = table.filter((table["op"] == one.call) & (table["role"] == OUTPUT) & (table["kind"] == TENSOR))
+        if not given.height or any(given[f"{stat}_kind"][0] != FLOAT for stat in STATS):
+            return (None,) * 4
+        stats.append(tuple(given[stat][0] for stat in STATS))
+        counts.append(prod(dims(given["shape"][0]) or ()))
+    return of_concatenation(stats, counts)
+
+
 def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
     """Compare two sides by their aligned tokens."""
-    runs = token_run(tokens.target), token_run(tokens.golden)
+    runs = token_run(tokens.target, tokens.count), token_run(tokens.golden, tokens.count)
     matcher = TokenMatcher(options.match, tokens)
     comparison = compare_runs(*runs, replace(options, match=matcher, measure=None))
-    notes = [tokens.words(), *tokens.notes]
+    first = comparison.summary.first
+    findings = token_findings(Compared(
+        tokens, matcher.held, matcher.cached, (runs[0].root, runs[1].root), comparison.evidence, comparison.judged,
+        comparison.target.op_names, first,
+    ))  # fmt: skip
+    notes = list(findings.lines)
     if matcher.left_out:
         notes.append(f"{matcher.left_out:,} values have no axis of tokens that fits on both sides; they are left out")
-    summary = replace(comparison.summary, notes=[*notes, *comparison.summary.notes])
-    return replace(comparison, summary=summary)
+    if first is not None and findings.where:
+        first = replace(first, sentence=f"{first.sentence}; {findings.where}")
+    summary = replace(comparison.summary, first=first, notes=[*notes, *comparison.summary.notes])
+    return replace(comparison, summary=summary, tokens=None if comparison.evidence.metrics is None else findings)
 
 
-def compare_cut(job: Job, options: Options) -> Comparison:
-    """Compare the runs of a job: token by token where they are cut otherwise, else as they are."""
-    wanted = job.request.tokens
+def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Comparison:
+    """Compare the runs of a job, of which the first pair is open: by tokens where they are cut otherwise."""
+    sides = [[first[0]], [first[1]]]
     if job.steps is not None:
-        sides = [[open_run(run) for run in side] for side in job.steps]
-    else:
-        sides = [[run] for run in open_both(job.target, job.golden)]
-    tokens = tokens_of(sides[0], sides[1], wanted)
+        sides = [[run, *map(open_run, others[1:])] for run, others in zip(first, job.steps, strict=True)]
+    tokens = tokens_of(sides[0], sides[1], job.request.tokens)
     if tokens is not None:
         return compare_tokens(tokens, options)
-    if wanted == ON or job.steps is not None:
+    if job.request.tokens == ON or job.steps is not None:
         raise BadInput(
             f"no tokens in common with {job.golden}",
             where=job.target, hint="--tokens off compares step by step and call by call",
         )  # fmt: skip
-    return compare_runs(sides[0][0], sides[1][0], options)
+    return compare_runs(*first, options)
 
 
-def plan_steps(request: Request) -> list[Job]:
-    """One job for all steps of each rank, where the calls of one side are spread over more steps than the other's."""
-    roots = request.target, request.golden
-    if request.tokens == OFF or not all(root.is_dir() for root in roots):
-        return []
+def spread_over_steps(job: Job) -> bool:
+    """Whether the side with more steps goes on in its second step with the tokens of its first.
+
+    Trainings of different lengths hold the same tokens in their first steps, and are no matter of tokens.
+    """
+    assert job.steps is not None
+    longer = max(job.steps, key=len)
     try:
-        folders = [[one for one in run_folders(root) if _asked(one, request)] for root in roots]
-    except BadInput:
-        return []
-    ranks = [list(dict.fromkeys(one.label if not one.by_process else "" for one in side)) for side in folders]
-    steps = [len({one.key.step for one in side}) for side in folders]
-    if len(ranks[0]) != len(ranks[1]) or max(steps) == 1 or (steps[0] == steps[1] and request.tokens != ON):
-        return []
-    jobs = []
-    for names in zip(*ranks, strict=True):
-        sides = []
-        for name, side in zip(names, folders, strict=True):
-            own = [one for one in side if not name or one.label == name]
-            sides.append(tuple(file for one in own for file in one.files() if not file.name.startswith("debug")))
-        if not all(sides):
-            return []
-        key = RunKey("", -1, folders[0][0].key.rank)
-        jobs.append(Job(sides[0][0], sides[1][0], request.output, names[0], key, request, steps=(sides[0], sides[1])))
-    if request.tokens != ON:
-        # Trainings of different lengths hold the same tokens in their first steps, and are no matter of tokens.
-        cuts = [cut_of([open_run(one) for one in side[:2]]) for side in jobs[0].steps or ()]
-        longer = cuts[0 if steps[0] > steps[1] else 1]
-        if longer is None or None in cuts or len(longer.passes) < 2:
-            return []
-        first, second = longer.passes[:2]
-        if not second.past.any() and (second.shape[0] != first.shape[0] or second.shape[1] >= first.shape[1]):
-            return []
-    return jobs
-
-
-def _asked(folder: RunFolder, request: Request) -> bool:
-    """Whether the user wants this rank and step."""
-    return (request.ranks is None or folder.key.rank in request.ranks) and (
-        request.steps is None or folder.key.step in request.steps
-    )
+        cut = cut_of([open_run(run) for run in longer[:2]])
+    except TwinProbeError:
+        return False
+    if cut is None or len(cut.passes) < 2:
+        return False
+    first, second = cut.passes[:2]
+    narrower = second.shape[0] == first.shape[0] and second.shape[1] < first.shape[1]
+    return narrower or bool(second.past.any())
