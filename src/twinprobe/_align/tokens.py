@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -421,6 +421,14 @@ class TokenPairs:
         """Whether both sides hold the same tokens at the same places, so that nothing needs to be gathered."""
         shapes = [[one.shape for one in side.passes] for side in (self.target, self.golden)]
         return shapes[0] == shapes[1] and bool(np.array_equal(*self.places))
+
+    def only(self, sequence: int) -> TokenPairs:
+        """The tokens of one sequence alone."""
+        own = self.sequence == sequence
+        return replace(
+            self, places=(self.places[0][own], self.places[1][own]), sequence=self.sequence[own], index=self.index[own],
+            ids=self.ids[own], positions=(self.positions[0][own], self.positions[1][own]),
+        )  # fmt: skip
 
     def words(self) -> str:
         """``golden one forward call [1, 12] = target prefill [1, 8] + 4 decode calls; 12 tokens aligned by ids``."""

@@ -144,6 +144,8 @@ class TokenFindings:
     lines: list[str]
     where: str
     modules: list[tuple[str, Floats]]
+    held: list[Ints | None]
+    """For each row of the pair table the tokens that it holds."""
 
     def write(self, folder: Path, stem: str, formats: Sequence[str]) -> list[Path]:
         """Write the table, and the page where a page was asked for; return the files."""
@@ -200,7 +202,7 @@ def token_findings(found: Compared) -> TokenFindings:
         lines.append("which tokens differ is not known: only statistics were recorded; task tensor keeps the values")
     else:
         lines.append(f"by token: {where}" if where else f"by token: all {tokens.count:,} agree within noise")
-    return TokenFindings(_table(tokens, differs, module, error, result), lines, where, modules)
+    return TokenFindings(_table(tokens, differs, module, error, result), lines, where, modules, found.held)
 
 
 def _noise_before(found: Compared, begun: int) -> float:
@@ -208,7 +210,7 @@ def _noise_before(found: Compared, begun: int) -> float:
     noise = found.judged.noise
     if noise is None:
         return _LEAST
-    before = found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
+    before = (found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun) & (found.judged.state != DIFFERS)
     known = noise.expected[before & np.isfinite(noise.expected)]
     grain = noise.grain[np.isfinite(noise.grain)]
     return max(_LEAST, float(known.max(initial=0.0)), float(grain.max(initial=0.0)))
@@ -330,7 +332,7 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     tokens = table.height
     columns = min(tokens, _MOST_COLUMNS)
     edges = np.linspace(0, tokens, columns + 1).astype(np.int64)
-    left = 8 * max((len(name) for name, _ in modules), default=0) * 0.85 + 14
+    left = 6.8 * max((len(_bare(name)) for name, _ in modules), default=0) + 14
     cell = max(3.0, min(22.0, 900 / max(columns, 1)))
     high = 15
     width, height = left + columns * cell + 10, 34 + high * len(modules)
@@ -366,3 +368,110 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
 def _bare(name: str) -> str:
     """``model.layers.0.mlp`` of a module's output."""
     return re.sub(r"^(Module|Cell)\.|\.\w+\.forward\.\d+\.output(\.0)?", "", name)
+
+
+# Log-probabilities of two engines.
+
+
+@dataclass
+class LogprobReport:
+    """What is written about two engines' log-probabilities; the last four fields are those of the worst sequence."""
+
+    table: pl.DataFrame
+    sequences: pl.DataFrame
+    lines: list[str]
+    limit: float
+    ids: Ints
+    target: Floats
+    golden: Floats
+    mask: NDArray[np.bool_]
+
+    def write(self, folder: Path, stem: str) -> list[Path]:
+        """Write the tables of steps and of sequences, and the page; return the files."""
+        files = [folder / f"{stem}.csv", folder / f"{stem}_sequences.csv", folder / f"{stem}.html"]
+        with Staging() as staging:
+            for table, file in zip((self.table, self.sequences), files[:2], strict=True):
+                fill_csv(table, staging.file(file))
+            self._fill_page(staging.file(files[2]))
+        return files
+
+    def _fill_page(self, path: Path) -> None:
+        beyond = float(self.table["share_beyond"][-1])
+        steps = self.table.head(self.table.height - 1)
+        body = [panel("Log-probabilities of the same tokens", "".join(f"<p>{shown(line)}</p>" for line in self.lines),
+                      "first" if beyond else "first good")]  # fmt: skip
+        if steps.height > 1:
+            places = np.array([float(step) for step in steps["step"].to_list()])
+            kinds = (("mean size of the difference", "t", "mean_abs"), ("largest", "m", "max_abs"))
+            series = [(name, kind, places, steps[column].to_numpy()) for name, kind, column in kinds]
+            body.append(panel("Difference over steps", curves(series, "step", limit=self.limit, logarithmic=True)))
+            shares = [("share of tokens beyond the limit", "m", places, steps["share_beyond"].to_numpy())]
+            body.append(panel(f"Tokens beyond {self.limit:g} over steps", curves(shares, "step")))
+        tokens = np.flatnonzero(self.mask)
+        sides = [(name, kind, tokens.astype(np.float64), values[tokens])
+                 for name, kind, values in (("target", "t", self.target), ("golden", "m", self.golden))]  # fmt: skip
+        body.append(panel("The worst sequence, token by token", curves(sides, "token")))
+        with np.errstate(invalid="ignore"):
+            gap = [
+                ("size of the difference", "m", tokens.astype(np.float64), np.abs(self.target - self.golden)[tokens])
+            ]
+        body.append(panel("Its difference", curves(gap, "token", limit=self.limit)))
+        body.append(panel("Steps", html_table(self.table)))
+        body.append(panel("Sequences, the worst first", html_table(self.sequences)))
+        total = self.table.row(-1, named=True)
+        badges = (f"{total['tokens']:,} tokens", f"{beyond:.2%} beyond {self.limit:g}")
+        fill_static(path, "TwinProbe log-probabilities", badges, "\n".join(body))
+
+
+_WIDE, _HIGH, _LEFT, _BOTTOM = 1100, 230, 78, 34
+
+
+def curves(
+    series: Sequence[tuple[str, str, Floats, Floats]],
+    across: str,
+    *,
+    limit: float | None = None,
+    logarithmic: bool = False,
+) -> str:
+    """Curves as an SVG: (name, class, places, values) each; what is not finite is left out, and a limit is a line."""
+    values = np.concatenate([line[3] for line in series] + ([np.array([limit])] if limit is not None else []))
+    values = values[np.isfinite(values) & ((values > 0) | (not logarithmic))]
+    places = np.concatenate([line[2] for line in series])
+    if not len(values) or not len(places):
+        return '<p class="hint">nothing to draw</p>'
+    scale = np.log10 if logarithmic else np.asarray
+    low, high = float(scale(values.min())), float(scale(values.max()))
+    if not logarithmic and low > 0:
+        low = 0.0
+    span = (high - low) or 1.0
+    first, last = float(places.min()), float(places.max())
+
+    def point(place: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (place - first) / ((last - first) or 1.0) * (_WIDE - _LEFT - 14)
+        return x, 8 + (1 - (float(scale(value)) - low) / span) * (_HIGH - _BOTTOM - 8)
+
+    drawn = [f'<svg width="100%" viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="{shown(series[0][0])}">']
+    for at in np.linspace(low, high, 5).tolist():
+        y = 8 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 8)
+        label = f"{10**at if logarithmic else at:.3g}"
+        drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
+        drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for place in dict.fromkeys(np.linspace(first, last, 9).round().tolist()):
+        drawn.append(
+            f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 12}" text-anchor="middle">{place:.0f}</text>'
+        )
+    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 1}" text-anchor="middle">{shown(across)}</text>')
+    if limit is not None:
+        y = point(first, limit)[1]
+        drawn.append(f'<path class="lim" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
+    for _, kind, where, line in series:
+        good = np.isfinite(line) & ((line > 0) | (not logarithmic))
+        points = [point(place, value) for place, value in zip(where[good].tolist(), line[good].tolist(), strict=True)]
+        drawn.append(f'<polyline class="{kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}"/>')
+        if len(points) <= 60:
+            drawn += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in points]
+    names = [f'<span><svg width="18" height="8"><path class="{kind}" d="M0 4H18"/></svg> {shown(name)}</span>'
+             for name, kind, *_ in series]  # fmt: skip
+    if limit is not None:
+        names.append(f'<span><svg width="18" height="8"><path class="lim" d="M0 4H18"/></svg> limit {limit:g}</span>')
+    return f'<p class="key">{"".join(names)}</p>{"".join(drawn)}</svg>'
