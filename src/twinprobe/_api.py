@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe._align.auto.alignment import Alignment
+    from twinprobe._compare.logprobs import LogprobComparison
     from twinprobe._compare.merge.job import MergeOutcome
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.request import Job
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     PathLike = str | os.PathLike[str]
 
 __all__ = [
-    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "draw", "find",
-    "merge_results", "open", "record", "sketch",
+    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "compare_logprobs",
+    "draw", "find", "merge_results", "open", "record", "sketch",
 ]  # fmt: skip
 
 _VERDICTS = ("pass", "warning", "error")
@@ -92,6 +93,11 @@ class Comparison:
         import polars as pl
 
         return pl.concat([_numbers(pair, name if len(self.pairs) > 1 else None) for name, pair in self.pairs.items()])
+
+    @property
+    def tokens(self) -> pl.DataFrame | None:
+        """One row for each token, of the first pair that was compared by tokens; None where none was."""
+        return next((pair.tokens.table for pair in self.pairs.values() if pair.tokens is not None), None)
 
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
         """Write the result files of the command, for each rank, and return their paths."""
@@ -299,6 +305,20 @@ class Aligned:
     def __repr__(self) -> str:
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
         return f"<Aligned: {len(self.alignment.relations):,} relations, {matched} of {modules} modules>"
+
+
+def compare_logprobs(
+    target: PathLike,
+    golden: PathLike,
+    *,
+    limit: float = 0.1,
+    recordings: tuple[PathLike, PathLike] | None = None,
+) -> LogprobComparison:
+    """Compare the log-probabilities of the same tokens from two engines, as ``twinprobe llm logprobs`` does."""
+    from twinprobe._compare.logprobs import compare_logprobs as compare_scored
+
+    both = None if recordings is None else (_path(recordings[0]), _path(recordings[1]))
+    return compare_scored(_path(target), _path(golden), limit=limit, recordings=both)
 
 
 def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:

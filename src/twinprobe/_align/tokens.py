@@ -341,7 +341,7 @@ def _sequences(passes: Sequence[Pass]) -> list[TokenSequence]:
             for place, piece in enumerate(pieces):
                 if not len(piece):
                     continue
-                slot = row if rows > 1 else place
+                slot = _slot(one, piece, before, place) if rows == 1 else row
                 earlier = before.get(slot)
                 sequence = earlier if earlier is not None and _carries_on(one, piece, earlier) else None
                 if sequence is None:
@@ -367,6 +367,14 @@ def _packed(one: Pass, cells: Ints) -> list[Ints]:
     else:
         return [cells]
     return np.split(cells, edges)
+
+
+def _slot(one: Pass, piece: Ints, before: dict[int, TokenSequence], usual: int) -> int:
+    """Which earlier sequence tokens of a packed row may carry on: the one that ends just before their position."""
+    if one.positions is None:
+        return usual
+    fitting = [slot for slot, earlier in before.items() if earlier.positions[-1] + 1 == one.positions[piece[0]]]
+    return fitting[0] if len(fitting) == 1 else usual
 
 
 def _carries_on(one: Pass, piece: Ints, earlier: TokenSequence) -> bool:

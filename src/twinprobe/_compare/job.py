@@ -36,7 +36,17 @@ from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
-from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, Run, RunKey, find_run, run_folders, unchanged
+from twinprobe._runs.run import (
+    OPTIMIZER_FILE,
+    RUN_FILES,
+    TENSOR_FOLDER,
+    Run,
+    RunKey,
+    find_run,
+    open_run,
+    run_folders,
+    unchanged,
+)
 from twinprobe._runs.table import INPUT
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
@@ -148,9 +158,26 @@ def _steps_as_one(request: Request) -> list[Job]:
         files = tuple(file for *_, file in target), tuple(file for *_, file in golden)
         label = target[0][1] if len(sides[0]) > 1 else ""
         jobs.append(Job(files[0][0], files[1][0], request.output, label, RunKey("", -1, rank), request, steps=files))
-    from twinprobe._compare.tokens import spread_over_steps
+    longest = max((job.steps[side] for job in jobs[:1] for side in (0, 1) if job.steps), key=len)
+    return jobs if request.tokens == "on" or _goes_on(longest) else []
 
-    return jobs if request.tokens == "on" or spread_over_steps(jobs[0]) else []
+
+def _goes_on(steps: Sequence[Path]) -> bool:
+    """Whether the second step goes on with the tokens of the first.
+
+    Trainings of different lengths have the same tokens in their first steps, and are no matter of tokens.
+    """
+    from twinprobe._align.tokens import cut_of
+
+    try:
+        cut = cut_of([open_run(run) for run in steps[:2]])
+    except TwinProbeError:
+        return False
+    if cut is None or len(cut.passes) < 2:
+        return False
+    first, second = cut.passes[:2]
+    narrower = second.shape[0] == first.shape[0] and second.shape[1] < first.shape[1]
+    return narrower or bool(second.past.any())
 
 
 def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comparison:
@@ -197,7 +224,7 @@ def _ids_differ(target: Run, golden: Run) -> bool:
     asked = []
     for run in (target, golden):
         looked_up = pl.col("name").str.contains(r"(?i)embed[^.]*\.(\d+\.)?forward") & pl.col("dtype").str.contains(
-            "int"
+            "(?i)int"
         )
         asked.append(run.table.filter((pl.col("role") == INPUT) & looked_up))
     columns = ["shape", "max", "min"]

@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -26,7 +27,7 @@ from twinprobe._layout.pieces import of_concatenation
 from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.tokens import Compared, token_findings
-from twinprobe._runs.names import parse_op
+from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import ABSENT, FLOAT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -60,9 +61,12 @@ _AXES = ((0, 1), (0, 2), (1, 0), (1, 2), (0, 3), (2, 0), (-2, 0), (-1, 0), (-1, 
 
 def _views(shape: Shape, one: Pass) -> dict[View, int]:
     """How a tensor of this shape may hold the tokens of a pass, the likeliest way first; and a token's features."""
-    rows, width = one.shape
+    return _views_of(shape, *one.shape, int(one.past.max()) + one.shape[1])
+
+
+@lru_cache(maxsize=65536)
+def _views_of(shape: Shape, rows: int, width: int, reach: int) -> dict[View, int]:
     found: dict[View, int] = {}
-    reach = int(one.past.max()) + width
     for family, (row, column) in product((PLAIN, LAST, CONTEXT), _AXES):
         if max(row, column) >= len(shape):
             continue
@@ -215,6 +219,8 @@ def _call_keys(cut: Cut, number: int) -> dict[Any, int]:
     found = {}
     for at in np.flatnonzero(belongs == number).tolist():
         op = run.op_names[at]
+        if len(cut.passes) > 1 and op.direction != FORWARD:
+            continue  # gradients of several calls are summed and scaled as the program likes
         head: Any = op.without_call
         if not op.is_module:
             around = run.parents.get(run.ops[at])
@@ -499,9 +505,12 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     if pairs is None:
         return None
     fewest = min(sum(len(one.ids) for one in cut.sequences) for cut in (cuts[0], cuts[1]))
-    if wanted != ON and (pairs.same_cut or 2 * pairs.count < fewest):
-        return None
-    return pairs
+    if wanted == ON:
+        return pairs
+    # Calls of the same shapes with other ids are other data, unless each id of one is somewhere in the other.
+    shapes = [[one.shape for one in cut.passes] for cut in (cuts[0], cuts[1])]
+    enough = fewest if shapes[0] == shapes[1] else fewest / 2
+    return None if pairs.same_cut or pairs.count < enough else pairs
 
 
 def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
@@ -579,21 +588,3 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
             where=job.target, hint="--tokens off compares step by step and call by call",
         )  # fmt: skip
     return compare_runs(*first, options)
-
-
-def spread_over_steps(job: Job) -> bool:
-    """Whether the side with more steps goes on in its second step with the tokens of its first.
-
-    Trainings of different lengths hold the same tokens in their first steps, and are no matter of tokens.
-    """
-    assert job.steps is not None
-    longer = max(job.steps, key=len)
-    try:
-        cut = cut_of([open_run(run) for run in longer[:2]])
-    except TwinProbeError:
-        return False
-    if cut is None or len(cut.passes) < 2:
-        return False
-    first, second = cut.passes[:2]
-    narrower = second.shape[0] == first.shape[0] and second.shape[1] < first.shape[1]
-    return narrower or bool(second.past.any())

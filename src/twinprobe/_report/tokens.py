@@ -172,7 +172,9 @@ def token_findings(found: Compared) -> TokenFindings:
     """Find out which tokens differ, in which module each of them does first, and say so."""
     tokens, pairs, judged, first = found.tokens, found.evidence.pairs, found.judged, found.first
     roles, ops, names = pairs["t_role"].to_list(), pairs["t_op"].to_list(), pairs["t_name"].to_list()
-    begun = len(found.calls) if first is None else ops[first.order]
+    begun = len(found.calls)
+    if first is not None:
+        begun = ops[first.order] if judged.flow is None else int(judged.flow.start[ops[first.order]])
     noise = _noise_before(found, begun)
     where, error, reached = _reach(found, noise)
     differs = np.zeros(tokens.count, dtype=bool)
@@ -210,7 +212,7 @@ def _noise_before(found: Compared, begun: int) -> float:
     noise = found.judged.noise
     if noise is None:
         return _LEAST
-    before = (found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun) & (found.judged.state != DIFFERS)
+    before = found.evidence.pairs["t_op"].fill_null(begun).to_numpy() < begun
     known = noise.expected[before & np.isfinite(noise.expected)]
     grain = noise.grain[np.isfinite(noise.grain)]
     return max(_LEAST, float(known.max(initial=0.0)), float(grain.max(initial=0.0)))
@@ -423,7 +425,7 @@ class LogprobReport:
         fill_static(path, "TwinProbe log-probabilities", badges, "\n".join(body))
 
 
-_WIDE, _HIGH, _LEFT, _BOTTOM = 1100, 230, 78, 34
+_WIDE, _HIGH, _LEFT, _BOTTOM = 1100, 240, 78, 40
 
 
 def curves(
@@ -458,9 +460,9 @@ def curves(
         drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for place in dict.fromkeys(np.linspace(first, last, 9).round().tolist()):
         drawn.append(
-            f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 12}" text-anchor="middle">{place:.0f}</text>'
+            f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 18}" text-anchor="middle">{place:.0f}</text>'
         )
-    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 1}" text-anchor="middle">{shown(across)}</text>')
+    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 4}" text-anchor="middle">{shown(across)}</text>')
     if limit is not None:
         y = point(first, limit)[1]
         drawn.append(f'<path class="lim" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
