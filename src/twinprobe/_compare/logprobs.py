@@ -233,27 +233,25 @@ def _from_logits(tokens: TokenPairs, comparison: Comparison, step: int) -> list[
     if findings is None:
         raise BadInput("keeps no tensors: logits are needed", where=where, hint="record both runs with task tensor")
     row, held = _logits_row(comparison)
-    place = {int(token): at for at, token in enumerate(held)}
-    following = {
-        (int(number), int(index)): int(token_id)
-        for number, index, token_id in zip(tokens.sequence, tokens.index, tokens.ids, strict=True)
-    }
-    wanted: list[tuple[int, int, int, int]] = []  # sequence, token, its row of logits, the next id
-    for at, (number, index) in enumerate(zip(tokens.sequence.tolist(), tokens.index.tolist(), strict=True)):
-        if at in place and (number, index + 1) in following:
-            wanted.append((number, index, place[at], following[number, index + 1]))
-    if not wanted:
+    given = np.full(tokens.count, -1, dtype=np.int64)
+    given[held] = np.arange(len(held))
+    # The logits of a token score the one that follows it: its neighbour in the order of the sequence.
+    follows = (np.diff(tokens.sequence) == 0) & (np.diff(tokens.index) == 1) & (given[:-1] >= 0)
+    scored = np.flatnonzero(follows) + 1
+    if not len(scored):
         raise BadInput("holds no token that another one follows on both sides", where=where)
-    chosen, ids = np.array([one[2] for one in wanted]), np.array([one[3] for one in wanted])
     sides = []
     for run, side in ((comparison.target, "t"), (comparison.golden, "g")):
-        sides.append(_log_softmax(run.tensor_folder, pairs[f"{side}_file"][row], chosen, ids))
+        logprobs = np.full(tokens.count, np.nan)
+        file = pairs[f"{side}_file"][row]
+        logprobs[scored] = _log_softmax(run.tensor_folder, file, given[scored - 1], tokens.ids[scored])
+        sides.append(logprobs)
     found = []
-    for number in dict.fromkeys(one[0] for one in wanted):
-        own = [at for at, one in enumerate(wanted) if one[0] == number]
-        count = np.ones(len(own), dtype=bool)
-        found.append(tuple(Scored(ids[own], side[own], count, step) for side in sides))
-    return found  # type: ignore[return-value]
+    for number in dict.fromkeys(tokens.sequence[scored].tolist()):
+        own = np.flatnonzero(tokens.sequence == number)
+        mine, theirs = (Scored(tokens.ids[own], side[own], ~np.isnan(side[own]), step) for side in sides)
+        found.append((mine, theirs))
+    return found
 
 
 def _logits_row(comparison: Comparison) -> tuple[int, Ints]:
