@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         check_weights,
         compare,
         compare_kernels,
+        compare_logprobs,
         draw,
         find,
         merge_results,
@@ -37,8 +38,8 @@ __version__ = "0.2.0"
 # Where each public name lives: imported when it is asked for, so that importing twinprobe stays light.
 _HOMES = {
     "_api": (
-        "align", "check_weights", "compare", "compare_kernels", "draw", "find", "merge_results", "open", "record",
-        "replay", "reproduce", "sketch",
+        "align", "check_weights", "compare", "compare_kernels", "compare_logprobs", "draw", "find", "merge_results",
+        "open", "record", "replay", "reproduce", "sketch",
     ),
     "_live.differ": (
         "auto_diff", "check_dataloader", "check_grads", "check_params", "check_report",
@@ -62,6 +63,7 @@ __all__ = [
     "check_weights",
     "compare",
     "compare_kernels",
+    "compare_logprobs",
     "copy_aligned",
     "copy_weights",
     "draw",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from twinprobe._align.auto.alignment import Alignment
+    from twinprobe._compare.logprobs import LogprobComparison
     from twinprobe._compare.merge.job import MergeOutcome
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.one import Isolate
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     PathLike = str | os.PathLike[str]
 
 __all__ = [
-    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "draw", "find",
-    "merge_results", "open", "record", "replay", "reproduce", "sketch",
+    "Aligned", "Comparison", "Found", "align", "check_weights", "compare", "compare_kernels", "compare_logprobs",
+    "draw", "find", "merge_results", "open", "record", "replay", "reproduce", "sketch",
 ]  # fmt: skip
 
 _VERDICTS = ("pass", "warning", "error")
@@ -109,6 +110,11 @@ class Comparison:
             return steps_table(self.steps)
         return pl.concat([_numbers(pair, name if len(self.pairs) > 1 else None) for name, pair in self.pairs.items()])
 
+    @property
+    def tokens(self) -> pl.DataFrame | None:
+        """One row for each token, of the first pair that was compared by tokens; None where none was."""
+        return next((pair.tokens.table for pair in self.pairs.values() if pair.tokens is not None), None)
+
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
         """Write the result files of the command, for each rank, and return their paths."""
         from twinprobe._report.files import own_timestamp, prepare_folder, result_stem, timestamp_now
@@ -123,6 +129,8 @@ class Comparison:
                 where = root / job.key.subfolder
                 prepare_folder(where)
                 files += write_reports(pair.table(), pair.summary, where, stem, wanted)
+                if pair.tokens is not None:
+                    files += pair.tokens.write(where, stem, wanted)
             if self.steps is not None:
                 from twinprobe._report.overview import write_steps
 
@@ -197,6 +205,7 @@ def compare(
     align: Literal["auto", "names", "none"] = "auto",
     rounding: float | None = None,
     replay: bool | float = False,
+    tokens: Literal["auto", "on", "off"] = "auto",
 ) -> Comparison:
     """Compare two runs (the target is the one under test) and say where they part.
 
@@ -227,7 +236,7 @@ def compare(
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
-        isolate=isolating(replay),
+        isolate=isolating(replay), tokens=tokens,
     )  # fmt: skip
     if is_watched(request.target) or is_watched(request.golden):
         steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
@@ -445,6 +454,20 @@ class Aligned:
     def __repr__(self) -> str:
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
         return f"<Aligned: {len(self.alignment.relations):,} relations, {matched} of {modules} modules>"
+
+
+def compare_logprobs(
+    target: PathLike,
+    golden: PathLike,
+    *,
+    limit: float = 0.1,
+    recordings: tuple[PathLike, PathLike] | None = None,
+) -> LogprobComparison:
+    """Compare the log-probabilities of the same tokens from two engines, as ``twinprobe llm logprobs`` does."""
+    from twinprobe._compare.logprobs import compare_logprobs as compare_scored
+
+    both = None if recordings is None else (_path(recordings[0]), _path(recordings[1]))
+    return compare_scored(_path(target), _path(golden), limit=limit, recordings=both)
 
 
 def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:

@@ -55,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(pair)
     pair("--layout", nargs="+", metavar="SIZES",
          help="how ranks are laid out, e.g. tp=2,pp=2 (dp, cp, ep, vpp): of the target, or of both")  # fmt: skip
+    pair("--tokens", nargs="?", const="on", default="auto", choices=("auto", "on", "off"),
+         help="compare token by token: where sequences are cut otherwise (auto, default), on, or off")  # fmt: skip
     add("-da", "--diff_analyze", action="store_true", help="find the first call that differs across all ranks")
     add("--rank", type=numbers, metavar="LIST", help="only these ranks, e.g. 0,1")
     add("--step", type=numbers, metavar="LIST", help="only these steps, e.g. 0,1")
@@ -157,6 +159,7 @@ def _request(args: argparse.Namespace) -> Request:
         engine=engine_options(args),
         resume=args.resume,
         layouts=tuple(args.layout or ()),
+        tokens=args.tokens,
         log_rows=args.is_print_compare_log,
         mapping=MappingOptions(
             fuzzy=args.fuzzy_match,

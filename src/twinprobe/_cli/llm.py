@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LEVELS = ("layer", "module", "api", "logits", "token")
 LOG_LEVELS = ("debug", "info", "warning", "error", "fatal", "critical")
 _COMPARE = "compare two dumps of an inference run: torch and torch, ATB and ATB, or torch and ATB"
+_LOGPROBS = "compare the log-probabilities of the same tokens from two engines: training against rollout"
 _DUMP = "run a program on the ATB acceleration library and dump its tensors and model"
 
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, short, text, declare, function in (
         ("compare", "cc", _COMPARE, _compare_arguments, _compare),
         ("dump", "dd", _DUMP, _dump_arguments, _dump),
+        ("logprobs", "lp", _LOGPROBS, _logprobs_arguments, _logprobs),
     ):
         command = commands.add_parser(
             name, aliases=[short], help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False,
@@ -173,3 +175,52 @@ def _dump(args: argparse.Namespace) -> int:
 
     sys.stdout.writelines(f"{line}\n" for line in dump(DumpOptions.of(args)).lines)
     return 0
+
+
+def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("target", type=path, metavar="TARGET",
+        help="engine under test: Parquet, npz or JSON lines with input_ids and logprobs, or a recording")  # fmt: skip
+    add("golden", type=path, metavar="GOLDEN", help="reference engine, in the same form")
+    add(
+        "-o",
+        "--output",
+        type=path,
+        default="./output",
+        metavar="DIR",
+        help="folder for the results (default: ./output)",
+    )
+    add("--limit", type=float, default=0.1, metavar="X", help="a difference that counts (default: 0.1)")
+    add("--recordings", type=path, nargs=2, metavar=("TARGET", "GOLDEN"),
+        help="recordings of both engines: name the layer where the worst sequence begins to differ")  # fmt: skip
+    add("--fail-on", type=float, nargs="?", const=0.0, metavar="SHARE",
+        help="exit with code 1 if more than this share of the tokens is beyond the limit (default: 0)")  # fmt: skip
+    add_allow_missing(parser)
+    add("--json", action="store_true", help="print one JSON object instead of the summary")
+    parser.set_defaults(log_level="info")
+
+
+def _logprobs(args: argparse.Namespace) -> int:
+    from twinprobe._cli.show import print_json, warn
+    from twinprobe._compare.logprobs import compare_logprobs
+    from twinprobe._report.console import visible
+    from twinprobe._report.files import own_timestamp, prepare_folder, timestamp_now
+
+    recordings = None if args.recordings is None else tuple(args.recordings)
+    found = compare_logprobs(args.target, args.golden, limit=args.limit, recordings=recordings)
+    prepare_folder(args.output)
+    with own_timestamp(args.output, timestamp_now()) as stamp:
+        files = found.save(args.output, f"logprobs_{stamp}")
+    if args.json:
+        total = found.table.row(-1, named=True)
+        worst, steps = found.sequences.row(0, named=True), found.table.to_dicts()[:-1]
+        named = {"limit": found.limit, "origin": found.origin, "steps": steps, "worst": worst, "lost": found.lost}
+        print_json({**total, **named, "files": list(map(str, files))})
+    else:
+        sys.stdout.write("\n".join(map(visible, found.lines)) + "\n\nwritten to\n")
+        sys.stdout.write("".join(f"  {visible(str(file))}\n" for file in files))
+    warn(found.lost)
+    if args.fail_on is not None and found.share > args.fail_on:
+        return 1
+    args.fail_on = None
+    return exit_code(args, [], found.lost)

@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._align.folders import FolderPair, pair_folders
 from twinprobe._align.matcher import build_matcher
 from twinprobe._compare.kernel import refuse_mapping, refuse_option
-from twinprobe._compare.one import Comparison, Measurer, Options, compare_paths, silent
+from twinprobe._compare.one import Comparison, Measurer, Options, compare_runs, open_both, silent
 from twinprobe._compare.ranks import (
     Gathered,
     conclude,
@@ -37,9 +37,21 @@ from twinprobe._report.files import prepare_folder, result_stem
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
-from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
+from twinprobe._runs.run import (
+    OPTIMIZER_FILE,
+    RUN_FILES,
+    TENSOR_FOLDER,
+    Run,
+    RunKey,
+    find_run,
+    open_run,
+    run_folders,
+    unchanged,
+)
+from twinprobe._runs.table import INPUT
+from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.watch import is_watched
-from twinprobe.errors import BadInput, NothingToCompare
+from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -93,6 +105,9 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
         if puts_together(request):
             return plan_whole(request)
+        as_one = _steps_as_one(request)
+        if as_one:
+            return as_one, [], []
     whole = [(request.target, request.golden)], "", RunKey("", -1, -1)
     if request.target.is_dir() != request.golden.is_dir():
         if is_foreign(request.target) and is_foreign(request.golden):  # a checkpoint in one file, and one in many
@@ -118,6 +133,58 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
     return jobs, notes, lost
 
 
+def _steps_as_one(request: Request) -> list[Job]:
+    """One job for all steps of each rank, where one side spreads its tokens over more steps than the other."""
+    if request.tokens == "off":
+        return []
+    sides: list[dict[int, list[tuple[int, str, Path]]]] = []
+    for root in (request.target, request.golden):
+        ranks: dict[int, list[tuple[int, str, Path]]] = {}
+        if root.is_file() or _holds_run(root):
+            ranks[-1] = [(-1, "", find_run(root))]
+        else:
+            try:
+                folders = run_folders(root)
+            except BadInput:
+                return []
+            for folder in folders:
+                rank, step = folder.key.rank, folder.key.step
+                if rank in (request.ranks or {rank}) and step in (request.steps or {step}):
+                    found = [(step, folder.label, file) for file in folder.files() if file.name.startswith("dump")]
+                    ranks.setdefault(rank, []).extend(found)
+        sides.append(ranks)
+    steps = [max((len(runs) for runs in side.values()), default=0) for side in sides]
+    alike = steps[0] == steps[1] and request.tokens != "on"
+    twice = any(len({step for step, *_ in runs}) < len(runs) for side in sides for runs in side.values())
+    if alike or twice or len(sides[0]) != len(sides[1]) or max(steps) < 2 or not all(steps):
+        return []
+    jobs = []
+    for (rank, target), golden in zip(sides[0].items(), sides[1].values(), strict=True):
+        files = tuple(file for *_, file in target), tuple(file for *_, file in golden)
+        label = target[0][1] if len(sides[0]) > 1 else ""
+        jobs.append(Job(files[0][0], files[1][0], request.output, label, RunKey("", -1, rank), request, steps=files))
+    longest = max((job.steps[side] for job in jobs[:1] for side in (0, 1) if job.steps), key=len)
+    return jobs if request.tokens == "on" or _goes_on(longest) else []
+
+
+def _goes_on(steps: Sequence[Path]) -> bool:
+    """Whether the second step goes on with the tokens of the first.
+
+    Trainings of different lengths have the same tokens in their first steps, and are no matter of tokens.
+    """
+    from twinprobe._align.tokens import cut_of
+
+    try:
+        cut = cut_of([open_run(run) for run in steps[:2]])
+    except TwinProbeError:
+        return False
+    if cut is None or len(cut.passes) < 2:
+        return False
+    first, second = cut.passes[:2]
+    narrower = second.shape[0] == first.shape[0] and second.shape[1] < first.shape[1]
+    return narrower or bool(second.past.any())
+
+
 def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comparison:
     """Compare one pair as the request asks; TooLarge where it is to be cut into slices first."""
     wanted = replace(job.request.mapping, output=job.output, label=job.label, timestamp=job.request.timestamp)
@@ -138,8 +205,15 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
         with unchanged(*whole_files(job)):
             comparison = compare_whole(job, options)
     else:
-        with unchanged(job.target, job.golden):
-            comparison = compare_paths(job.target, job.golden, options)
+        tokens = job.request.tokens
+        with unchanged(*(run for side in job.steps or ((job.target,), (job.golden,)) for run in side)):
+            target, golden = open_both(job.target, job.golden)
+            if job.steps is None and (tokens == "off" or (tokens == "auto" and not _ids_differ(target, golden))):
+                comparison = compare_runs(target, golden, options)
+            else:
+                from twinprobe._compare.tokens import compare_cut
+
+                comparison = compare_cut(job, (target, golden), options)
     if not comparison.summary.matched:
         calls = comparison.summary.target.ops
         raise NothingToCompare(
@@ -147,6 +221,31 @@ def compare_job(job: Job, progress: Callable[[int, int], None] = silent) -> Comp
             hint="are these two runs of one model? twinprobe align says what fits, a mapping file pairs other names",
         )  # fmt: skip
     return comparison
+
+
+def _ids_differ(target: Run, golden: Run) -> bool:
+    """Whether the tables of tokens are not asked for the same ids in the same calls: then a look at tokens pays."""
+    import polars as pl
+
+    asked = []
+    for run in (target, golden):
+        looked_up = pl.col("name").str.contains(r"(?i)embed[^.]*\.(\d+\.)?forward") & pl.col("dtype").str.contains(
+            "(?i)int"
+        )
+        asked.append(run.table.filter((pl.col("role") == INPUT) & looked_up))
+    columns = ["shape", "max", "min"]
+    if asked[0].is_empty() or not asked[0].select(columns).equals(asked[1].select(columns)):
+        return not asked[0].is_empty() and not asked[1].is_empty()
+    files = [rows["file"].drop_nulls().to_list() for rows in asked]
+    try:
+        return any(
+            not np.array_equal(
+                open_named(target.tensor_folder, mine).data, open_named(golden.tensor_folder, other).data
+            )
+            for mine, other in zip(*files, strict=False)
+        )
+    except (TwinProbeError, OSError):
+        return False
 
 
 def _noise_run(job: Job) -> Path | None:
@@ -193,6 +292,8 @@ def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple
     if job.formats:
         stem = result_stem(job.request.timestamp, job.label, debug=is_debug)
         files += write_reports(table, summary, job.output, stem, job.formats)
+        if comparison.tokens is not None:
+            files += comparison.tokens.write(job.output, stem, job.formats)
     facts = None
     if job.dataset is not None:
         facts = rank_facts(comparison, job.place.rank)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from twinprobe._judge.verdicts import Evidence, Isolated, Judged
+    from twinprobe._report.tokens import TokenFindings
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
@@ -120,6 +121,8 @@ class Comparison:
     evidence: Evidence
     judged: Judged
     summary: Summary
+    tokens: TokenFindings | None = None
+    """What is known of single tokens, where the runs were compared by them."""
 
     def table(self) -> pl.DataFrame:
         """The result table, every old column in its place."""

@@ -49,6 +49,8 @@ class Request:
     """Runs suspects again from their own inputs."""
     layouts: tuple[str, ...] = ()
     """How the ranks of the target, and of the golden run, are laid out, e.g. ``tp=2,pp=2``."""
+    tokens: str = "auto"
+    """Whether runs are compared token by token: where they are cut otherwise (auto), on, or off."""
 
     @property
     def options(self) -> EngineOptions:
@@ -60,7 +62,7 @@ class Request:
         chosen = (None if numbers is None else sorted(numbers) for numbers in (self.ranks, self.steps))
         mapping = replace(self.mapping, output=None, timestamp="", label="")
         return repr((str(self.target), str(self.golden), self.formats, self.thresholds, *chosen, mapping, self.layouts,
-                     self.noise, self.isolate is not None))  # fmt: skip
+                     self.noise, self.isolate is not None, self.tokens))  # fmt: skip
 
     def command(self, kind: str) -> Command:
         """The command that its notes belong to."""
@@ -86,6 +88,8 @@ class Job:
     slice_bytes: int = SLICE_BYTES
     ranks: Any = None
     """The ranks of both sides, where they are put together: then the two paths name no files of their own."""
+    steps: tuple[tuple[Path, ...], tuple[Path, ...]] | None = None
+    """The runs of all steps of both sides, where their tokens are compared as one."""
 
     @property
     def name(self) -> str:
@@ -243,7 +247,7 @@ def job_mark(job: Job) -> str:
     runs = (job.target, job.golden)
     if job.ranks is not None:
         runs = tuple(file for side in job.ranks for file in side.files(job.target.name).values())
-    for run in runs:
+    for run in runs if job.steps is None else (run for side in job.steps for run in side):
         digest.update(run_fingerprint(run).encode())
     return digest.hexdigest()
 

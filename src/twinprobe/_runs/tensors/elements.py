@@ -287,6 +287,32 @@ class JoinedElements(FileElements):
         return np.concatenate(found) if found else np.empty(0, self.dtype)
 
 
+class GatheredElements(FileElements):
+    """Stretches of several tensors one behind the other, in any order: read as slices are asked for."""
+
+    __slots__ = ("_ends", "_first", "_of", "_parts")
+
+    def __init__(
+        self, parts: Sequence[NDArray[Any]], of: NDArray[np.int64], first: NDArray[np.int64], length: NDArray[np.int64]
+    ) -> None:
+        """Flat tensors; for each stretch its tensor, its first element there, and how many it has."""
+        self._parts, self._of, self._first = parts, of, first
+        self._ends = np.cumsum(length)
+        self.dtype = parts[0].dtype
+        self.size = int(self._ends[-1]) if len(length) else 0
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        found = []
+        at = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            begin = int(self._ends[at - 1]) if at else 0
+            end = min(int(self._ends[at]), stop)
+            first = int(self._first[at]) - begin
+            found.append(self._parts[int(self._of[at])][first + start : first + end])
+            start, at = end, at + 1
+        return found[0] if len(found) == 1 else np.concatenate(found) if found else np.empty(0, self.dtype)
+
+
 # Elements in another order than the file has them, put in order without the file in memory beside them.
 
 # Bytes of a file that are held while they are put in order.

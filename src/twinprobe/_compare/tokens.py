@@ -1,0 +1,590 @@
+"""Runs that cut their sequences otherwise, compared token by token: the rows of aligned tokens are gathered.
+
+Prefill and decode against one forward call, padded against packed, another order of the batch: what one side computes
+in several calls is put together to one call, whose tensors have a row for each token that both sides hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from twinprobe._align.calls import Shape, dims
+from twinprobe._align.links import Pairs
+from twinprobe._align.tokens import MASK, NONE, POSITIONS, Cut, Pass, TokenPairs, align_tokens, count_tokens, cut_of
+from twinprobe._compare.one import Comparison, Matcher, Options, compare_runs
+from twinprobe._compare.request import Job
+from twinprobe._layout.pieces import of_concatenation
+from twinprobe._measure.elements import AT_ONCE
+from twinprobe._measure.statistics import statistics
+from twinprobe._report.tokens import Compared, token_findings
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.structure import Stacks
+from twinprobe._runs.table import ABSENT, FLOAT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.tensors.tensor_files import open_named, token_name
+from twinprobe.errors import BadInput, TwinProbeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+AUTO, ON, OFF = "auto", "on", "off"
+
+# Where the tokens of a recorded tensor are.
+
+# All tokens of the pass; only each row's last one (a head that keeps no more); all that the cache holds so far.
+PLAIN, LAST, CONTEXT = range(3)
+
+
+class View(NamedTuple):
+    """Which axes of a tensor are the batch's rows and the tokens; the row's axis is -1 or -2 as in ``token_name``."""
+
+    family: int
+    row: int
+    column: int
+
+
+_AXES = ((0, 1), (0, 2), (1, 0), (1, 2), (0, 3), (2, 0), (-2, 0), (-1, 0), (-1, 1), (-1, 2))
+
+
+def _views(shape: Shape, one: Pass) -> dict[View, int]:
+    """How a tensor of this shape may hold the tokens of a pass, the likeliest way first; and a token's features."""
+    return _views_of(shape, *one.shape, int(one.past.max()) + one.shape[1])
+
+
+@lru_cache(maxsize=65536)
+def _views_of(shape: Shape, rows: int, width: int, reach: int) -> dict[View, int]:
+    found: dict[View, int] = {}
+    for family, (row, column) in product((PLAIN, LAST, CONTEXT), _AXES):
+        if max(row, column) >= len(shape):
+            continue
+        length = shape[column]
+        if row == -2:
+            fits = family == PLAIN and rows > 1 and length == rows * width
+            taken = length
+        else:
+            if row == -1:  # without an axis of rows, or with one row that stands for all
+                fits = rows == 1 or shape[:column] == (1,) or len(shape) == 1
+            else:
+                fits = shape[row] == rows
+            cached = len(shape) == 4 and row == 0 and column < 3 and length >= reach
+            fits &= (length == width, length == 1 and row == 0, cached)[family]
+            taken = length * (shape[row] if row >= 0 else 1)
+        if fits and taken:
+            found.setdefault(View(family, row, column), prod(shape) // taken)
+    return found
+
+
+# One side's passes as one run.
+
+
+@dataclass(repr=False)
+class TokenRun(Run):
+    """All passes of a side as one call of the model: its calls and rows are those of its longest pass."""
+
+    cut: Cut
+    root: Path
+    rows: Ints
+    """For each row of the table and each pass the row of that pass's own run; NONE where it has none."""
+    base: int
+
+    @property
+    def tensor_folder(self) -> Path:
+        """A folder above the tensors of all passes."""
+        return self.root
+
+    def shape(self, row: int, number: int) -> Shape | None:
+        """The shape that a value has in a pass."""
+        at = int(self.rows[row, number])
+        return None if at == NONE else dims(self._column(number, "shape")[at])
+
+    def file(self, row: int, number: int) -> str | None:
+        """The file that a value has in a pass, as seen from the tensor folder."""
+        run, at = self.cut.runs[self.cut.passes[number].run], int(self.rows[row, number])
+        name = None if at == NONE else self._column(number, "file")[at]
+        if name is None or run.tensor_folder == self.root:
+            return name
+        return f"{run.tensor_folder.relative_to(self.root).as_posix()}/{name}"
+
+    def stats(self, row: int, number: int) -> tuple[Any, ...]:
+        """The statistics that a value has in a pass; None where they are no numbers."""
+        at = int(self.rows[row, number])
+        kinds = [self._column(number, f"{stat}_kind")[at] for stat in STATS]
+        values = (self._column(number, stat)[at] for stat in STATS)
+        return tuple(value if kind in (FLOAT, INT) else None for kind, value in zip(kinds, values, strict=True))
+
+    def _column(self, number: int, name: str) -> list[Any]:
+        run = self.cut.passes[number].run
+        cache: dict[tuple[int, str], list[Any]] = self.__dict__.setdefault("_lists", {})
+        if (run, name) not in cache:
+            cache[run, name] = self.cut.runs[run].table[name].to_list()
+        return cache[run, name]
+
+
+def token_run(cut: Cut, tokens: int) -> TokenRun:
+    """Put the passes of a side together; the first of the longest passes lends its names.
+
+    Until its tokens are gathered, a value has the shape [tokens, features] if it may hold tokens: rows are paired by
+    shapes too, which must not depend on the cut.
+    """
+    import polars as pl
+
+    base = max(range(len(cut.passes)), key=lambda at: (cut.passes[at].tokens, -at))
+    run = cut.runs[cut.passes[base].run]
+    keys = [_call_keys(cut, at) for at in range(len(cut.passes))]
+    chosen = sorted(keys[base].values())
+    place = np.full(len(run.ops), NONE, dtype=np.int64)
+    place[chosen] = np.arange(len(chosen))
+    ops = run.table["op"].to_numpy()
+    kept = np.flatnonzero(place[ops] >= 0)
+    renamed = _from_zero([run.ops[at] for at in chosen])
+    table = run.table[kept].with_columns(op=pl.Series(place[ops[kept]], dtype=pl.Int32))
+    if any(old != new for old, new in renamed.items()):
+        shown = [
+            renamed[run.ops[op]] + name.removeprefix(run.ops[op])
+            for op, name in zip(ops[kept].tolist(), table["name"].to_list(), strict=True)
+        ]
+        table = table.with_columns(name=pl.Series(shown, dtype=pl.String))
+    shapes = {text: _views(dims(text) or (), cut.passes[base]) for text in table["shape"].unique().to_list()}
+    likely = {text: next(iter(views.items())) for text, views in shapes.items() if text and views}
+    common = {text: str([tokens, size]) for text, (view, size) in likely.items() if view.family == PLAIN}
+    table = table.with_columns(
+        pl.when((pl.col("kind") == TENSOR) & (pl.col("role") != PARAMETER))
+        .then(pl.col("shape").replace(common))
+        .otherwise("shape")
+    )
+    rows = np.full((len(kept), len(cut.passes)), NONE, dtype=np.int64)
+    key_of = {at: key for key, at in keys[base].items()}
+    suffixes = [_suffixes(one) for one in cut.runs]
+    for number, calls in enumerate(keys):
+        own = suffixes[cut.passes[number].run]
+        at_suffix = {pair: row for row, pair in enumerate(own)}
+        for at, row in enumerate(kept.tolist()):
+            op, suffix = suffixes[cut.passes[base].run][row]
+            call = calls.get(key_of[op], NONE)
+            rows[at, number] = at_suffix.get((call, suffix), NONE)
+    folders = [one.tensor_folder for one in cut.runs]
+    root = folders[0]
+    while not all(root == folder or root in folder.parents for folder in folders):
+        root = root.parent
+    made = TokenRun(
+        run.path, run.task, run.level, run.framework, list(renamed.values()), table, list(run.notes), cut, root, rows,
+        base, settings=run.settings,
+    )  # fmt: skip
+    stacks = run.stacks
+    made.parents = {
+        new: around if around is None else renamed.get(around, around)
+        for old, new in renamed.items()
+        for around in (run.parents.get(old),)
+    }
+    made.stacks = Stacks(stacks.frames, {new: stacks.of_op[old] for old, new in renamed.items() if old in stacks.of_op})
+    return made
+
+
+def _from_zero(names: Sequence[str]) -> dict[str, str]:
+    """The names of a pass's calls with their numbers counted from the pass's first call, as if it were the only one."""
+    ops = [parse_op(name) for name in names]
+    first: dict[Any, int] = {}
+    for op in ops:
+        head = (op.prefix, op.body, op.cls)
+        first[head] = min(first.get(head, op.call), op.call)
+    return {
+        name: name if op.call < 0 else op.renumbered(op.call - first[op.prefix, op.body, op.cls])
+        for name, op in zip(names, ops, strict=True)
+    }
+
+
+def _suffixes(run: Run) -> list[tuple[int, str]]:
+    """For each row its call, and what follows the call's name."""
+    return [(op, name.removeprefix(run.ops[op])) for op, name in run.table.select("op", "name").iter_rows()]
+
+
+def _call_keys(cut: Cut, number: int) -> dict[Any, int]:
+    """The calls of one pass by what is equal in every pass: the module's path, or the API and its place in a module."""
+    one = cut.passes[number]
+    run, belongs = cut.runs[one.run], cut.of_op[one.run]
+    seen: dict[Any, int] = defaultdict(int)
+    found = {}
+    for at in np.flatnonzero(belongs == number).tolist():
+        op = run.op_names[at]
+        if len(cut.passes) > 1 and op.direction != FORWARD:
+            continue  # gradients of several calls are summed and scaled as the program likes
+        head: Any = op.without_call
+        if not op.is_module:
+            around = run.parents.get(run.ops[at])
+            head = (parse_op(around).without_call if around else "", op.without_call)
+        found[head, seen[head]] = at
+        seen[head] += 1
+    return found
+
+
+# Pairing rows, and gathering the tokens of both sides.
+
+
+class _Chosen(NamedTuple):
+    """Tokens that a value holds on both sides, and where: stretches of them as ``token_name`` has them."""
+
+    tokens: Ints
+    stretches: tuple[list[list[int]], list[list[int]]]
+    whole: tuple[bool, bool]
+    """Whether they are all tokens of all passes, so that recorded statistics can be merged."""
+
+
+class _Option(NamedTuple):
+    """A way to see a value: how many features a token has, and the view of its tensor in each pass."""
+
+    family: int
+    features: int
+    views: dict[int, View]
+
+
+@dataclass
+class TokenMatcher:
+    """A matcher that, once the rows are paired, gathers the tokens of each value on either side."""
+
+    match: Matcher
+    tokens: TokenPairs
+    held: list[Ints | None] = field(default_factory=list)
+    """Which tokens each pair holds; None for a value without tokens."""
+    cached: list[bool] = field(default_factory=list)
+    """Whether a pair holds what the cache has of them, rather than what a call computes for them."""
+    left_out: int = 0
+
+    def __call__(self, target: Run, golden: Run) -> Pairs:
+        """Pair the rows and gather their tokens."""
+        assert isinstance(target, TokenRun)
+        assert isinstance(golden, TokenRun)
+        pairs = self.match(target, golden)
+        sides = target, golden
+        self._families = {
+            (side, family): self._places(run, family)
+            for side, run in enumerate(sides)
+            for family in (PLAIN, LAST, CONTEXT)
+        }
+        self._cache: dict[Any, _Chosen] = {}
+        changes: tuple[dict[int, dict[str, Any]], dict[int, dict[str, Any]]] = {}, {}
+        good = []
+        bookkeeping = _bookkeeping(target)
+        kinds = [run.table["kind"].to_list() for run in sides]
+        roles = [run.table["role"].to_list() for run in sides]
+        dtypes = target.table["dtype"].to_list()
+        for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
+            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs]:
+                continue
+            held: Ints | None = None
+            cached = False
+            if kinds[0][mine] == VALUE:
+                if "float" not in str(dtypes[mine]):  # lengths, flags and sizes follow the cut
+                    continue
+            elif kinds[0][mine] != TENSOR or bookkeeping[mine] or self._by_keys(sides, (mine, theirs)):
+                continue
+            elif roles[0][mine] != PARAMETER and not self._constant(sides, (mine, theirs)):
+                found = self._gather(sides, (mine, theirs))
+                if found is None:
+                    self.left_out += 1
+                    continue
+                held, cached = found[:2]
+                for change, row, new in zip(changes, (mine, theirs), found[2:], strict=True):
+                    change[row] = new
+            if held is None:
+                for run, change, row in zip(sides, changes, (mine, theirs), strict=True):
+                    change[row] = {"file": run.file(row, run.base), "shape": _text(run.shape(row, run.base))}
+            good.append(at)
+            self.held.append(held)
+            self.cached.append(cached)
+        for run, change in zip(sides, changes, strict=True):
+            run.table = _changed(run.table, change)
+        return replace(
+            pairs, target=pairs.target[good], golden=pairs.golden[good], rule=[pairs.rule[at] for at in good]
+        )
+
+    def _places(self, run: TokenRun, family: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """The place (pass, row, column) of each aligned token in tensors of a family, and whether they hold it."""
+        places = self.tokens.places[0 if run.cut is self.tokens.target else 1]
+        if family == PLAIN:
+            return places, np.ones(len(places), dtype=bool)
+        number, row, column = places.T
+        passes = run.cut.passes
+        if family == LAST:
+            widths = np.array([one.shape[1] for one in passes])
+            return np.stack([number, row, np.zeros_like(column)], 1), column == widths[number] - 1
+        last = np.array([one.places[-1][0] for one in run.cut.sequences])
+        of = {place: at for at, one in enumerate(run.cut.sequences) for place in one.places}
+        sequence = np.array([of[tuple(place)] for place in places.tolist()], dtype=np.int64)
+        past = np.array([passes[at].past[line] for at, line in zip(number.tolist(), row.tolist(), strict=True)])
+        return np.stack([last[sequence], row, past + column], 1), np.ones(len(places), dtype=bool)
+
+    def _choose(self, families: tuple[int, int], sides: tuple[TokenRun, TokenRun]) -> _Chosen:
+        if families in self._cache:
+            return self._cache[families]
+        (t_places, t_held), (g_places, g_held) = (self._families[side, families[side]] for side in (0, 1))
+        tokens = np.flatnonzero(t_held & g_held)
+        whole = tuple(
+            families[side] == PLAIN and len(tokens) == sum(one.tokens for one in run.cut.passes)
+            for side, run in enumerate(sides)
+        )
+        stretches = _stretches(t_places[tokens]), _stretches(g_places[tokens])
+        self._cache[families] = _Chosen(tokens, stretches, (whole[0], whole[1]))
+        return self._cache[families]
+
+    def _by_keys(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]) -> bool:
+        """Whether a value has axes of queries and of keys, as scores and masks have: its keys are not aligned."""
+        seen = False
+        for run, row in zip(sides, rows, strict=True):
+            for number, one in enumerate(run.cut.passes):
+                shape = run.shape(row, number) or ()
+                if run.rows[row, number] == NONE or (len(shape) == 3 and shape[0] == one.shape[0]):
+                    continue
+                width = one.shape[1]
+                if len(shape) < 3 or shape[-2] != width or shape[-1] not in (width, int(one.past.max()) + width):
+                    return False
+                seen = True
+        return seen
+
+    def _constant(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]) -> bool:
+        """Whether a value is no matter of tokens: it has one shape, however the tokens are cut."""
+        passes = [(run, row, at) for run, row in zip(sides, rows, strict=True) for at in range(len(run.cut.passes))]
+        shapes = {run.shape(row, at) for run, row, at in passes if run.rows[row, at] != NONE}
+        cuts = {run.cut.passes[at].shape for run, _, at in passes}
+        if len(shapes) > 1:
+            return False
+        if len(cuts) > 1 or shapes == {()}:
+            return True
+        (shape,) = shapes
+        if shape is None or any(view.row >= 0 for view in _views(shape, sides[0].cut.passes[0])):
+            return False
+        # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not.
+        try:
+            first, second = (open_named(run.root, run.file(row, 0) or "") for run, row in zip(sides, rows, strict=True))
+        except (TwinProbeError, OSError):
+            return False
+        return bool(np.array_equal(first.data[:], second.data[:]))
+
+    def _gather(
+        self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]
+    ) -> tuple[Ints, bool, dict[str, Any], dict[str, Any]] | None:
+        """The tokens that a value holds on both sides, and what becomes of its two rows; None where no views fit."""
+        options = [list(self._options(run, row, at)) for at, (run, row) in enumerate(zip(sides, rows, strict=True))]
+        ways = [
+            (one + other, mine, theirs)
+            for (one, mine), (other, theirs) in product(*map(enumerate, options))
+            if mine.features == theirs.features
+        ]
+        for _, *way in sorted(ways, key=lambda way: way[0]):
+            chosen = self._choose((way[0].family, way[1].family), sides)
+            if len(chosen.tokens):
+                news = [
+                    self._side(run, row, option, chosen, at)
+                    for at, (run, row, option) in enumerate(zip(sides, rows, way, strict=True))
+                ]
+                if news[0] is not None and news[1] is not None:
+                    return chosen.tokens, CONTEXT in (way[0].family, way[1].family), news[0], news[1]
+        return None
+
+    def _options(self, run: TokenRun, row: int, side: int) -> Iterator[_Option]:
+        """The ways to see a value in all passes that it is needed from, those with the same axes in all first."""
+        for family in (PLAIN, LAST, CONTEXT):
+            places, held = self._families[side, family]
+            needed = np.unique(places[held, 0]).tolist()
+            shapes = [run.shape(row, number) for number in needed]
+            if None in shapes or not shapes:
+                continue
+            views = [
+                {view: size for view, size in _views(shape or (), run.cut.passes[number]).items() if view[0] == family}
+                for number, shape in zip(needed, shapes, strict=True)
+            ]
+            for view, features in views[0].items():
+                if all(other.get(view) == features for other in views):
+                    yield _Option(family, features, dict.fromkeys(needed, view))
+            for features in dict.fromkeys(views[0].values()):
+                firsts = [next((view for view, size in other.items() if size == features), None) for other in views]
+                if None not in firsts and len(set(firsts)) > 1:
+                    yield _Option(family, features, dict(zip(needed, firsts, strict=True)))  # type: ignore[arg-type]
+
+    def _side(self, run: TokenRun, row: int, option: _Option, chosen: _Chosen, side: int) -> dict[str, Any] | None:
+        """What becomes of a value's row in the table: the shape, the file and the statistics of its tokens."""
+        stretches = chosen.stretches[side]
+        used = sorted({stretch[0] for stretch in stretches})
+        views = [option.views[number] for number in used]
+        new: dict[str, Any] = {"shape": str([len(chosen.tokens), option.features]), "digest": None}
+        files = [run.file(row, number) for number in used]
+        if None not in files:
+            part = {number: at for at, number in enumerate(used)}
+            widths = [run.cut.passes[number].shape[1] for number in used]
+            parts = [
+                [file, view.row, view.column, *([width] if view.row == -2 else [])]
+                for file, view, width in zip(files, views, widths, strict=True)
+            ]
+            new["file"] = token_name(parts, [[part[at], *rest] for at, *rest in stretches])
+        stats: Sequence[Any]
+        if chosen.whole[side] and all(
+            prod(run.shape(row, number) or ()) == run.cut.passes[number].tokens * option.features for number in used
+        ):
+            counts = [prod(run.shape(row, number) or ()) for number in used]
+            stats = of_concatenation([run.stats(row, number) for number in used], counts)
+        elif "file" in new:
+            try:
+                stats = statistics(open_named(run.root, new["file"], AT_ONCE))[:4]
+            except (TwinProbeError, OSError):
+                return None
+        else:
+            return None
+        for stat, value in zip(STATS, stats, strict=True):
+            number = None if value is None else float(value)
+            new |= {stat: number, f"{stat}_kind": ABSENT if value is None else FLOAT, f"{stat}_text": None}
+        return new
+
+
+def _text(shape: Shape | None) -> str | None:
+    return None if shape is None else str(list(shape))
+
+
+def _bookkeeping(run: TokenRun) -> list[bool]:
+    """Rows that follow from how the tokens are cut: masks, and whole numbers that are neither ids nor positions."""
+    found = []
+    for op, name, dtype in run.table.select("op", "name", "dtype").iter_rows():
+        called = run.op_names[op]
+        whole = bool(re.search(r"(?i)int|bool", dtype or ""))
+        known = called.is_module and ("embed" in called.cls.lower() or POSITIONS.search(name))
+        found.append(bool(MASK.search(name)) or (whole and not known))
+    return found
+
+
+def _stretches(places: Ints) -> list[list[int]]:
+    """Places (pass, row, column) as stretches [pass, row, column, how many] of columns that follow one another."""
+    if not len(places):
+        return []
+    steps = np.diff(places, axis=0)
+    edges = np.flatnonzero((steps != (0, 0, 1)).any(axis=1)) + 1
+    starts = np.concatenate([[0], edges])
+    counts = np.diff(np.concatenate([starts, [len(places)]]))
+    return [[*places[start].tolist(), int(count)] for start, count in zip(starts.tolist(), counts, strict=True)]
+
+
+def _changed(table: Any, changes: dict[int, dict[str, Any]]) -> Any:
+    import polars as pl
+
+    columns: dict[str, dict[int, Any]] = defaultdict(dict)
+    for row, new in changes.items():
+        for name, value in new.items():
+            columns[name][row] = value
+    made = []
+    for name, values in columns.items():
+        whole = table[name].to_list()
+        for row, value in values.items():
+            whole[row] = value
+        made.append(pl.Series(name, whole, dtype=table[name].dtype))
+    return table.with_columns(made)
+
+
+# The comparison.
+
+
+def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> TokenPairs | None:
+    """The tokens that two sides have in common, where they are cut otherwise; None where rows can be compared as is."""
+    if wanted == OFF or any(run.single_points for run in (*target, *golden)):
+        return None
+    cuts = [cut_of(runs) for runs in (target, golden)]
+    if cuts[0] is None or cuts[1] is None:
+        return None
+    if not (cuts[0].known and cuts[1].known):
+        return _by_counts(cuts[0], cuts[1])
+    pairs = align_tokens(cuts[0], cuts[1])
+    if pairs is None:
+        return None
+    fewest = min(sum(len(one.ids) for one in cut.sequences) for cut in (cuts[0], cuts[1]))
+    if wanted == ON:
+        return pairs
+    # Calls of the same shapes with other ids are other data, unless each id of one is somewhere in the other.
+    shapes = [[one.shape for one in cut.passes] for cut in (cuts[0], cuts[1])]
+    enough = fewest if shapes[0] == shapes[1] else fewest / 2
+    return None if pairs.same_cut or pairs.count < enough else pairs
+
+
+def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
+    """All tokens of two sides without ids, if they are as many and their vectors have the same statistics.
+
+    BadInput where the sides are cut otherwise and nothing can be compared: any divergence would be a false one.
+    """
+    if [one.shape for one in target.passes] == [one.shape for one in golden.passes]:
+        return None
+    sides = target, golden
+    totals = [sum(one.tokens for one in side.passes) for side in sides]
+    for side in sides:
+        count_tokens(side)
+    goes_on = any(one.past.any() for side in sides for one in side.passes)
+    if totals[0] != totals[1] and not goes_on:
+        return None
+    mine, theirs = _vectors(target), _vectors(golden)
+    known = None not in (*mine, *theirs) and totals[0] == totals[1]
+    if known and np.allclose(np.array(mine, float), np.array(theirs, float), rtol=1e-5, atol=1e-9):
+        pairs = align_tokens(target, golden)
+        if pairs is not None:
+            pairs.how = "their number and the statistics of their vectors"
+            return pairs
+    raise BadInput(
+        f"its sequences are cut otherwise ({target.words()}) than those of {golden.runs[0].path} ({golden.words()}), "
+        "and no ids were kept to align tokens by",
+        where=target.runs[0].path,
+        hint="record both runs with task tensor, then compare again; --tokens off compares calls as they are",
+    )
+
+
+def _vectors(cut: Cut) -> tuple[Any, ...]:
+    """The statistics of all that the table of tokens gives."""
+    stats, counts = [], []
+    for one in cut.passes:
+        table = cut.runs[one.run].table
+        given = table.filter((table["op"] == one.call) & (table["role"] == OUTPUT) & (table["kind"] == TENSOR))
+        if not given.height or any(given[f"{stat}_kind"][0] != FLOAT for stat in STATS):
+            return (None,) * 4
+        stats.append(tuple(given[stat][0] for stat in STATS))
+        counts.append(prod(dims(given["shape"][0]) or ()))
+    return of_concatenation(stats, counts)
+
+
+def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
+    """Compare two sides by their aligned tokens."""
+    runs = token_run(tokens.target, tokens.count), token_run(tokens.golden, tokens.count)
+    matcher = TokenMatcher(options.match, tokens)
+    comparison = compare_runs(*runs, replace(options, match=matcher, measure=None))
+    first = comparison.summary.first
+    findings = token_findings(Compared(
+        tokens, matcher.held, matcher.cached, (runs[0].root, runs[1].root), comparison.evidence, comparison.judged,
+        comparison.target.op_names, first,
+    ))  # fmt: skip
+    notes = list(findings.lines)
+    if matcher.left_out:
+        notes.append(f"{matcher.left_out:,} values have no axis of tokens that fits on both sides; they are left out")
+    if first is not None and findings.where:
+        first = replace(first, sentence=f"{first.sentence}; {findings.where}")
+    summary = replace(comparison.summary, first=first, notes=[*notes, *comparison.summary.notes])
+    return replace(comparison, summary=summary, tokens=None if comparison.evidence.metrics is None else findings)
+
+
+def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Comparison:
+    """Compare the runs of a job, of which the first pair is open: by tokens where they are cut otherwise."""
+    sides = [[first[0]], [first[1]]]
+    if job.steps is not None:
+        sides = [[run, *map(open_run, others[1:])] for run, others in zip(first, job.steps, strict=True)]
+    tokens = tokens_of(sides[0], sides[1], job.request.tokens)
+    if tokens is not None:
+        return compare_tokens(tokens, options)
+    if job.request.tokens == ON or job.steps is not None:
+        raise BadInput(
+            f"no tokens in common with {job.golden}",
+            where=job.target, hint="--tokens off compares step by step and call by call",
+        )  # fmt: skip
+    return compare_runs(*first, options)
