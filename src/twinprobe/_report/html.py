@@ -132,9 +132,15 @@ _MARKS = re.compile(rb"\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\xd8\x9c
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
+# Modules of the report that the viewer uses, too: there as they are, here as a part of the one script.
+SHARED = Path(__file__).with_name("html_assets") / "shared"
+_EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+
 def asset(name: str) -> str:
     """The text of a file that comes with the package."""
-    return (resources.files("twinprobe._report") / "html_assets" / name).read_text(encoding="utf-8")
+    text = (resources.files("twinprobe._report") / "html_assets" / name).read_text(encoding="utf-8")
+    return _EXPORT.sub("", text) if name.startswith("shared/") else text
 
 
 def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any) -> None:
@@ -167,7 +173,7 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_SCRIPTS = ("dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
+_SCRIPTS = ("shared/names.js", "dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:

@@ -255,6 +255,9 @@ def nodes(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
         overflow=[name for name in asked.text("overflow").split(",") if name],
         what=asked.text("what"), micro=scene.micro,
     ).tolist()  # fmt: skip
+    if asked.flag("injected") and side == TARGET:
+        injected = set(scene.graph.injected(side))
+        orders = [order for order in orders if order in injected]
     orders = _with_manual(scene, side, kind, orders)
     offset = asked.number("offset", 0)
     page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
@@ -266,7 +269,10 @@ def counts(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """How many nodes there are of each sort, on each side."""
     levels = len(bands(scene.config.colors))
     found: Answer = {side: workspace.overview(scene, side).counts(levels) for side in scene.sides}
-    found[TARGET]["suspicious"] = int(workspace.suspicious(scene, asked).sum())
+    suspicious = workspace.suspicious(scene, asked)
+    found[TARGET]["suspicious"] = int(suspicious.sum())
+    places = workspace.overview(scene, TARGET).order[suspicious]
+    found[TARGET]["injected"] = int(np.isin(places, scene.graph.injected(TARGET)).sum())
     return found
 
 

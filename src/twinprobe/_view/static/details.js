@@ -109,8 +109,11 @@ export class Details {
     const both = shared.filter((key) => all.some((tensor) => tensor[key] !== undefined));
     const metrics = telling([...new Set(left.flatMap(Object.keys))].filter((key) => !hidden.has(key)));
     const rest = last.filter((key) => all.some((tensor) => tensor[key] !== undefined));
+    const judged = target?.arguments ?? null;
+    const own = judged ? [t("relativeError"), t("timesNoise")] : [];
     const columns = [
       { title: t("argument") },
+      ...own.map((title) => ({ title, number: true })),
       ...both.map((key) => ({ title: key, number: numbers.has(key) })),
       ...metrics.map((key) => ({
         title: key,
@@ -121,6 +124,7 @@ export class Details {
     ];
     const rows = pairs.map(([name, a, b]) => [
       { text: name },
+      ...(judged ? judgement(judged[name], b !== undefined) : []),
       ...both.map((key) => pair(key, a, b)),
       ...metrics.map((key) => metric(key, a?.[key])),
       ...rest.map((key) => pair(key, a, b)),
@@ -147,6 +151,17 @@ export class Details {
   }
 }
 
+/** What the judge says of a value: those that it does not list are equal. @param {(number | null)[] | undefined} found @param {boolean} compared */
+function judgement(found, compared) {
+  if (!compared) return [{ text: "" }, { text: "" }];
+  if (!found) return [{ text: "0" }, { text: "" }];
+  const [error, , times] = found;
+  return [
+    { text: error === null ? t("differs") : shown(error, "error"), differs: true },
+    { text: times === null ? "" : shown(times, ""), differs: (times ?? 0) > 1 },
+  ];
+}
+
 /** The verdict first, then relative errors, then the rest. @param {string[]} keys */
 function telling(keys) {
   const rank = (/** @type {string} */ key) =>
@@ -169,14 +184,19 @@ function telling(keys) {
 export function sentence(facts) {
   const parts = [];
   const what = facts.argument ?? t("input");
-  if (facts.metric === "md5") {
-    parts.push(facts.input ? t("inputDiffers", { what }) : t("equal"), ...(facts.output ? [t("outputDiffers")] : []));
-  } else {
-    if (facts.input !== null)
-      parts.push(facts.input <= 1e-9 ? t("equal") : t("inputBy", { what, value: shown(facts.input, facts.metric) }));
-    if (facts.output !== null)
-      parts.push(t("outputBy", { value: shown(facts.output, facts.metric), metric: facts.metric }));
-  }
+  const size = (/** @type {number | null} */ value) => facts.metric !== "md5" && value !== null && value > 1e-9;
+  if (facts.differs)
+    parts.push(
+      size(facts.input)
+        ? t("inputBy", { what, value: shown(facts.input, facts.metric) })
+        : t("inputDiffers", { what }),
+    );
+  else if (facts.inputs) parts.push(t("equal"));
+  if (size(facts.output)) {
+    const metric = facts.metric === "error" ? t("relativeError") : facts.metric;
+    parts.push(t("outputBy", { value: shown(facts.output, facts.metric), metric }));
+  } else if (facts.outputs) parts.push(t("outputDiffers"));
+  else if (facts.output !== null) parts.push(t("outputEqual"));
   const how =
     facts.how === "injected" || facts.how === "amplified" || facts.how === "inherited" ? `; ${t(facts.how)}` : "";
   return parts.join(", ") + how;
