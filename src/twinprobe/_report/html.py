@@ -173,7 +173,17 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_SCRIPTS = ("shared/names.js", "dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
+_SCRIPTS = (
+    "shared/names.js",
+    "words.js",
+    "dom.js",
+    "data.js",
+    "address.js",
+    "plot.js",
+    "table.js",
+    "details.js",
+    "page.js",
+)
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
