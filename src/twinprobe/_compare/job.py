@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,11 +33,15 @@ from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
+from twinprobe._report.overview import write_index
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
 from twinprobe._runs.run import OPTIMIZER_FILE, RUN_FILES, TENSOR_FOLDER, RunKey, unchanged
 from twinprobe.errors import BadInput, NothingToCompare
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -53,6 +57,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
+            if "html" in jobs[0].formats:
+                write_index(request.output)
             return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:
@@ -193,7 +199,16 @@ def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple
         files += write_part(job.dataset, job.place, table, flat(facts.meetings), debug=is_debug)
         # The dataset holds them; the search over ranks reads them there.
         facts = None if is_debug else replace(facts, meetings=())
-    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts), files
+    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts, times=_times_noise(table)), files
+
+
+def _times_noise(table: pl.DataFrame) -> float | None:
+    import polars as pl
+
+    if "Times noise" not in table.columns:
+        return None
+    worst = table.filter(pl.col("Result") != "pass")["Times noise"].max()
+    return worst if isinstance(worst, float) else None
 
 
 def _holds_run(folder: Path) -> bool:
@@ -272,7 +287,7 @@ def _analyze(job: Job) -> tuple[RankOutcome, list[Path]]:
     suspects = {first[0] for first in (facts.first_injected, facts.first_received) if first}
     reports = {at: call_report(run.ops, at, pairs, table, run.stacks[run.ops[at]]) for at in suspects}
     summary = replace(comparison.summary, rank=job.name, files=[str(file) for file in files])
-    return RankOutcome(summary, facts, reports, path), files
+    return RankOutcome(summary, facts, reports, path, _times_noise(table)), files
 
 
 def _find_first(output: Path, found: list[tuple[Job, RankOutcome]], outcome: Outcome, *, agree: bool) -> None:

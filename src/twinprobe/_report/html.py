@@ -143,8 +143,8 @@ def asset(name: str) -> str:
     return _EXPORT.sub("", text) if name.startswith("shared/") else text
 
 
-def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any) -> None:
-    """Write a page to exactly this path. ``title`` must be safe to stand in HTML; ``data`` may hold any text."""
+def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any, body: str = "") -> None:
+    """Write a page to exactly this path. ``title`` and ``body`` must be safe in HTML; ``data`` may hold any text."""
     # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
     # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
     encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
@@ -155,6 +155,7 @@ def fill(path: Path, page: str, *, title: str, style: str, script: str, data: An
         "style": style.encode(),
         "script": script.encode(),
         "data": encoded,
+        "body": body.encode(),
     }
     with path.open("wb") as file:
         for at, piece in enumerate(_SLOT.split(page)):
