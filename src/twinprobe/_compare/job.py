@@ -33,7 +33,6 @@ from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
-from twinprobe._report.overview import write_index
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
@@ -57,8 +56,6 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         notes += told
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
-            if "html" in jobs[0].formats:
-                write_index(request.output)
             return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:
@@ -193,13 +190,15 @@ def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple
     if job.formats:
         stem = result_stem(job.request.timestamp, job.label, debug=is_debug)
         files += write_reports(table, summary, job.output, stem, job.formats)
-    facts = None
+    facts, times = None, None
+    if job.name:
+        times = _times_noise(table)
     if job.dataset is not None:
         facts = rank_facts(comparison, job.place.rank)
         files += write_part(job.dataset, job.place, table, flat(facts.meetings), debug=is_debug)
         # The dataset holds them; the search over ranks reads them there.
         facts = None if is_debug else replace(facts, meetings=())
-    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts, times=_times_noise(table)), files
+    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts, times=times), files
 
 
 def _times_noise(table: pl.DataFrame) -> float | None:
