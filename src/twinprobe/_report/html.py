@@ -16,6 +16,7 @@ import numpy as np
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.inside import pictures
 
 if TYPE_CHECKING:
     import polars as pl
@@ -180,6 +181,7 @@ _SCRIPTS = (
     "dom.js",
     "data.js",
     "address.js",
+    "shared/tensor.js",
     "plot.js",
     "table.js",
     "details.js",
@@ -197,7 +199,10 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    data = b'{"summary":%s,"table":%s}' % (json_bytes(shown), msgspec.json.encode(packed))
+    inside = {} if packed["order"] else pictures(table, summary)
+    data = b'{"summary":%s,"table":%s,"inside":%s}' % (
+        json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
+    )  # fmt: skip
     errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
     title = html.escape(visible(" ".join(part for part in parts if part)))

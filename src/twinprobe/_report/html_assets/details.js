@@ -61,13 +61,21 @@ class Details {
     const others = table.columns.filter((column) => !SHOWN_APART.has(column.name)).map((column) => [column.name, column.text(row)]);
     others.unshift(others.pop()); // the relative error, the last column, tells most
     this.element.replaceChildren(
-      make("div", { class: "head" }, title, close), facts, verdict,
+      make("div", { class: "head" }, title, close), facts, verdict, ...this.inside(row),
       make("h3", {}, say("both")), valueTable(make("table", { class: "values" }), ["", say("target"), say("golden")], rows),
       make("h3", {}, say("measured")), valueTable(make("table", { class: "values single" }), null, others),
       ...this.stack(table.stack(row)));
     this.element.hidden = false;
     this.line.hidden = false;
     this.element.scrollTop = 0;
+  }
+
+  // What is inside the tensors of the rows that a reader looks at first.
+  inside(row) {
+    const picture = data.inside[String(row)];
+    if (!picture) return [];
+    const home = { language: document.documentElement.lang.slice(0, 2), dark: () => matchMedia("(prefers-color-scheme: dark)").matches };
+    return [make("h3", {}, say("inside_title")), new TensorView(picture, home).element];
   }
 
   stack(lines) {

@@ -17,7 +17,7 @@ const ENGLISH = {
   level: "level", calls: "calls", values: "values", close: "Close", close_details: "Close the details", both: "Both sides",
   measured: "Measured", stack: "Call stack, innermost first", sort_by: "Sort by {column}", equal: "equal", no_value: "no value",
   infinite: "inf, NaN", first_mark: "first divergence", relative_error: "relative error {n}", wider: "Make the details wider",
-  row_axis: "row", loss: "loss", outputs: "outputs", "parameter gradients": "parameter gradients", "updated parameters": "updated parameters",
+  row_axis: "row", inside_title: "Inside the tensor", loss: "loss", outputs: "outputs", "parameter gradients": "parameter gradients", "updated parameters": "updated parameters",
   agrees_with: "{what} agree ({size})", differs_with: "{what} differ ({size})", one_agrees: "{what} agrees ({size})",
   one_differs: "{what} differs ({size})", worst: "worst {share}, {eps} eps",
 };
@@ -39,7 +39,7 @@ const CHINESE = {
   level: "级别", calls: "调用数", values: "数值个数", close: "关闭", close_details: "关闭详情", both: "两侧",
   measured: "度量", stack: "调用栈，最内层在前", sort_by: "按 {column} 排序", equal: "相等", no_value: "无数值",
   infinite: "inf、NaN", first_mark: "首个分歧点", relative_error: "相对误差 {n}", wider: "调整详情宽度",
-  row_axis: "行", loss: "损失", outputs: "输出", "parameter gradients": "参数梯度", "updated parameters": "更新后的参数",
+  row_axis: "行", inside_title: "张量内部", loss: "损失", outputs: "输出", "parameter gradients": "参数梯度", "updated parameters": "更新后的参数",
   agrees_with: "{what}一致（{size}）", differs_with: "{what}不一致（{size}）", one_agrees: "{what}一致（{size}）",
   one_differs: "{what}不一致（{size}）", worst: "最差 {share}，{eps} eps",
 };

@@ -69,6 +69,8 @@ export class App {
       jump: (rank, node) => this.#jump(rank, node),
       close: () => this.set({ details: false }),
       go: (side, name) => this.#guard(this.walk.goTo(side, { name })),
+      inside: (argument, wanted, chosen) => this.#inside(argument, wanted, chosen),
+      now: () => ({ argument: this.state.inside, language: this.state.lang, live: this.api.live }),
     });
     this.hands = new Hands(api, {
       place: () => ({ file: this.state.file, step: this.state.step, rank: this.state.rank }),
@@ -335,6 +337,15 @@ export class App {
       this.details.show({ target: null, golden: null, ...detail }, this.opened?.compared ?? false);
   }
 
+  /** @param {string} argument @param {import("./tensor.js").Wanted} [wanted] @param {boolean} [chosen] */
+  #inside(argument, wanted, chosen) {
+    if (chosen) this.set({ inside: argument });
+    const side = this.panes.target.cursor?.node.name;
+    const ranges = wanted?.ranges.map((span) => span.join("-")).join(",");
+    const part = wanted ? { rows: wanted.rows < 0 ? null : wanted.rows, columns: wanted.columns, ranges } : {};
+    return this.api.ask("inside", { ...this.walk.context, name: side, argument, ...part });
+  }
+
   #goFirst() {
     if (this.first) this.#guard(this.walk.goTo("target", { name: this.first.name }));
   }
@@ -373,19 +384,8 @@ export class App {
   async #heat(open) {
     this.heat.element.hidden = !open;
     const { opened, turn } = this;
-    while (open && opened && turn === this.turn && !this.heat.element.hidden) {
-      const { cells, complete } = await this.api.ask("heat", this.#context());
-      this.heat.show({
-        cells,
-        steps: opened.steps,
-        ranks: opened.ranks,
-        step: opened.step,
-        rank: opened.rank,
-        bands: opened.bands.length,
-      });
-      if (complete) break;
-    }
-    if (open) this.heat.canvas.focus();
+    if (!open || !opened) return;
+    await this.heat.fill(opened, () => (turn === this.turn ? this.api.ask("heat", this.#context()) : null));
   }
 
   /** @param {Side} side @param {Item} item @param {number} x @param {number} y */

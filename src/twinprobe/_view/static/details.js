@@ -5,6 +5,7 @@ import { copyText, h, icon, iconButton } from "./dom.js";
 import { t } from "./i18n.js";
 import { argumentName, label } from "./labels.js";
 import { table } from "./tables.js";
+import { TensorView } from "./tensor.js";
 
 /** @typedef {import("./api.js").FullNode} FullNode */
 /** @typedef {import("./api.js").Facts} Facts */
@@ -18,7 +19,14 @@ const hidden = new Set(["name", "data_name", ...shared, ...last]);
 const numbers = new Set(["Max", "Min", "Mean", "Norm"]);
 
 export class Details {
-  /** @param {{jump: (rank: number, node: string) => void, close: () => void, go: (side: Side, name: string) => void}} events */
+  /**
+   * @param {object} events
+   * @param {(rank: number, node: string) => void} events.jump
+   * @param {() => void} events.close
+   * @param {(side: Side, name: string) => void} events.go
+   * @param {(argument: string, wanted?: import("./tensor.js").Wanted, chosen?: boolean) => Promise<import("./tensor.js").Picture>} events.inside
+   * @param {() => {argument: string, language: string, live: boolean}} events.now
+   */
   constructor(events) {
     this.events = events;
     this.element = h("section", { class: "details", tabindex: "-1" });
@@ -43,6 +51,7 @@ export class Details {
         { class: "details-body" },
         this.#tensors(t("inputs"), target, golden, "inputs"),
         this.#tensors(t("outputs"), target, golden, "outputs"),
+        this.#inside(target, golden),
         this.#stacks(target, golden, compared),
         one.merge.length
           ? h(
@@ -130,6 +139,39 @@ export class Details {
       ...rest.map((key) => pair(key, a, b)),
     ]);
     return table(columns, rows, title);
+  }
+
+  /** What is inside the tensors, where both runs kept them. @param {FullNode | null} target @param {FullNode | null} golden */
+  #inside(target, golden) {
+    const { argument: wanted, language, live } = this.events.now();
+    if (!target || !golden || !live || !target.folder || !golden.folder) return null;
+    const kept = (/** @type {FullNode} */ node) =>
+      [...node.outputs, ...node.inputs]
+        .filter((tensor) => (tensor.data_name ?? "-1") !== "-1")
+        .map((tensor) => argumentName(tensor.name, node.name));
+    const there = new Set(kept(golden));
+    const names = kept(target).filter((name) => there.has(name));
+    if (!names.length) return null;
+    const place = h("div", {}, h("p", { class: "quiet" }, t("loading")));
+    const differs = names.filter((name) => target.arguments?.[name]);
+    const first = names.includes(wanted) ? wanted : (differs[0] ?? names[0]);
+    const dark = () => document.documentElement.dataset.theme === "dark";
+    const show = async (/** @type {string} */ name, chosen = false) => {
+      try {
+        const picture = await this.events.inside(name, undefined, chosen);
+        const ask = (/** @type {import("./tensor.js").Wanted} */ part) => this.events.inside(name, part);
+        place.replaceChildren(new TensorView(picture, { language, dark, ask }).element);
+      } catch (error) {
+        place.replaceChildren(h("p", { class: "quiet" }, error instanceof Error ? error.message : String(error)));
+      }
+    };
+    const select = h(
+      "select",
+      { "aria-label": t("argument"), onchange: () => void show(select.value, true) },
+      ...names.map((name) => h("option", { value: name, selected: name === first }, name)),
+    );
+    void show(first);
+    return h("figure", { class: "table inside-figure" }, h("figcaption", {}, h("span", {}, t("insideTitle")), select), place);
   }
 
   /** @param {FullNode | null} target @param {FullNode | null} golden @param {boolean} compared */

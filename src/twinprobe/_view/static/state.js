@@ -21,6 +21,7 @@
  * @property {string[]} overflow filter of the lists
  * @property {string} what "", "modules" or "apis"
  * @property {boolean} injected filter of the lists: only where a difference arose
+ * @property {string} inside the argument whose tensors are drawn
  * @property {string} q search text
  * @property {boolean} panel
  * @property {boolean} details
@@ -63,6 +64,7 @@ export function initialState() {
     overflow: [],
     what: "",
     injected: false,
+    inside: "",
     q: "",
     panel: true,
     details: true,
@@ -134,6 +136,7 @@ const fields = [
   ["overflow", "list"],
   ["what", "text"],
   ["injected", "flag"],
+  ["inside", "text"],
   ["q", "text"],
   ["panel", "flag"],
   ["details", "flag"],
