@@ -49,7 +49,9 @@ def test_vis_files_carry_the_same_facts_under_their_own_key(reference: Path, tmp
     assert {key: value for key, value in facts.items() if key != "nodes"} == in_db
     for row in table(db, "tb_twinprobe"):
         told = facts["nodes"][row["node_name"]]
-        assert told == {key: row[key] for key in ("error", "verdict", "origin", "matched_by")}
+        assert told == {
+            key: row[key] for key in ("error", "verdict", "origin", "matched_by", "expected", "times", "arguments")
+        }
 
 
 @pytest.mark.parametrize(("target", "golden", "dtype", "expected"), [

@@ -12,6 +12,7 @@ from graph_files import flat, node, write_pair
 from page_tools import stands_on
 from reference_files import FILES
 
+from twinprobe._report.html import SHARED
 from twinprobe._view.app import STATIC
 from twinprobe._view.export import bundle, export_page
 
@@ -101,9 +102,9 @@ def test_all_ranks_are_in_the_page(page: Any, results: Path, tmp_path: Path) -> 
 
 
 def test_modules_are_inlined_in_dependency_order_and_none_is_missing() -> None:
-    script = bundle(STATIC, "start.js")
+    script = bundle((STATIC, SHARED), "start.js")
     order = re.findall(r'^modules\["([\w.]+)"\] = ', script, re.MULTILINE)
-    assert sorted(order) == sorted(path.name for path in STATIC.glob("*.js"))
+    assert sorted(order) == sorted(path.name for folder in (STATIC, SHARED) for path in folder.glob("*.js"))
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
 
 
@@ -111,4 +112,4 @@ def test_modules_that_import_each_other_are_refused(tmp_path: Path) -> None:
     for one, other in (("a", "b"), ("b", "a")):
         (tmp_path / f"{one}.js").write_text(f'import {{ {other} }} from "./{other}.js";\nexport const {one} = 1;\n')
     with pytest.raises(ValueError, match=r"a.js -> b.js -> a.js"):
-        bundle(tmp_path, "a.js")
+        bundle((tmp_path,), "a.js")

@@ -124,7 +124,8 @@ def test_the_state_survives_the_address(run: Callable[..., Any]) -> None:
         "file": "a/b ü&=#.vis.db", "step": 3, "rank": 0, "micro": 2, "node": "Module.<x>.Y.forward.0", "side": "golden",
         "openTarget": [5, 900, 901], "openGolden": [0], "zoom": 0.75, "scroll": [1, 2, 3, 4], "color": "Max diff",
         "above": 1e-7, "tab": "matched", "listSide": "golden", "levels": [0, 2], "overflow": ["high"], "what": "apis",
-        "q": "x y&z", "panel": False, "details": False, "tall": 300, "lang": "zh", "theme": "dark",
+        "q": "x y&z", "panel": False, "details": False, "tall": 300, "wide": 400, "injected": True,
+        "lang": "zh", "theme": "dark",
     }  # fmt: skip
     got = run(
         "const s = await load('state'); return [s.fromAddress('#' + s.toAddress(given)),"
@@ -217,3 +218,19 @@ def test_every_word_is_there_in_both_languages(run: Callable[..., Any]) -> None:
     """)
     assert all(en != zh for en, zh in zip(*got, strict=True))
     assert "{" not in "".join(got[0] + got[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "text"),
+    [
+        ("layers.3.mlp.down", 40, "layers.3.mlp.down"),
+        ("model.layers.13.attention.key_norm.LayerNorm.0", 34, "model.layers.13…key_norm.LayerNorm.0"[:34]),
+        ("model.decoder.blocks.13.attention.query_norm.backward", 20, "…13…y_norm.backward"),
+        ("very_long_word_without_any_number_in_it", 20, "very_l…_number_in_it"),
+    ],
+)
+def test_a_shortened_name_keeps_its_layer_and_its_end(run: Callable[..., Any], name: str, most: int, text: str) -> None:
+    found = run("return (await load('names')).shorten(given[0], given[1])", [name, most])
+    assert len(found) <= most
+    assert found.endswith(name[-8:])
+    assert "13" not in name or "13" in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -52,6 +52,9 @@ from twinprobe._runs.table import INPUT
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.watch import is_watched
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def run_request(request: Request, advance: Callable[[str, int, int], None]) -> Outcome:
@@ -294,13 +297,24 @@ def _carry_out(job: Job, progress: Callable[[int, int], None] = silent) -> tuple
         files += write_reports(table, summary, job.output, stem, job.formats)
         if comparison.tokens is not None:
             files += comparison.tokens.write(job.output, stem, job.formats)
-    facts = None
+    facts, times = None, None
+    if job.name:
+        times = _times_noise(table)
     if job.dataset is not None:
         facts = rank_facts(comparison, job.place.rank)
         files += write_part(job.dataset, job.place, table, flat(facts.meetings), debug=is_debug)
         # The dataset holds them; the search over ranks reads them there.
         facts = None if is_debug else replace(facts, meetings=())
-    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts), files
+    return RankOutcome(replace(summary, files=[str(path) for path in files]), facts, times=times), files
+
+
+def _times_noise(table: pl.DataFrame) -> float | None:
+    import polars as pl
+
+    if "Times noise" not in table.columns:
+        return None
+    worst = table.filter(pl.col("Result") != "pass")["Times noise"].max()
+    return worst if isinstance(worst, float) else None
 
 
 def _holds_run(folder: Path) -> bool:
@@ -379,7 +393,7 @@ def _analyze(job: Job) -> tuple[RankOutcome, list[Path]]:
     suspects = {first[0] for first in (facts.first_injected, facts.first_received) if first}
     reports = {at: call_report(run.ops, at, pairs, table, run.stacks[run.ops[at]]) for at in suspects}
     summary = replace(comparison.summary, rank=job.name, files=[str(file) for file in files])
-    return RankOutcome(summary, facts, reports, path), files
+    return RankOutcome(summary, facts, reports, path, _times_noise(table)), files
 
 
 def _find_first(output: Path, found: list[tuple[Job, RankOutcome]], outcome: Outcome, *, agree: bool) -> None:

@@ -16,7 +16,7 @@ from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._report.dataset import MEETINGS, Place
-from twinprobe._report.overview import Cell, Overview, write_overview
+from twinprobe._report.overview import Cell, Overview, write_index, write_overview
 from twinprobe._runs.remote.contents import local_copies
 from twinprobe._scale.engine import Stream, open_stream
 from twinprobe._scale.ledger import Session
@@ -211,24 +211,26 @@ def conclude(
         [*lost, *(text for result in results for text in result.summary.lost), *gathered.reasons()],
         [*notes, *sorted(gathered.empty)],
     )
-    dataset = jobs[0].dataset
-    if dataset is None:
+    dataset, pages = jobs[0].dataset, "html" in jobs[0].formats
+    if dataset is None and not pages:
         return outcome
-    doubts = doubts_of(outcome.summaries, outcome.failures)
-    outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
-    found = {at: (result.summary, "") for at, result in gathered.results.items()}
-    found |= {at: (None, failure) for at, failure in gathered.failures.items()}
+    if dataset is not None:
+        doubts = doubts_of(outcome.summaries, outcome.failures)
+        outcome.findings = [*_first_step(dataset, jobs, gathered.results, agree=not doubts), *doubts]
+    found = {at: (result.summary, "", result.times) for at, result in gathered.results.items()}
+    found |= {at: (None, failure, None) for at, failure in gathered.failures.items()}
     cells = sorted(
         (Cell(jobs[at].place, jobs[at].name, *found[at]) for at in sorted(found)), key=lambda cell: cell.place
     )
     outcome.overview = write_overview(
         Overview(
             target=str(request.target), golden=str(request.golden), timestamp=jobs[0].request.timestamp,
-            dataset=dataset.name, cells=cells, findings=outcome.findings, notes=outcome.notes,
-            lost=lost, finished=gathered.finished,
+            dataset=dataset.name if dataset is not None else "", cells=cells, findings=outcome.findings,
+            notes=outcome.notes, lost=lost, finished=gathered.finished,
         ),
         request.output,
     )  # fmt: skip
+    write_index(request.output)
     return outcome
 
 

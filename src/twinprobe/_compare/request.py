@@ -114,6 +114,8 @@ class RankOutcome:
     facts: RankFacts | None = None
     reports: dict[int, dict[str, Any]] = field(default_factory=dict)
     file: Path | None = None
+    times: float | None = None
+    """The worst error of the rows that do not pass, in multiples of the noise that is to be expected."""
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,12 @@ class CallValues:
     error: Floats
     origin: list[str]
     rule: list[str]
+    expected: Floats
+    """The relative error that noise explains, at the value whose error stands furthest above it."""
+    times: Floats
+    """How many times that noise the error is."""
+    arguments: list[str]
+    """The values of a call that differ, as JSON by argument: error, what noise explains, times noise."""
 
     def verdict(self, call: int) -> str | None:
         """The worst verdict of a call's values."""
@@ -71,7 +78,34 @@ def call_values(comparison: Comparison) -> CallValues:
             origin[call] = word
         if rule and not rules[call]:
             rules[call] = rule
-    return CallValues(severity, _drift(comparison, rows), error, origin, rules)
+    times, expected = np.full(count, np.nan), np.full(count, np.nan)
+    if judged.noise is not None:
+        times = _fold(np.fmax, judged.noise.times[:rows], calls, (role == OUTPUT) & paired, count)
+        expected = _fold(np.fmax, judged.noise.expected[:rows], calls, (role == OUTPUT) & paired, count)
+    arguments = _arguments(comparison, rows, paired)
+    return CallValues(severity, _drift(comparison, rows), error, origin, rules, expected, times, arguments)
+
+
+def _arguments(comparison: Comparison, rows: int, paired: Bools) -> list[str]:
+    """By call, the values that differ with the judge's own numbers: statistics that agree may hide a difference."""
+    judged, run = comparison.judged, comparison.target
+    found: list[str] = [""] * len(run.ops)
+    with np.errstate(invalid="ignore"):
+        differs = (comparison.evidence.deviation.state[:rows] == DIFFERS) | (judged.error[:rows] > 0)
+    places = np.flatnonzero(differs & paired)
+    nothing = np.full(rows, np.nan)
+    noise = judged.noise
+    columns = (judged.error, nothing if noise is None else noise.expected, nothing if noise is None else noise.times)
+    numbers = [column[places].tolist() for column in columns]
+    calls = judged.calls.of_row[places].tolist()
+    names = run.table["name"].gather(places).to_list()
+    per_call: dict[int, dict[str, list[float | None]]] = {}
+    for call, name, *three in zip(calls, names, *numbers, strict=True):
+        argument = name.removeprefix(f"{run.ops[call]}.")
+        per_call.setdefault(call, {})[argument] = [float(f"{x:.4g}") if np.isfinite(x) else None for x in three]
+    for call, known in per_call.items():
+        found[call] = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+    return found
 
 
 def _drift(comparison: Comparison, rows: int) -> Floats:

@@ -156,6 +156,7 @@ CREATE_EXTRAS = """
 CREATE TABLE tb_twinprobe (
     data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
     verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL,
+    expected REAL, times REAL, arguments TEXT,
     PRIMARY KEY (step, rank, data_source, node_name)
 ) WITHOUT ROWID;
 CREATE TABLE tb_twinprobe_summary (step INTEGER NOT NULL, rank INTEGER NOT NULL, key TEXT NOT NULL, value TEXT);
@@ -174,14 +175,23 @@ def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
         yield (
             side.source, picture.step, picture.rank, side.tree.names[node], _number(values.error[op]),
             values.verdict(op), values.origin[op], values.rule[op], place[node], _number(values.drift[op]),
+            _number(values.expected[op]), _number(values.times[op]), values.arguments[op],
         )  # fmt: skip
 
 
 def node_facts(picture: Picture) -> dict[str, dict[str, Any]]:
     """The same for ``.vis`` files, by node."""
     return {
-        str(name): {"error": error, "verdict": verdict, "origin": origin, "matched_by": rule}
-        for _, _, _, name, error, verdict, origin, rule, _, _ in node_extras(picture)
+        str(name): {
+            "error": error,
+            "verdict": verdict,
+            "origin": origin,
+            "matched_by": rule,
+            "expected": expected,
+            "times": times,
+            "arguments": arguments,
+        }
+        for _, _, _, name, error, verdict, origin, rule, _, _, expected, times, arguments in node_extras(picture)
     }
 
 

@@ -150,7 +150,7 @@ class GraphDb:
 
     def add_extras(self, extras: Iterable[Row], summary: Iterable[Row]) -> None:
         """Write what only our page knows."""
-        self._insert("tb_twinprobe", 10, extras)
+        self._insert("tb_twinprobe", 13, extras)
         self._insert("tb_twinprobe_summary", 4, summary)
 
     def _insert(self, table: str, columns: int, rows: Iterable[Row]) -> None:

@@ -199,7 +199,9 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=f"{len(summaries)} ranks compared", title_justify="left", header_style="bold")
+    table = Table(
+        title=f"{_places([summary.rank for summary in summaries])} compared", title_justify="left", header_style="bold"
+    )
     unread = any(summary.unread for summary in summaries)
     titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
     for title in [*titles[:3], *(["unreadable"] if unread else []), *titles[3:]]:
@@ -226,6 +228,15 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     folders = dict.fromkeys(_folder(path) for summary in summaries for path in summary.files)
     for folder in folders:
         console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
+
+
+def _places(names: Sequence[str]) -> str:
+    """How many ranks, steps or both these are: step1/rank0 is a step and a rank."""
+    found = {what: {at[0] for name in names if (at := re.findall(rf"{what}\d+", name))} for what in ("step", "rank")}
+    steps, ranks = len(found["step"]), len(found["rank"])
+    if steps > 1 and ranks <= 1:
+        return f"{len(names)} steps"
+    return f"{ranks} ranks at {steps} steps" if steps > 1 else f"{len(names)} ranks"
 
 
 def _folder(path: str) -> str:

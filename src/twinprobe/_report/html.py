@@ -16,6 +16,7 @@ import numpy as np
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.inside import pictures
 
 if TYPE_CHECKING:
     import polars as pl
@@ -132,13 +133,19 @@ _MARKS = re.compile(rb"\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\xd8\x9c
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 
 
+# Modules of the report that the viewer uses, too: there as they are, here as a part of the one script.
+SHARED = Path(__file__).with_name("html_assets") / "shared"
+_EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
+
+
 def asset(name: str) -> str:
     """The text of a file that comes with the package."""
-    return (resources.files("twinprobe._report") / "html_assets" / name).read_text(encoding="utf-8")
+    text = (resources.files("twinprobe._report") / "html_assets" / name).read_text(encoding="utf-8")
+    return _EXPORT.sub("", text) if name.startswith("shared/") else text
 
 
-def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any) -> None:
-    """Write a page to exactly this path. ``title`` must be safe to stand in HTML; ``data`` may hold any text."""
+def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any, body: str = "") -> None:
+    """Write a page to exactly this path. ``title`` and ``body`` must be safe in HTML; ``data`` may hold any text."""
     # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
     # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
     encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
@@ -149,6 +156,7 @@ def fill(path: Path, page: str, *, title: str, style: str, script: str, data: An
         "style": style.encode(),
         "script": script.encode(),
         "data": encoded,
+        "body": body.encode(),
     }
     with path.open("wb") as file:
         for at, piece in enumerate(_SLOT.split(page)):
@@ -167,7 +175,18 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_SCRIPTS = ("dom.js", "data.js", "plot.js", "table.js", "details.js", "page.js")
+_SCRIPTS = (
+    "shared/names.js",
+    "words.js",
+    "dom.js",
+    "data.js",
+    "address.js",
+    "shared/tensor.js",
+    "plot.js",
+    "table.js",
+    "details.js",
+    "page.js",
+)
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
@@ -180,7 +199,10 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    data = b'{"summary":%s,"table":%s}' % (json_bytes(shown), msgspec.json.encode(packed))
+    inside = {} if packed["order"] else pictures(table, summary)
+    data = b'{"summary":%s,"table":%s,"inside":%s}' % (
+        json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
+    )  # fmt: skip
     errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
     title = html.escape(visible(" ".join(part for part in parts if part)))

@@ -1,13 +1,16 @@
-"""Many ranks and steps on one page: a map of verdicts, and where the difference began over all of them."""
+"""Many ranks and steps on one page: a map of errors, and where the difference began; and an index of a folder."""
 
 from __future__ import annotations
 
 import html
 import math
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -15,10 +18,11 @@ import numpy as np
 from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.steps import StepsComparison, Trend
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.dataset import Place
+from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._runs.places import remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ class Cell:
     name: str
     summary: Summary | None
     failure: str = ""
+    times: float | None = None
+    """The worst error of the rows that do not pass, in multiples of the noise that is to be expected."""
 
     @property
     def verdict(self) -> str:
@@ -83,8 +89,119 @@ def fill_page(overview: Overview, path: Path) -> None:
         "notes": [visible(text) for text in (*overview.lost, *overview.notes)],
         "cells": [_shown(cell) for cell in overview.cells],
     }
-    title = f"TwinProbe: {counts['error']:,} of {len(overview.cells):,} ranks and steps differ"
-    fill(path, asset("map.html"), title=title, style=asset("map.css"), script=asset("map.js"), data=data)
+    steps, ranks = ({getattr(cell.place, key) for cell in overview.cells} for key in ("step", "rank"))
+    data |= {
+        "noun": "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else "places",
+        "groups": _groups(overview.cells),
+        "reports": [_report_of(cell, path.parent) for cell in overview.cells],
+    }
+    fill(path, asset("map.html"), title=told(overview.cells), style=asset("map.css"), script=asset("map.js"), data=data)
+
+
+def told(cells: Sequence[Cell]) -> str:
+    """The title of the page: how many ranks, steps, or both have errors, have only warnings, were not compared."""
+    counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
+    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else f"results ({counted(steps, ranks)})"
+    parts = [f"{counts['error']:,} with errors" if counts["error"] else "",
+             f"{counts['warning']:,} with warnings" if counts["warning"] else "",
+             f"{counts['failed']:,} not compared" if counts["failed"] else ""]  # fmt: skip
+    return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(part for part in parts if part) or "all pass")
+
+
+def counted(steps: set[int], ranks: set[int]) -> str:
+    """How many ranks and steps these are, in words."""
+    parts = [
+        f"{len(found):,} {what}{'' if len(found) == 1 else 's'}" for found, what in ((ranks, "rank"), (steps, "step"))
+    ]
+    return ", ".join(parts)
+
+
+def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
+    """What does not pass, the same finding of several ranks as one line: verdict, steps, ranks, words, how many."""
+    found: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell.verdict == "pass":
+            continue
+        first = cell.summary.first if cell.summary is not None else None
+        words = cell.failure or (f"{first.op}: {_without_numbers(first.sentence)}" if first else "")
+        found.setdefault((cell.verdict, words if not cell.failure else cell.failure), []).append(cell)
+    order = {name: at for at, name in enumerate(reversed(VERDICTS))}
+    groups = []
+    for (verdict, _), same in sorted(found.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
+        worst = max(same, key=lambda cell: cell.times or 0.0)
+        words = worst.failure
+        if worst.summary is not None and worst.summary.first is not None:
+            words = f"{worst.summary.first.op}: {worst.summary.first.sentence}"
+        steps, ranks = (_ranges({getattr(cell.place, key) for cell in same}) for key in ("step", "rank"))
+        groups.append([verdict, steps, ranks, visible(words), len(same), cells.index(worst)])
+    return groups
+
+
+def _without_numbers(sentence: str) -> str:
+    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?", "#", sentence)
+
+
+def _ranges(numbers: set[int]) -> str:
+    """Numbers as people write them: 0-6, 9."""
+    ordered, parts, at = sorted(numbers), [], 0
+    while at < len(ordered):
+        end = at
+        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
+            end += 1
+        parts.append(str(ordered[at]) if end == at else f"{ordered[at]}-{ordered[end]}")
+        at = end + 1
+    return ", ".join(parts)
+
+
+def _report_of(cell: Cell, folder: Path) -> str:
+    """The address of a rank's own page, seen from the map."""
+    files = cell.summary.files if cell.summary is not None else []
+    page = next((file for file in files if file.endswith(".html")), "")
+    return quote(os.path.relpath(page, folder)) if page and "://" not in page else ""
+
+
+# What is in a folder of results, for those who are sent the folder.
+
+_KINDS = (
+    (re.compile(r"compare_summary_.*\.html"), "All ranks and steps"),
+    (re.compile(r"(?:debug_)?compare_result_.*\.html"), "Reports"),
+    (re.compile(r".*\.html"), "Pages"),
+    (re.compile(r".*\.vis(\.db)?"), "Graphs (open with twinprobe view)"),
+    (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
+    (re.compile(r".*"), "Other files"),
+)
+INDEX = "index.html"
+_MOST_LINKS = 5000
+
+
+def write_index(folder: Path) -> Path | None:
+    """Write ``index.html`` with links to everything that lies in a folder of results; None for a folder elsewhere."""
+    if remote(folder) is not None:
+        return None
+    groups: dict[str, list[str]] = {}
+    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    for name in [name for name in found if not any(part.startswith(".") for part in name.split("/"))][:_MOST_LINKS]:
+        if name == INDEX or DATASET in name.split("/", 1)[0]:
+            continue
+        kind = next(words for pattern, words in _KINDS if pattern.fullmatch(name.rpartition("/")[2]))
+        size = (folder / name).stat().st_size
+        shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+        link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
+        groups.setdefault(kind, []).append(f"<li>{link} <small>{shown}</small></li>")
+    for dataset in sorted(path.name for path in folder.glob(f"{DATASET}_*/")):
+        item = f"<li><bdi>{html.escape(visible(dataset))}</bdi></li>"
+        groups.setdefault("Datasets (parquet by step and rank)", []).append(item)
+    lists = [f"<h2>{kind}</h2><ul>{''.join(items)}</ul>" for kind, items in sorted(groups.items(), key=_kind_order)]
+    name = html.escape(visible(folder.resolve().name))
+    target = folder / INDEX
+    with Staging() as staging:
+        fill(staging.file(target), asset("index.html"), title=f"TwinProbe: {name}", style=asset("map.css"), script="",
+             data=None, body=f"<h1><bdi>{name}</bdi></h1>{''.join(lists)}")  # fmt: skip
+    return target
+
+
+def _kind_order(group: tuple[str, list[str]]) -> int:
+    return next((at for at, (_, words) in enumerate(_KINDS) if words == group[0]), len(_KINDS))
 
 
 class _Failed(msgspec.Struct):
@@ -155,11 +272,13 @@ def _entry(cell: Cell) -> dict[str, Any]:
     first = cell.summary.first
     summary = cell.summary
     entry |= {"rows": summary.rows, "matched": summary.matched, "unread": summary.unread, **summary.verdicts}
+    if cell.times is not None:
+        entry["times"] = cell.times
     return entry | {"first": None if first is None else {"op": first.op, "row": first.row, "sentence": first.sentence}}
 
 
 def _shown(cell: Cell) -> list[Any]:
-    """A cell as the page wants it: mode, step, rank, verdict, errors, warnings, words."""
+    """A cell as the page wants it: mode, step, rank, verdict, errors, warnings, words, times noise."""
     place, summary = cell.place, cell.summary
     words = cell.failure
     counts = (0, 0)
@@ -168,7 +287,8 @@ def _shown(cell: Cell) -> list[Any]:
         if summary.unread and not words:
             words = unread_rows(summary.unread)
         counts = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
-    return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words)]
+    times = cell.times if cell.times is not None and math.isfinite(cell.times) else None
+    return [place.mode, place.step, place.rank, VERDICTS.index(cell.verdict), *counts, visible(words), times]
 
 
 # Two runs over many steps: a table with a row for each step, and a page with the curves of both.

@@ -13,7 +13,10 @@ import numpy.typing as npt
 
 from twinprobe._graph.read.db import GOLDEN, SOURCES, TARGET, file_key, last_link
 from twinprobe._graph.read.open import Source, find_graph, find_graphs, open_graph
+from twinprobe._measure.blocks import checked_cut
 from twinprobe._report.console import visible
+from twinprobe._report.inside import picture
+from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._view import pairing
 from twinprobe._view.nodes import METRICS, PAGE, Scene, bands, change_matches, load_matches, metrics_of, sibling_edges
 from twinprobe._view.overview import (
@@ -30,6 +33,7 @@ from twinprobe._view.overview import (
 from twinprobe.errors import BadInput, TwinProbeError
 
 _LARGEST = 1 << 40
+_SCREEN = (64, 96)
 
 
 class Question:
@@ -224,6 +228,32 @@ def node(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     return {**detail, "facts": facts(target, detail.get(GOLDEN)) if target and scene.config.compared else None}
 
 
+def inside(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
+    """A picture of what is inside an argument's tensors, where both runs kept them; the files are read in pieces."""
+    argument = asked.text("argument")
+    detail = scene.detail(TARGET, named(scene, asked)["node_name"])
+    folders, names = [], []
+    for side in SOURCES:
+        node = detail[side]
+        tensors = (*node["inputs"], *node["outputs"]) if node else ()
+        found = next((one for one in tensors if one["name"] == f"{node['name']}.{argument}"), None)
+        if found is None or found.get("data_name", "-1") == "-1" or not node["folder"]:
+            raise BadInput(f"{argument}: its tensors were not kept")
+        folders.append(Path(node["folder"]))
+        names.append(found["data_name"])
+    if not asked.text("ranges"):
+        key = f"inside:{detail[TARGET]['name']}.{argument}"
+        return scene.graph.summary(key) or picture(folders, names, most=_SCREEN)
+    spans = [asked_span.partition("-") for asked_span in asked.text("ranges").split(",")]
+    if not all(a.isdecimal() and b.isdecimal() and len(a + b) < 30 for a, _, b in spans):
+        raise BadInput("ranges must be a list of ranges, e.g. 0-4,0-16")
+    ranges = [(int(a), int(b)) for a, _, b in spans]
+    shape = open_named(folders[0], names[0]).shape or (1,)
+    rows = asked.optional("rows")
+    cut = checked_cut(shape, -1 if rows is None else rows, asked.number("columns", 0), ranges)
+    return picture(folders, names, cut, most=_SCREEN)
+
+
 def edges(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Data flow between the children of a node."""
     side, parent = asked.side(), asked.text("parent")
@@ -255,6 +285,9 @@ def nodes(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
         overflow=[name for name in asked.text("overflow").split(",") if name],
         what=asked.text("what"), micro=scene.micro,
     ).tolist()  # fmt: skip
+    if asked.flag("injected") and side == TARGET:
+        injected = set(scene.graph.injected(side))
+        orders = [order for order in orders if order in injected]
     orders = _with_manual(scene, side, kind, orders)
     offset = asked.number("offset", 0)
     page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
@@ -266,7 +299,10 @@ def counts(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """How many nodes there are of each sort, on each side."""
     levels = len(bands(scene.config.colors))
     found: Answer = {side: workspace.overview(scene, side).counts(levels) for side in scene.sides}
-    found[TARGET]["suspicious"] = int(workspace.suspicious(scene, asked).sum())
+    suspicious = workspace.suspicious(scene, asked)
+    found[TARGET]["suspicious"] = int(suspicious.sum())
+    places = workspace.overview(scene, TARGET).order[suspicious]
+    found[TARGET]["injected"] = int(np.isin(places, scene.graph.injected(TARGET)).sum())
     return found
 
 
@@ -352,7 +388,7 @@ def made_by_hand(_workspace: Workspace, scene: Scene, _asked: Question) -> Answe
 QUESTIONS: dict[str, Callable[[Workspace, Scene, Question], Answer]] = {
     "open": open_file, "first": first, "children": children, "unfold": unfold, "restore": restore,
     "node": node, "edges": edges, "search": search, "list": nodes, "counts": counts, "strip": error_strip, "step": step,
-    "heat": heat, "matches": made_by_hand,
+    "heat": heat, "matches": made_by_hand, "inside": inside,
 }  # fmt: skip
 
 

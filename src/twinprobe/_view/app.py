@@ -13,6 +13,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Request, Response
 
 from twinprobe._graph.read.open import IndexingError
+from twinprobe._report.html import SHARED
 from twinprobe._runs.whole_files import in_proportion
 from twinprobe._view.answers import QUESTIONS, Question, Workspace, change, files
 from twinprobe.errors import TwinProbeError
@@ -94,7 +95,7 @@ def _static(request: Request, name: str) -> Response:
 
 @lru_cache(maxsize=1)
 def _static_files() -> dict[str, Path]:
-    return {path.name: path for path in STATIC.iterdir() if path.suffix in _TYPES}
+    return {path.name: path for folder in (STATIC, SHARED) for path in folder.iterdir() if path.suffix in _TYPES}
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -17,6 +17,7 @@ import msgspec
 from twinprobe._graph.read.db import GOLDEN, TARGET
 from twinprobe._graph.read.open import IndexingError
 from twinprobe._report.files import replacing
+from twinprobe._report.html import SHARED
 from twinprobe._view.answers import Question, Workspace, first, open_file
 from twinprobe._view.app import STATIC
 from twinprobe._view.nodes import Scene, sibling_edges
@@ -27,7 +28,7 @@ _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?function|class|const|let) (\w+)", re.MULTILINE)
 
 
-def bundle(folder: Path, entry: str) -> str:
+def bundle(folders: tuple[Path, ...], entry: str) -> str:
     """The modules in dependency order, each in its own function; ``entry`` is run last.
 
     This understands the one way in which our modules import and export: by name, from "./file.js", at the line's start.
@@ -37,7 +38,7 @@ def bundle(folder: Path, entry: str) -> str:
     def add(name: str, above: tuple[str, ...]) -> None:
         if name in above:
             raise ValueError(f"modules import each other in a circle: {' -> '.join((*above, name))}")
-        source = (folder / name).read_text(encoding="utf-8")
+        source = next(path for folder in folders if (path := folder / name).exists()).read_text(encoding="utf-8")
         for match in _IMPORT.finditer(source):
             if match[2] not in parts:
                 add(match[2], (*above, name))
@@ -185,7 +186,7 @@ def _packed(scene: Scene, side: str, name: str, stacks: dict[str, int]) -> dict[
 
 
 def _page(data: bytes, *, title: str) -> str:
-    script = "\n" + bundle(STATIC, "start.js")
+    script = "\n" + bundle((STATIC, SHARED), "start.js")
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
     return _PAGE.format(

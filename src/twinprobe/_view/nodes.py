@@ -270,8 +270,11 @@ class Scene:
         return {side: self._full(side, row), other: self._full(other, mate) if mate else None}
 
     def _full(self, side: str, row: dict[str, Any]) -> dict[str, Any]:
+        known = self.graph.knowledge(side, [str(row["node_name"])]).get(str(row["node_name"]), {})
+        arguments = {key: found for key, found in parsed(known.get("arguments"), dict).items() if _is_measured(found)}
         return {
             **self.brief(side, [row])[0],
+            "arguments": arguments if "arguments" in known else None,
             "parent": row["up_node"] or None,
             "inputs": _tensors(row["input_data"]),
             "outputs": _tensors(row["output_data"]),
@@ -300,6 +303,8 @@ class Scene:
             "verdict": extra.get("verdict"),
             "origin": extra.get("origin"),
             "by": extra.get("matched_by"),
+            "expected": extra.get("expected"),
+            "times": extra.get("times"),
             "value": row.get("value", extra.get("error")),
         }
         return {key: value for key, value in node.items() if value is not None and value is not False and value != ""}
@@ -329,6 +334,11 @@ def _tensors(text: Any) -> list[dict[str, str]]:
     tensors = parsed(text, dict).items()
     known = ((name, values if isinstance(values, dict) else {}) for name, values in tensors)
     return [{**{key: str(value) for key, value in values.items()}, "name": name} for name, values in known]
+
+
+def _is_measured(found: Any) -> bool:
+    """Whether this is what TwinProbe writes of an argument: error, expected error, times noise."""
+    return isinstance(found, list) and len(found) == 3 and all(isinstance(x, (int, float, type(None))) for x in found)
 
 
 def _peers(text: Any) -> list[dict[str, Any]]:

@@ -182,36 +182,63 @@ def _report(scene: Scene, name: str, sentence: str, stack: str = "") -> dict[str
 def facts(target: dict[str, Any], golden: dict[str, Any] | None) -> dict[str, Any]:
     """By how much the inputs and the outputs of a node differ, and whether the difference arose in it.
 
-    ``argument`` names the one input that differs where others agree: often a weight.
+    ``differs`` counts the inputs that are not the same, whether or not a number says by how much; ``argument`` names
+    the one that differs where others agree: often a weight.
     """
-    if golden is not None and any("md5" in tensor for tensor in target["outputs"]):
+    own = target.get("arguments")
+    if own is not None:
+        metric = OWN_ERROR
+        given, made = (_judged(target, part, own) for part in ("inputs", "outputs"))
+    elif golden is not None and any("md5" in tensor for tensor in target["outputs"]):
         metric = "md5"
         given, made = (_digests(target[part], golden[part]) for part in ("inputs", "outputs"))
     else:
         metric = next((name for name in _TOLD if _measured(target["outputs"], name)), OWN_ERROR)
         given, made = (_measured(target[part], metric) for part in ("inputs", "outputs"))
-    most, out = (max(values.values(), default=None) for values in (given, made))
+    if golden is not None and own is None:
+        # A metric that was not taken, or of one statistic only, does not make two inputs equal.
+        for values, part in ((given, "inputs"), (made, "outputs")):
+            values.update((name, None) for name in _unlike(target, golden, part) if not values.get(name))
+    most, out = (max((x for x in values.values() if x is not None), default=None) for values in (given, made))
     if metric == OWN_ERROR:
         out = target.get("error")
-    some = [name for name, value in given.items() if value > _EQUAL]
+    some = [name for name, value in given.items() if value is None or value > _EQUAL]
     argument = some[0].removeprefix(f"{target['name']}.") if len(some) == 1 < len(given) else None
-    how = target.get("origin") or (None if argument else _how(most, out))
-    return {"metric": metric, "input": most, "output": out, "argument": argument, "how": how}
+    how = target.get("origin") or (None if argument else _how(most, out, bool(some)))
+    return {
+        "metric": metric, "input": most if given else None, "output": out, "argument": argument, "how": how,
+        "differs": len(some), "inputs": len(given),
+        "outputs": sum(value is None or value > _EQUAL for value in made.values()),
+    }  # fmt: skip
 
 
-def _how(given: float | None, made: float | None) -> str | None:
+def _how(given: float | None, made: float | None, differs: bool) -> str | None:
     if made is None or made <= _EQUAL:
         return None
     if given is None or given <= _EQUAL:
-        return "injected"
+        return None if differs else "injected"
     return "amplified" if made > _AMPLIFIED * given else "inherited"
 
 
-def _measured(tensors: list[dict[str, str]], metric: str) -> dict[str, float]:
+def _judged(node: dict[str, Any], part: str, own: dict[str, list[float | None]]) -> dict[str, float | None]:
+    """The judge's error of each value; those that it does not list agree."""
+    names = [tensor["name"] for tensor in node[part]]
+    return {name: own.get(name.removeprefix(f"{node['name']}."), [0.0])[0] for name in names}
+
+
+def _unlike(target: dict[str, Any], golden: dict[str, Any], part: str) -> list[str]:
+    """The values of both sides whose recorded statistics are not the same."""
+    there = {tensor["name"].removeprefix(golden["name"]): tensor for tensor in golden[part]}
+    pairs = [(tensor, there.get(tensor["name"].removeprefix(target["name"]))) for tensor in target[part]]
+    keys = ("Max", "Min", "Mean", "Norm", "md5", "shape")
+    return [a["name"] for a, b in pairs if b is not None and any(a.get(key) != b.get(key) for key in keys)]
+
+
+def _measured(tensors: list[dict[str, str]], metric: str) -> dict[str, float | None]:
     found = {tensor["name"]: badness(tensor.get(metric, ""), metric) for tensor in tensors}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _digests(target: list[dict[str, str]], golden: list[dict[str, str]]) -> dict[str, float]:
+def _digests(target: list[dict[str, str]], golden: list[dict[str, str]]) -> dict[str, float | None]:
     pairs = zip(target, golden, strict=False)
     return {a["name"]: float(a["md5"] != b["md5"]) for a, b in pairs if "md5" in a and "md5" in b}

@@ -200,7 +200,7 @@ class GraphFile:
         row, micro_steps = rows[0], rows[0].get("micro_steps")
         summary: dict[tuple[int, int], dict[str, str]] = {}
         if {"step", "rank", "key", "value"} <= self._summary:
-            for fact in self._rows("SELECT step, rank, key, value FROM tb_twinprobe_summary LIMIT 1000000"):
+            for fact in self._rows(_SUMMARY):
                 summary.setdefault((fact["step"], fact["rank"]), {})[str(fact["key"])] = str(fact["value"] or "")
         return Config(
             compared=row["graph_type"] == "compare",
@@ -322,8 +322,8 @@ class Graph:
         return [str(frame) for frame in parsed(found[0]["stack_info"], list)] if found else []
 
     def knowledge(self, side: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """What TwinProbe's own files know besides: error, verdict, origin and matching rule, by node name."""
-        columns = [name for name in ("error", "verdict", "origin", "matched_by") if name in self._file._extra]
+        """What TwinProbe's own files know besides, by node name: error, verdict, origin, rule, noise, arguments."""
+        columns = [name for name in _KNOWN if name in self._file._extra]
         if not columns:
             return {}
         query = f"SELECT node_name, {', '.join(columns)} FROM tb_twinprobe n {_WHERE} AND node_name"
@@ -334,6 +334,22 @@ class Graph:
         if not {"error", "node_order"} <= self._file._extra:
             return iter(())
         return self._file._stream(f"SELECT node_order, error FROM tb_twinprobe n {_WHERE}", self._on(side))
+
+    def injected(self, side: str) -> list[int]:
+        """The places of the nodes in which a difference arose."""
+        if not {"origin", "node_order"} <= self._file._extra:
+            return []
+        query = f"SELECT node_order FROM tb_twinprobe n {_WHERE} AND origin = 'injected'"
+        return [int(row[0]) for row in self._file._stream(query, self._on(side)) if isinstance(row[0], int)]
+
+    def summary(self, key: str) -> dict[str, Any]:
+        """One of the larger things that TwinProbe's own files tell of this step and rank; empty where they do not."""
+        if not {"step", "rank", "key", "value"} <= self._file._summary:
+            return {}
+        query = "SELECT value FROM tb_twinprobe_summary WHERE step = ? AND rank = ? AND key = ? LIMIT 1"
+        found = self._file._rows(query, (*self._key, key))
+        told: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
+        return told
 
     def verdicts(self, side: str) -> dict[str, int]:
         """How many nodes have which verdict of TwinProbe."""
@@ -355,6 +371,9 @@ class Graph:
         return (*self._key, SOURCES[side])
 
 
+# Pictures of tensors are read one by one.
+_SUMMARY = "SELECT step, rank, key, value FROM tb_twinprobe_summary WHERE key NOT LIKE 'inside:%' LIMIT 1000000"
+_KNOWN = ("error", "verdict", "origin", "matched_by", "expected", "times", "arguments")
 _WHERE = "WHERE n.step = ? AND n.rank = ? AND n.data_source = ?"
 # A node without a place in the order is no node; SQLite lets any column hold anything.
 _NODES = f"FROM tb_nodes n {_WHERE} AND typeof(n.node_order) = 'integer'"

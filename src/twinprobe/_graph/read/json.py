@@ -37,7 +37,8 @@ CREATE TABLE tb_config (graph_type, task, tool_tip, micro_steps, overflow_check,
 CREATE TABLE tb_twinprobe_summary (step, rank, key, value);
 """
 _KNOWLEDGE = (
-    "CREATE TABLE tb_twinprobe (data_source, step, rank, node_name, error, verdict, origin, matched_by, node_order)"
+    "CREATE TABLE tb_twinprobe (data_source, step, rank, node_name, error, verdict, origin, matched_by, node_order, "
+    "expected, times, arguments)"
 )
 _INDEXES = """
 CREATE INDEX index1 ON tb_nodes (step, rank, data_source, up_node, node_order);
@@ -235,11 +236,13 @@ def _write_knowledge(database: sqlite3.Connection, document: dict[str, Any]) -> 
         text = value if isinstance(value, str) else _text(value)
         database.execute("INSERT INTO tb_twinprobe_summary VALUES (0, 0, ?, ?)", (key, text))
     for name, known in (nodes or {}).items():
-        values = [_number(known.get("error")), *(known.get(key) for key in ("verdict", "origin", "matched_by"))]
+        texts = (known.get(key) for key in ("verdict", "origin", "matched_by"))
+        numbers = (_number(known.get(key)) for key in ("expected", "times"))
         database.execute(
-            "INSERT INTO tb_twinprobe SELECT 'NPU', 0, 0, ?, ?, ?, ?, ?, max(node_order) FROM tb_nodes "
-            "WHERE node_name = ? AND data_source = 'NPU'", (name, *values, name),
-        )  # fmt: skip
+            "INSERT INTO tb_twinprobe SELECT 'NPU', 0, 0, ?, ?, ?, ?, ?, max(node_order), ?, ?, ? FROM tb_nodes "
+            "WHERE node_name = ? AND data_source = 'NPU'",
+            (name, _number(known.get("error")), *texts, *numbers, known.get("arguments"), name),
+        )
 
 
 def _insert(database: sqlite3.Connection, table: str, rows: list[tuple[Any, ...]]) -> None:

@@ -7,10 +7,39 @@ const SHOWN_APART = new Set(["Result", "Reason", "NPU_Stack_Info", "Origin", ...
 const FRAME = /^File (.*), line (\d+), in (.*?), ?\s*([^]*)$/;
 
 class Details {
-  constructor(table, onClose) {
-    Object.assign(this, { table, onClose, row: -1 });
+  constructor(table, onClose, onWide) {
+    Object.assign(this, { table, onClose, onWide, row: -1 });
     this.element = byId("details");
     this.element.addEventListener("keydown", (event) => event.key === "Escape" && this.close());
+    this.line = byId("splitter");
+    this.wide = null;
+    this.drag();
+  }
+
+  // The line between table and details can be dragged, or moved with the arrow keys.
+  drag() {
+    let last = 0;
+    this.line.addEventListener("pointerdown", (event) => {
+      this.line.setPointerCapture(event.pointerId);
+      last = event.clientX;
+    });
+    this.line.addEventListener("pointermove", (event) => {
+      if (!event.buttons) return;
+      this.widen((this.wide ?? this.element.offsetWidth) + last - event.clientX);
+      last = event.clientX;
+    });
+    this.line.addEventListener("keydown", (event) => {
+      const by = { ArrowLeft: 24, ArrowRight: -24 }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      this.widen((this.wide ?? this.element.offsetWidth) + by);
+    });
+  }
+
+  widen(pixels) {
+    this.wide = pixels === null ? null : Math.round(Math.min(Math.max(pixels, 280), innerWidth - 320));
+    this.element.style.flexBasis = this.wide === null ? "" : this.wide + "px";
+    this.onWide();
   }
 
   get open() {
@@ -20,9 +49,9 @@ class Details {
   show(row) {
     this.row = row;
     const { table } = this;
-    const close = make("button", { type: "button", "aria-label": "Close the details", onclick: () => this.close() }, "Close");
+    const close = make("button", { type: "button", "aria-label": say("close_details"), onclick: () => this.close() }, say("close"));
     const title = make("div", {}, make("p", { class: "name" }, foreign(table.text("NPU Name", row))));
-    const facts = make("p", { class: "hint" }, `row ${table.number(row).toLocaleString("en")} `);
+    const facts = make("p", { class: "hint" }, say("row", { n: table.number(row).toLocaleString("en") }) + " ");
     const origin = table.text("Origin", row);
     if (origin) facts.append("· " + visible(origin));
     const verdict = make("p", { class: "why" }, verdictLabel(table.text("Result", row)), " ", foreign(table.text("Reason", row)));
@@ -32,12 +61,21 @@ class Details {
     const others = table.columns.filter((column) => !SHOWN_APART.has(column.name)).map((column) => [column.name, column.text(row)]);
     others.unshift(others.pop()); // the relative error, the last column, tells most
     this.element.replaceChildren(
-      make("div", { class: "head" }, title, close), facts, verdict,
-      make("h3", {}, "Both sides"), valueTable(make("table", { class: "values" }), ["", "target", "golden"], rows),
-      make("h3", {}, "Measured"), valueTable(make("table", { class: "values single" }), null, others),
+      make("div", { class: "head" }, title, close), facts, verdict, ...this.inside(row),
+      make("h3", {}, say("both")), valueTable(make("table", { class: "values" }), ["", say("target"), say("golden")], rows),
+      make("h3", {}, say("measured")), valueTable(make("table", { class: "values single" }), null, others),
       ...this.stack(table.stack(row)));
     this.element.hidden = false;
+    this.line.hidden = false;
     this.element.scrollTop = 0;
+  }
+
+  // What is inside the tensors of the rows that a reader looks at first.
+  inside(row) {
+    const picture = data.inside[String(row)];
+    if (!picture) return [];
+    const home = { language: document.documentElement.lang.slice(0, 2), dark: () => matchMedia("(prefers-color-scheme: dark)").matches };
+    return [make("h3", {}, say("inside_title")), new TensorView(picture, home).element];
   }
 
   stack(lines) {
@@ -52,12 +90,14 @@ class Details {
       const own = !/site-packages|dist-packages|[/\\]torch[/\\]|[/\\]mindspore[/\\]|importlib/.test(parts[1]);
       list.append(make("li", { class: own ? "own" : "" }, foreign(`${parts[1]}:${parts[2]} ${parts[3]}`, "where"), foreign(parts[4].trim())));
     }
-    return [make("h3", {}, "Call stack, innermost first"), list];
+    return [make("h3", {}, say("stack")), list];
   }
 
   close() {
     if (!this.open) return;
     this.element.hidden = true;
+    this.line.hidden = true;
+    this.row = -1;
     this.onClose();
   }
 }

@@ -1,8 +1,32 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const MODE = 0, STEP = 1, RANK = 2, VERDICT = 3, ERRORS = 4, WARNINGS = 5, WORDS = 6;
-  const SIZE = 12, GAP = 2, PER_LINE = 64, MOST_ROWS = 500;
+  const MODE = 0, STEP = 1, RANK = 2, VERDICT = 3, ERRORS = 4, WARNINGS = 5, WORDS = 6, TIMES = 7;
+  const PER_LINE = 32, LABEL = 64, TOP = 18, WORST = 6; // WORST: powers of ten of the noise at which the colours end
+  const chinese = navigator.language.toLowerCase().startsWith("zh");
+  const english = {
+    ranks: "{n} ranks", steps: "{n} steps", places: "{n} results (ranks × steps)", compared: "{n} of {all} compared",
+    interrupted: "the command was interrupted, --resume goes on", all_rows: "all rows: {where}", against: "{target} against {golden}",
+    pass: "pass", warning: "warning", error: "error", failed: "not compared", noise: "worst error: 1 × noise", times: "10⁶ × noise",
+    point: "Point at a square to see its rank. Arrow keys move.",
+    point_open: "Point at a square to see its rank; click to open its report. Arrow keys move, Enter opens.",
+    step: "step {n}", rank: "rank {n}", counts: "{errors} errors, {warnings} warnings", times_noise: "{n} times the noise", open: "report",
+    began: "where the difference began", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks",
+    column_verdict: "verdict", column_count: "how many", column_times: "times noise", column_where: "where it begins", groups: "{n} findings, {cells} results that do not pass",
+    nothing: "Everything passes.", elsewhere: "differs, but nothing begins here",
+  };
+  const words = chinese ? {
+    ranks: "{n} 个 rank", steps: "{n} 个 step", places: "{n} 个结果（rank × step）", compared: "共 {all} 个，已比对 {n} 个",
+    interrupted: "命令被中断，可用 --resume 继续", all_rows: "全部数据：{where}", against: "{target} 对比 {golden}",
+    pass: "通过", warning: "告警", error: "错误", failed: "未比对", noise: "最大误差：1 × 噪声", times: "10⁶ × 噪声",
+    point: "指向方块查看对应 rank。方向键移动。",
+    point_open: "指向方块查看对应 rank；点击打开其报告。方向键移动，Enter 打开。",
+    step: "step {n}", rank: "rank {n}", counts: "{errors} 个错误，{warnings} 个告警", times_noise: "噪声的 {n} 倍", open: "报告",
+    began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank",
+    column_verdict: "结论", column_count: "个数", column_times: "噪声倍数", column_where: "起点", groups: "{n} 类发现，{cells} 个结果未通过",
+    nothing: "全部通过。", elsewhere: "有差异，但起点不在此处",
+  } : english;
+  const say = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
   const byId = (id) => document.getElementById(id);
   const make = (tag, text, kind) => {
     const element = document.createElement(tag);
@@ -11,66 +35,156 @@
     return element;
   };
   const number = (value) => value.toLocaleString("en");
-  const place = (cell) => (cell[MODE] ? `${cell[MODE]}, ` : "") + `step ${cell[STEP]}, rank ${cell[RANK]}`;
-  const colours = data.verdicts.map((name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`));
+  const brief = (value) => (value >= 1e5 || value < 0.01 ? value.toExponential(1) : String(+value.toPrecision(3)));
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const parts = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+  const mix = (one, other, share) => `rgb(${parts(one).map((part, at) => Math.round(part + (parts(other)[at] - part) * share)).join(" ")})`;
 
-  byId("summary").textContent = (data.counts.failed ? `${number(data.cells.length - data.counts.failed)} of ` : "")
-    + `${number(data.cells.length)} ranks and steps compared`
-    + (data.finished ? "" : "; the command was interrupted, --resume goes on") + `; all rows: ${data.dataset}`;
-  byId("runs").textContent = `${data.target} against ${data.golden}`;
+  // Green up to the noise, then through yellow to red; what has no number has the colour of its verdict.
+  const fillOf = (cell) => {
+    const verdict = data.verdicts[cell[VERDICT]];
+    if (verdict === "pass" || verdict === "failed" || cell[TIMES] === null) return colour(verdict);
+    const share = Math.min(1, Math.max(0, Math.log10(Math.max(cell[TIMES], 1)) / WORST));
+    return share < 0.45 ? mix(colour("pass"), colour("warning"), Math.max(0.35, share / 0.45)) : mix(colour("warning"), colour("error"), (share - 0.45) / 0.55);
+  };
+  const place = (cell) => [cell[MODE], data.noun !== "ranks" && say("step", { n: cell[STEP] }), data.noun !== "steps" && say("rank", { n: cell[RANK] })]
+    .filter(Boolean).join(", ");
+
+  if (chinese) document.documentElement.lang = "zh-CN";
+  for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
+  byId("title").textContent = document.title.replace(/^TwinProbe: /, "");
+  if (chinese) byId("title").textContent = say(data.noun, { n: number(data.cells.length) });
+  byId("summary").textContent = [
+    data.counts.failed && say("compared", { n: number(data.cells.length - data.counts.failed), all: number(data.cells.length) }),
+    !data.finished && say("interrupted"), data.dataset && say("all_rows", { where: data.dataset })].filter(Boolean).join("; ");
+  byId("runs").textContent = say("against", data);
+  const hint = say(data.reports.some(Boolean) ? "point_open" : "point");
+  byId("details").textContent = hint;
   for (const text of data.findings) byId("findings").append(make("li", text));
   for (const text of data.notes) byId("notes").append(make("li", text));
   for (const name of data.verdicts) {
     const entry = make("span");
-    entry.append(make("i", undefined, name), `${name}: ${number(data.counts[name])}`);
+    entry.append(make("i", undefined, name), `${say(name)}: ${number(data.counts[name])}`);
     byId("legend").append(entry);
+  }
+  if (data.cells.some((cell) => cell[TIMES] !== null)) {
+    const scale = make("span");
+    scale.append(say("noise"), make("i", undefined, "times"), say("times"));
+    byId("legend").append(scale);
   }
 
   const show = (cell) => {
-    byId("details").textContent = `${place(cell)}: ${data.verdicts[cell[VERDICT]]}, ${number(cell[ERRORS])} errors, `
-      + `${number(cell[WARNINGS])} warnings${cell[WORDS] ? `; ${cell[WORDS]}` : ""}`;
+    const said = [data.verdicts[cell[VERDICT]] === "failed" ? say("failed") : say("counts", { errors: number(cell[ERRORS]), warnings: number(cell[WARNINGS]) }),
+      cell[TIMES] !== null && say("times_noise", { n: brief(cell[TIMES]) }), cell[WORDS]].filter(Boolean).join("; ");
+    byId("details").replaceChildren(`${place(cell)}: ${said}`);
+    const link = data.reports[data.cells.indexOf(cell)];
+    if (!link) return;
+    const anchor = make("a", say("open"));
+    anchor.href = link;
+    byId("details").append(" ", anchor);
   };
 
+  // One square a rank: steps below each other; the ranks of a single step in lines.
   const draw = (title, cells) => {
-    const canvas = make("canvas");
-    const wide = Math.min(PER_LINE, cells.length), high = Math.ceil(cells.length / PER_LINE);
-    const ratio = window.devicePixelRatio || 1, step = SIZE + GAP;
-    canvas.width = wide * step * ratio;
-    canvas.height = high * step * ratio;
-    canvas.style.width = `${wide * step}px`;
-    canvas.style.height = `${high * step}px`;
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${title}: the table below lists what differs`);
+    const steps = [...new Set(cells.map((cell) => cell[STEP]))], ranks = [...new Set(cells.map((cell) => cell[RANK]))];
+    const lines = steps.length > 1;
+    const columns = lines ? ranks.length : Math.min(PER_LINE, cells.length);
+    const high = lines ? steps.length : Math.ceil(cells.length / PER_LINE);
+    const size = Math.max(lines ? 5 : 12, Math.min(24, Math.floor((Math.min(innerWidth, 1280) - LABEL - 60) / columns)));
+    const spot = (cell, at) => (lines ? [ranks.indexOf(cell[RANK]), steps.indexOf(cell[STEP])] : [at % PER_LINE, Math.floor(at / PER_LINE)]);
+    const canvas = make("canvas"), ratio = window.devicePixelRatio || 1;
+    const [width, height] = [LABEL + columns * size, TOP + high * size];
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    canvas.tabIndex = 0;
+    canvas.setAttribute("role", "application");
+    canvas.setAttribute("aria-label", `${title}. ${hint}`);
     const pen = canvas.getContext("2d");
-    pen.scale(ratio, ratio);
-    cells.forEach((cell, at) => {
-      pen.fillStyle = colours[cell[VERDICT]];
-      pen.fillRect((at % PER_LINE) * step, Math.floor(at / PER_LINE) * step, SIZE, SIZE);
-    });
+    const spots = new Map(cells.map((cell, at) => [spot(cell, at).join(), cell]));
+    let now = [0, 0];
+    const paint = () => {
+      pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+      pen.clearRect(0, 0, width, height);
+      pen.font = "11px system-ui, sans-serif";
+      pen.textBaseline = "middle";
+      pen.fillStyle = colour("soft");
+      const every = Math.ceil(28 / size);
+      for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? ranks[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
+      for (let at = 0; at < high; at += Math.ceil(13 / size)) {
+        const first = cells[at * PER_LINE];
+        pen.fillText(lines ? say("step", { n: steps[at] }) : say("rank", { n: first[RANK] }), 0, TOP + at * size + size / 2);
+      }
+      cells.forEach((cell, at) => {
+        const [x, y] = spot(cell, at);
+        pen.fillStyle = fillOf(cell);
+        pen.fillRect(LABEL + x * size + 1, TOP + y * size + 1, size - 2, size - 2);
+      });
+      if (document.activeElement !== canvas) return;
+      pen.strokeStyle = colour("ink");
+      pen.lineWidth = 2;
+      pen.strokeRect(LABEL + now[0] * size + 1, TOP + now[1] * size + 1, size - 2, size - 2);
+    };
+    const at = (event) => [Math.floor((event.offsetX - LABEL) / size), Math.floor((event.offsetY - TOP) / size)];
+    const open = (cell) => {
+      const link = cell && data.reports[data.cells.indexOf(cell)];
+      if (link) location.href = link;
+    };
     canvas.addEventListener("mousemove", (event) => {
-      const cell = cells[Math.floor(event.offsetY / step) * PER_LINE + Math.floor(event.offsetX / step)];
+      const cell = spots.get(at(event).join());
       if (cell) show(cell);
     });
-    byId("maps").append(make("h2", title), canvas);
+    canvas.addEventListener("click", (event) => open(spots.get(at(event).join())));
+    canvas.addEventListener("focus", paint);
+    canvas.addEventListener("blur", paint);
+    canvas.addEventListener("keydown", (event) => {
+      const move = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+      if (event.key === "Enter") open(spots.get(now.join()));
+      else if (move && spots.has([now[0] + move[0], now[1] + move[1]].join())) now = [now[0] + move[0], now[1] + move[1]];
+      else return;
+      event.preventDefault();
+      show(spots.get(now.join()));
+      paint();
+    });
+    const box = make("div", undefined, "scroll");
+    box.append(canvas);
+    if (title) byId("maps").append(make("h2", title));
+    byId("maps").append(box);
+    paint();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
   };
 
-  const groups = new Map();
+  const modes = new Map();
   for (const cell of data.cells) {
-    const title = (cell[MODE] ? `${cell[MODE]}, ` : "") + `step ${cell[STEP]}`;
-    if (!groups.has(title)) groups.set(title, []);
-    groups.get(title).push(cell);
+    if (!modes.has(cell[MODE])) modes.set(cell[MODE], []);
+    modes.get(cell[MODE]).push(cell);
   }
-  for (const [title, cells] of groups) draw(`${title}: ranks ${cells[0][RANK]} to ${cells[cells.length - 1][RANK]}`, cells);
+  for (const [mode, cells] of modes) draw(mode || say(data.noun, { n: number(cells.length) }), cells);
 
-  const worst = data.cells.filter((cell) => cell[VERDICT] > 0)
-    .sort((one, other) => other[VERDICT] - one[VERDICT] || one[STEP] - other[STEP] || other[ERRORS] - one[ERRORS]);
-  byId("caption").textContent = worst.length > MOST_ROWS
-    ? `The worst ${number(MOST_ROWS)} of ${number(worst.length)}` : `${number(worst.length)} that do not pass`;
-  for (const cell of worst.slice(0, MOST_ROWS)) {
-    const row = make("tr");
-    for (const text of [cell[STEP], cell[RANK], data.verdicts[cell[VERDICT]], number(cell[ERRORS]), number(cell[WARNINGS]), cell[WORDS]]) {
-      row.append(make("td", String(text)));
+  // Ranks with the same finding are one line.
+  const bad = data.cells.filter((cell) => cell[VERDICT] > 0).length;
+  byId("caption").textContent = bad ? say("groups", { n: number(data.groups.length), cells: number(bad) }) : say("nothing");
+  const heads = ["verdict", "count", "steps", "ranks", "times", "where"].filter((name) => bad && (name !== "steps" || data.noun !== "ranks"));
+  for (const name of heads) {
+    const head = make("th", say(`column_${name}`));
+    head.scope = "col";
+    byId("heads").append(head);
+  }
+  for (const [verdict, steps, ranks, where, count, worst] of data.groups) {
+    const row = make("tr"), mark = make("td");
+    mark.append(make("i", undefined, verdict), say(verdict));
+    const times = data.cells[worst][TIMES];
+    const cells = { verdict: mark, count: make("td", number(count)), steps: make("td", steps), ranks: make("td", ranks),
+      times: make("td", times === null ? "" : brief(times)), where: make("td", where || say("elsewhere")) };
+    for (const name of ["steps", "ranks", "times"]) cells[name].dataset.name = say(`column_${name}`);
+    if (data.reports[worst]) {
+      const anchor = make("a", say("open"));
+      anchor.href = data.reports[worst];
+      cells.where.append(" ", anchor);
     }
+    for (const name of heads) row.append(cells[name]);
     byId("rows").append(row);
   }
 })();

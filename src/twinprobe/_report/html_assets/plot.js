@@ -5,8 +5,8 @@ const LANE = 20;
 const CLICK = 4; // pixels: a shorter drag is a click
 
 class Plot {
-  constructor(table, first, onPick) {
-    Object.assign(this, { table, first, onPick, hovered: -1, shown: null, drag: null });
+  constructor(table, first, onPick, onZoom) {
+    Object.assign(this, { table, first, onPick, onZoom, hovered: -1, shown: null, drag: null });
     this.box = byId("plot");
     this.canvas = byId("plot-points");
     this.overlay = byId("plot-hover");
@@ -144,11 +144,11 @@ class Plot {
     };
     const step = Math.max(1, Math.ceil((this.decades[1] - this.decades[0]) / 6));
     for (let decade = this.decades[1]; decade >= this.decades[0]; decade -= step) rule(this.decadeY(decade), this.decadeLabel(decade));
-    for (const lane of [...this.above, ...this.below]) rule(this.laneY(lane), { zero: "equal", unknown: "no value", infinite: "inf, NaN" }[lane]);
+    for (const lane of [...this.above, ...this.below]) rule(this.laneY(lane), say({ zero: "equal", unknown: "no_value", infinite: "infinite" }[lane]));
     context.textAlign = "center";
     for (const row of this.ticks()) context.fillText((this.table.number(row)).toLocaleString("en"), this.x(row), this.height - INSET.bottom + 14);
     context.textAlign = "right";
-    context.fillText("row", INSET.left - 10, this.height - INSET.bottom + 14);
+    context.fillText(say("row_axis"), INSET.left - 10, this.height - INSET.bottom + 14);
   }
 
   decadeLabel(decade) {
@@ -157,7 +157,7 @@ class Plot {
 
   ticks() {
     const [from, to] = this.range;
-    const rough = (to - from) / 8;
+    const rough = (to - from) / Math.min(8, Math.max(2, Math.floor(this.width / 90)));
     const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1)));
     const step = Math.max(1, [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough) || power);
     const rows = [];
@@ -194,7 +194,7 @@ class Plot {
     context.font = this.font.replace("12px", "600 12px");
     const onRight = x < this.width - 150;
     context.textAlign = onRight ? "left" : "right";
-    const label = "first divergence";
+    const label = say("first_mark");
     const [left, top] = [onRight ? x + 6 : x - 6, INSET.top + 8];
     const width = context.measureText(label).width;
     context.fillStyle = this.colours.panel;
@@ -227,7 +227,7 @@ class Plot {
   fillTip(x, y) {
     const row = this.hovered;
     const error = this.table.text("Relative Error", row);
-    const facts = [VERDICTS[this.table.verdict[row]], this.table.text("Origin", row), error && "relative error " + brief(error)];
+    const facts = [VERDICTS[this.table.verdict[row]], this.table.text("Origin", row), error && say("relative_error", { n: brief(error) })];
     const title = make("b");
     title.append(foreign(this.table.text("NPU Name", row)));
     this.tip.replaceChildren(title, visible(facts.filter(Boolean).join(", ")), make("br"), foreign(this.table.text("Reason", row)));
@@ -262,8 +262,17 @@ class Plot {
 
   zoom(from, to) {
     this.range = [from, to];
-    byId("zoom-reset").hidden = from === 0 && to >= this.table.count - 1;
+    byId("zoom-reset").hidden = !this.zoomed;
     this.draw();
+    this.onZoom();
+  }
+
+  whole() {
+    this.zoom(0, Math.max(this.table.count - 1, 1));
+  }
+
+  get zoomed() {
+    return this.range[0] > 0 || this.range[1] < this.table.count - 1;
   }
 
   walk(step) {
@@ -274,7 +283,6 @@ class Plot {
 
   listen() {
     const at = (event) => [event.clientX - this.box.getBoundingClientRect().left, event.clientY - this.box.getBoundingClientRect().top];
-    const whole = () => this.zoom(0, Math.max(this.table.count - 1, 1));
     this.box.addEventListener("pointermove", (event) => {
       const [x, y] = at(event);
       if (this.drag) this.drag.to = x;
@@ -297,13 +305,13 @@ class Plot {
     });
     this.box.addEventListener("pointerleave", () => this.hover(-1));
     this.box.addEventListener("blur", () => this.hover(-1));
-    this.box.addEventListener("dblclick", whole);
-    byId("zoom-reset").addEventListener("click", whole);
+    this.box.addEventListener("dblclick", () => this.whole());
+    byId("zoom-reset").addEventListener("click", () => this.whole());
     this.box.addEventListener("keydown", (event) => {
       if (event.key === "ArrowRight") this.walk(1);
       else if (event.key === "ArrowLeft") this.walk(-1);
       else if (event.key === "Enter" && this.hovered >= 0) this.onPick(this.hovered);
-      else if (event.key === "Escape") whole();
+      else if (event.key === "Escape") this.whole();
       else return;
       event.preventDefault();
     });

@@ -5,23 +5,26 @@ const SPARE = 8; // rows kept ready above and below the view
 const WIDTHS = { "#": 72, "Result": 104, "NPU Name": 500, "Bench Name": 500, "Reason": 380, "Err_message": 320, "NPU_Stack_Info": 320,
   "Data_name": 320, "Relative Error": 124, "Origin": 96, "NPU Dtype": 126, "Bench Dtype": 126, "NPU Tensor Shape": 150,
   "Bench Tensor Shape": 150, "Matched By": 110 };
+const NARROW = { "#": 54, "Result": 96, "NPU Name": 190, "Bench Name": 190, "Reason": 260 };
 const TEXTS = new Set(["Result", "NPU Name", "Bench Name", "Reason", "Err_message", "NPU_Stack_Info", "Data_name", "Origin", "NPU Dtype",
   "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape", "Matched By", "NPU Requires_grad", "Bench Requires_grad",
   "Requires_grad Consistent", "NPU MD5", "BENCH MD5"]);
 const MONO = new Set(["NPU Name", "Bench Name", "NPU MD5", "BENCH MD5", "NPU Tensor Shape", "Bench Tensor Shape"]);
 const NAMES = new Set(["NPU Name", "Bench Name"]);
-const TAIL = 24; // characters of a long name that always show
+const LETTER = 7.55; // pixels of a letter of a name
 const USUAL = ["Result", "NPU Name", "Relative Error", "Reason", "Origin", "NPU Dtype", "NPU Tensor Shape", "NPU l2norm", "Bench l2norm",
   "NormRelativeErr", "Cosine", "MaxAbsErr", "One Thousandth Err Ratio", "NPU MD5", "BENCH MD5"];
 
-// The end of a name says most: where it is too long, the middle gives way.
-function longName(text) {
-  return make("span", { class: "long" }, foreign(text.slice(0, -TAIL), "head"), foreign(text.slice(-TAIL)));
+// On a narrow screen a name leaves room for what is said about it.
+function widthOf(name) {
+  const narrow = innerWidth < 700;
+  if (narrow && name in NARROW) return NARROW[name];
+  return WIDTHS[name] || 138;
 }
 
 class Grid {
-  constructor(table, onOpen) {
-    Object.assign(this, { table, onOpen, rows: [], selected: -1, sorted: { name: "#", descending: false }, window: [0, 0] });
+  constructor(table, onOpen, onSort) {
+    Object.assign(this, { table, onOpen, onSort, rows: [], selected: -1, sorted: { name: "#", descending: false }, window: [0, 0] });
     this.box = byId("scroller");
     this.element = byId("table");
     this.head = this.element.tHead;
@@ -38,10 +41,11 @@ class Grid {
   }
 
   header() {
+    this.lead = widthOf("NPU Name");
     const cells = this.columns().map((name) => {
       const direction = this.sorted.name === name ? (this.sorted.descending ? "descending" : "ascending") : null;
       const arrow = direction && name !== "#" ? (this.sorted.descending ? " ↓" : " ↑") : "";
-      const button = make("button", { type: "button", title: "Sort by " + visible(name), onclick: () => this.sort(name) }, visible(name) + arrow);
+      const button = make("button", { type: "button", title: say("sort_by", { column: visible(name) }), onclick: () => this.sort(name) }, visible(name) + arrow);
       return make("th", { scope: "col", class: this.kind(name).replace("mono", ""), "aria-sort": direction && name !== "#" ? direction : null }, button);
     });
     this.head.replaceChildren(make("tr", {}, ...cells));
@@ -49,8 +53,8 @@ class Grid {
     let total = 0;
     const widths = this.columns().map((name) => {
       const column = make("col");
-      total += WIDTHS[name] || 138;
-      column.style.width = (WIDTHS[name] || 138) + "px";
+      total += widthOf(name);
+      column.style.width = widthOf(name) + "px";
       return column;
     });
     this.element.prepend(make("colgroup", {}, ...widths));
@@ -70,7 +74,12 @@ class Grid {
 
   sort(name) {
     const again = this.sorted.name === name;
-    this.sorted = again && this.sorted.descending ? { name: "#", descending: false } : { name, descending: again };
+    this.sortBy(again && this.sorted.descending ? { name: "#", descending: false } : { name, descending: again });
+    this.onSort();
+  }
+
+  sortBy(sorted) {
+    this.sorted = sorted;
     this.header();
     this.arrange();
     this.box.scrollTop = 0;
@@ -122,7 +131,7 @@ class Grid {
     else if (name === "Result") cell.append(verdictLabel(verdict || this.table.text(name, row)));
     else {
       const text = this.table.text(name, row);
-      if (NAMES.has(name) && text.length > 2 * TAIL) cell.append(longName(text));
+      if (NAMES.has(name)) cell.append(foreign(shorten(text, Math.floor((widthOf(name) - 20) / LETTER))));
       else cell.append(foreign(TEXTS.has(name) ? text.slice(0, 300) : brief(text)));
       if (text.length > 12) cell.title = visible(text.slice(0, 600));
     }
@@ -164,7 +173,10 @@ class Grid {
       waiting = true;
       requestAnimationFrame(() => { waiting = false; this.render(); });
     });
-    new ResizeObserver(() => this.render(true)).observe(this.box);
+    new ResizeObserver(() => {
+      if (widthOf("NPU Name") !== this.lead) this.header();
+      this.render(true);
+    }).observe(this.box);
     this.body.addEventListener("click", (event) => {
       const line = event.target.closest("tr[data-row]");
       if (!line || String(getSelection())) return;

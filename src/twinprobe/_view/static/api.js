@@ -19,6 +19,8 @@
  * @property {string} [origin]
  * @property {string} [by]
  * @property {number} [value] the metric in use
+ * @property {number} [expected] the relative error that noise explains
+ * @property {number} [times] the error as a multiple of that
  * @property {number} [more] children that an exported page leaves out
  */
 /** @typedef {{parent: string, total: number, offset: number, nodes: GraphNode[]}} Page */
@@ -27,9 +29,12 @@
 /** @typedef {{rank: number, node: string, index: string, kind: string}} Peer */
 /**
  * @typedef {GraphNode & {parent: string | null, inputs: Tensor[], outputs: Tensor[], stack: string[], merge: string[],
- *   peers: Peer[], folder: string | null}} FullNode
+ *   peers: Peer[], folder: string | null, arguments?: Record<string, (number | null)[]> | null}} FullNode
  */
-/** @typedef {{metric: string, input: number | null, output: number | null, argument: string | null, how: string | null}} Facts */
+/**
+ * @typedef {{metric: string, input: number | null, output: number | null, argument: string | null, how: string | null,
+ *   differs: number, inputs: number, outputs: number}} Facts differs, outputs: how many inputs and outputs are not the same
+ */
 /**
  * @typedef {Facts & {name: string, order: number, level: number | null, origin: string | null, verdict: string | null,
  *   error: number | null, match: string | null, sentence: string, stack: string, parent: string | null}} First
@@ -55,7 +60,7 @@
  * @property {First | null} first
  */
 /** @typedef {{node: GraphNode, target: Page[], golden: Page[]}} Unfolded */
-/** @typedef {{nodes: number, unmatched: number, suspicious: number, levels: number[], overflow: Record<string, number>}} Counts */
+/** @typedef {{nodes: number, unmatched: number, suspicious: number, injected?: number, levels: number[], overflow: Record<string, number>}} Counts */
 /** @typedef {{nodes: number, level: number[], value: (number | null)[] | null, order: number[], unmatched: number[]}} StripData */
 /** @typedef {{step: number, rank: number, level?: number | null, suspicious?: number, missing?: boolean}} Cell */
 /** @typedef {{matches: Record<string, string>, removed: string[], yaml: string}} ByHand */

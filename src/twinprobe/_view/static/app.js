@@ -2,7 +2,7 @@
 
 import { AskError } from "./api.js";
 import { Blocker } from "./blocker.js";
-import { byHandPanel, nodeChoices } from "./byhand.js";
+import { Hands, nodeChoices } from "./byhand.js";
 import { painter } from "./colors.js";
 import { Details } from "./details.js";
 import { copyText } from "./dom.js";
@@ -14,7 +14,7 @@ import { Pane } from "./pane.js";
 import { Panel } from "./panel.js";
 import { openHelp, openMenu, runKey, splitter, toast } from "./popups.js";
 import { shell } from "./shell.js";
-import { fromAddress, toAddress } from "./state.js";
+import { fromAddress, narrow, place, stopOf, toAddress } from "./state.js";
 import { Strip } from "./strip.js";
 import { Toolbar } from "./toolbar.js";
 
@@ -26,7 +26,7 @@ import { Toolbar } from "./toolbar.js";
 /**
  * @typedef {object} Home where the page lives
  * @property {() => string} read
- * @property {(address: string) => void} write
+ * @property {(address: string, step: boolean) => void} write step: somewhere else, to which "back" returns
  * @property {() => string} link
  * @property {() => boolean | null} dark
  * @property {(() => void) | null} ownWindow
@@ -34,9 +34,6 @@ import { Toolbar } from "./toolbar.js";
 
 /** @type {Side[]} */
 const sides = ["target", "golden"];
-const place = /** @type {(keyof State)[]} */ (["file", "step", "rank"]);
-const narrow = /** @type {(keyof State)[]} */ ([...place, "micro", "color", "above"]);
-
 export class App {
   /** @param {Api} api @param {Home} home */
   constructor(api, home) {
@@ -52,12 +49,9 @@ export class App {
     this.first = undefined;
     /** @type {Record<Side, import("./api.js").Counts> | null} */
     this.counts = null;
-    /** @type {import("./api.js").ByHand | null} */
-    this.made = null;
     this.place = { at: 0, of: 0 };
     this.turn = 0;
-    this.message = "";
-    this.branch = true;
+    this.stop = "";
     /** @type {Side} */
     this.focused = "target";
     this.panes = { target: this.#pane("target"), golden: this.#pane("golden") };
@@ -75,11 +69,27 @@ export class App {
       jump: (rank, node) => this.#jump(rank, node),
       close: () => this.set({ details: false }),
       go: (side, name) => this.#guard(this.walk.goTo(side, { name })),
+      inside: (argument, wanted, chosen) => this.#inside(argument, wanted, chosen),
+      now: () => ({ argument: this.state.inside, language: this.state.lang, live: this.api.live }),
+    });
+    this.hands = new Hands(api, {
+      place: () => ({ file: this.state.file, step: this.state.step, rank: this.state.rank }),
+      go: (side, name) => this.#guard(this.walk.goTo(side, { name })),
+      changed: async () => {
+        this.panel.refresh();
+        Object.assign(this.state, this.#opened());
+        await this.#open(++this.turn);
+      },
+      show: () => this.#show(),
     });
     this.panel = this.#lists();
     this.toolbar = this.#tools();
     this.blocker = new Blocker(() => this.#guard(this.#load()));
-    this.root = shell(this, [this.blocker.element, splitter((by) => this.#resize(by)), this.details.element]);
+    this.root = shell(
+      this,
+      splitter("vertical", t("panel"), (by) => this.#widen(by)),
+      [this.blocker.element, splitter("horizontal", t("details"), (by) => this.#resize(by)), this.details.element],
+    );
     this.root.addEventListener("zoom", (event) => this.#zoom(/** @type {CustomEvent<number>} */ (event).detail));
     document.addEventListener("keydown", (event) => this.#key(event));
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#show());
@@ -109,7 +119,7 @@ export class App {
       go: (side, node) => this.#guard(this.walk.goTo(side, { name: node.name })),
       set: (patch) => this.set(patch),
       list: (kind, side, offset, limit) => listNodes(this.api, this.#context(), this.state, kind, side, offset, limit),
-      byHand: () => this.#byHand(),
+      byHand: () => this.hands.panel(this.panes.target.cursor?.node, this.panes.golden.cursor?.node, this.state.file),
       canMatch: this.api.live,
     });
   }
@@ -119,6 +129,7 @@ export class App {
     return new Toolbar({
       set: (patch) => this.set(patch),
       search: (text) => this.#search(text),
+      hit: (by) => this.#guard(this.#hit(by)),
       first: () => this.#goFirst(),
       step: (back) => this.#guard(this.#step(back)),
       heat: () => this.#guard(this.#heat(this.heat.element.hidden)),
@@ -137,6 +148,21 @@ export class App {
     document.body.replaceChildren(this.root);
     this.#show();
     await this.#guard(this.#load());
+  }
+
+  /** Show another address, after "back", "forward" or a change by hand. @param {string} address */
+  async follow(address) {
+    clearTimeout(this.later);
+    clearTimeout(this.typing);
+    const wanted = fromAddress(address);
+    const { opened } = this;
+    const another = !opened || narrow.some((key) => wanted[key] !== this.state[key]);
+    Object.assign(this.state, wanted, { lang: wanted.lang || this.state.lang });
+    this.stop = stopOf(this.state);
+    this.toolbar.search.value = wanted.q;
+    if (another) await this.#guard(this.#open(++this.turn));
+    else await this.#guard(this.#place(wanted, { ...opened, first: null }, this.turn));
+    this.#show();
   }
 
   async #load() {
@@ -220,7 +246,7 @@ export class App {
   }
 
   async #hands() {
-    if (this.opened?.compared) this.made = await this.api.ask("matches", this.#context());
+    if (this.opened?.compared) this.hands.made = await this.api.ask("matches", this.#context());
   }
 
   /** The metric whose values are shown. */
@@ -258,7 +284,8 @@ export class App {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     this.root.classList.toggle("no-panel", !state.panel);
     this.root.classList.toggle("no-details", !state.details || !state.node);
-    this.details.element.style.height = `${state.tall}px`;
+    this.root.style.setProperty("--tall", `${state.tall}px`);
+    this.root.style.setProperty("--wide", `${state.wide}px`);
     this.toolbar.show(state, opened, this.files, dark);
     if (!opened) return;
     this.root.classList.toggle("single", !opened.compared);
@@ -310,6 +337,15 @@ export class App {
       this.details.show({ target: null, golden: null, ...detail }, this.opened?.compared ?? false);
   }
 
+  /** @param {string} argument @param {import("./tensor.js").Wanted} [wanted] @param {boolean} [chosen] */
+  #inside(argument, wanted, chosen) {
+    if (chosen) this.set({ inside: argument });
+    const side = this.panes.target.cursor?.node.name;
+    const ranges = wanted?.ranges.map((span) => span.join("-")).join(",");
+    const part = wanted ? { rows: wanted.rows < 0 ? null : wanted.rows, columns: wanted.columns, ranges } : {};
+    return this.api.ask("inside", { ...this.walk.context, name: side, argument, ...part });
+  }
+
   #goFirst() {
     if (this.first) this.#guard(this.walk.goTo("target", { name: this.first.name }));
   }
@@ -329,6 +365,15 @@ export class App {
     this.typing = setTimeout(() => this.set({ q: text, tab: text ? "found" : this.state.tab, panel: true }), 180);
   }
 
+  /** Go to a hit of the search, which may not have been sent yet. @param {number} by */
+  async #hit(by) {
+    clearTimeout(this.typing);
+    this.set({ q: this.toolbar.search.value, tab: "found", panel: true });
+    await this.panel.ready;
+    if (!by) this.panel.list.cursor = -1;
+    await this.panel.list.walk(by);
+  }
+
   /** @param {number} rank @param {string} node */
   #jump(rank, node) {
     if (rank === this.state.rank) this.#guard(this.walk.goTo("target", { name: node }));
@@ -339,58 +384,8 @@ export class App {
   async #heat(open) {
     this.heat.element.hidden = !open;
     const { opened, turn } = this;
-    while (open && opened && turn === this.turn && !this.heat.element.hidden) {
-      const { cells, complete } = await this.api.ask("heat", this.#context());
-      this.heat.show({
-        cells,
-        steps: opened.steps,
-        ranks: opened.ranks,
-        step: opened.step,
-        rank: opened.rank,
-        bands: opened.bands.length,
-      });
-      if (complete) break;
-    }
-    if (open) this.heat.canvas.focus();
-  }
-
-  #byHand() {
-    const { cursor: target } = this.panes.target;
-    const { cursor: golden } = this.panes.golden;
-    const what = {
-      target: target?.node ?? null,
-      golden: golden?.node ?? null,
-      made: this.made,
-      message: this.message,
-      name: this.state.file.split("/").at(-1) ?? "",
-      branch: this.branch,
-    };
-    return byHandPanel(what, {
-      add: (one, other, branch) =>
-        this.#change({ action: "add", target: one, golden: other, branch: branch ? "1" : "" }),
-      part: (one, branch) => this.#change({ action: "remove", target: one, branch: branch ? "1" : "" }),
-      take: (pairs) => this.#change({ action: "import", pairs }),
-      go: (side, name) => this.#guard(this.walk.goTo(side, { name })),
-      setBranch: (branch) => {
-        this.branch = branch;
-      },
-    });
-  }
-
-  /** @param {Record<string, unknown>} change */
-  async #change(change) {
-    try {
-      const { file, step, rank } = this.state;
-      const now = await this.api.change({ file, step, rank, ...change });
-      const pairs = change.pairs && typeof change.pairs === "object" ? Object.keys(change.pairs).length : 0;
-      this.message = pairs ? t("imported", { n: now.fitting, of: pairs }) : t(this.api.live ? "saved" : "readOnlyPage");
-      this.panel.refresh();
-      Object.assign(this.state, this.#opened());
-      await this.#open(++this.turn);
-    } catch (error) {
-      this.message = error instanceof Error ? error.message : String(error);
-    }
-    this.#show();
+    if (!open || !opened) return;
+    await this.heat.fill(opened, () => (turn === this.turn ? this.api.ask("heat", this.#context()) : null));
   }
 
   /** @param {Side} side @param {Item} item @param {number} x @param {number} y */
@@ -399,7 +394,7 @@ export class App {
     const acts = {
       toggle: () => this.#guard(this.walk.toggle(side, item)),
       partner: () => this.#partner(side),
-      change: (/** @type {Record<string, unknown>} */ change) => void this.#change(change),
+      change: (/** @type {Record<string, unknown>} */ change) => void this.hands.change(change),
     };
     openMenu(nodeChoices(side, item.node, mate, this.opened?.compared ?? false, acts), x, y);
   }
@@ -420,6 +415,11 @@ export class App {
   /** @param {number} by */
   #resize(by) {
     this.set({ tall: Math.round(Math.min(window.innerHeight - 300, Math.max(80, this.state.tall + by))) });
+  }
+
+  /** @param {number} by */
+  #widen(by) {
+    this.set({ wide: Math.round(Math.min(window.innerWidth - 400, Math.max(220, this.state.wide + by))) });
   }
 
   #fit() {
@@ -471,7 +471,9 @@ export class App {
       .flatMap((side) => [this.panes[side].scroller.scrollLeft, this.panes[side].scroller.scrollTop])
       .map(Math.round);
     Object.assign(this.state, this.#opened(), { scroll });
-    this.home.write(toAddress(this.state));
+    const stop = stopOf(this.state);
+    this.home.write(toAddress(this.state), this.stop !== "" && stop !== this.stop);
+    this.stop = this.state.node ? stop : ""; // where no node is selected yet, one is on its way
   }
 
   /** What goes wrong is said in place of the graphs, with a way to try again. @param {Promise<unknown>} work */

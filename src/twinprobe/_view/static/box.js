@@ -3,7 +3,8 @@
 import { shown } from "./colors.js";
 import { h, icon } from "./dom.js";
 import { t } from "./i18n.js";
-import { keepEnd, label } from "./labels.js";
+import { label } from "./labels.js";
+import { shorten } from "./names.js";
 
 /** @typedef {import("./api.js").GraphNode} GraphNode */
 /** @typedef {import("./colors.js").Paint} Paint */
@@ -30,7 +31,7 @@ export function boxContent(node, parent, look, width, metric) {
   const extras = [node.overflow && "!", node.comm && "⇄", node.manual && "✎"].filter(Boolean).join(" ");
   const right = `${value}${extras}${node.kids ?? ""}`.length + (value ? 2 : 0) + (extras ? 2 : 0);
   const room = Math.floor((width - 82) / letterWidth()) - right;
-  const own = keepEnd(named.own, Math.max(8, room - named.direction.length - named.rest.length - 2));
+  const own = shorten(named.own, Math.max(8, room - named.direction.length - named.rest.length - 2));
   return [
     node.kids ? h("span", { class: "twist" }, icon("chevron")) : h("span", { class: "twist leaf" }),
     h("span", { class: "mark", role: "img", "aria-label": t(word(look.look)) }, look.mark),

@@ -6,6 +6,8 @@ import { label } from "./labels.js";
 import { wideButton } from "./panel.js";
 import { toast } from "./popups.js";
 
+/** @typedef {import("./api.js").Api} Api */
+/** @typedef {import("./api.js").Arguments} Arguments */
 /** @typedef {import("./api.js").ByHand} ByHand */
 /** @typedef {import("./api.js").GraphNode} GraphNode */
 /** @typedef {import("./api.js").Side} Side */
@@ -17,11 +19,57 @@ import { toast } from "./popups.js";
  * @property {(side: Side, name: string) => void} go
  */
 
+export class Hands {
+  message = "";
+  branch = true;
+  /** @type {ByHand | null} what was matched so far */
+  made = null;
+
+  /**
+   * @param {Api} api
+   * @param {{place: () => Arguments, go: (side: Side, name: string) => void, changed: () => Promise<void>, show: () => void}} events
+   */
+  constructor(api, events) {
+    this.api = api;
+    this.events = events;
+  }
+
+  /** @param {GraphNode | undefined} target @param {GraphNode | undefined} golden @param {string} file */
+  panel(target, golden, file) {
+    const { made, message, branch } = this;
+    const name = file.split("/").at(-1) ?? "";
+    const flag = (/** @type {boolean} */ on) => (on ? "1" : "");
+    const what = { target: target ?? null, golden: golden ?? null, made, message, name, branch };
+    return byHandPanel(what, {
+      add: (one, other, all) => this.change({ action: "add", target: one, golden: other, branch: flag(all) }),
+      part: (one, all) => this.change({ action: "remove", target: one, branch: flag(all) }),
+      take: (pairs) => this.change({ action: "import", pairs }),
+      go: this.events.go,
+      setBranch: (all) => {
+        this.branch = all;
+      },
+    });
+  }
+
+  /** @param {Record<string, unknown>} change */
+  async change(change) {
+    try {
+      const now = await this.api.change({ ...this.events.place(), ...change });
+      const pairs = change.pairs && typeof change.pairs === "object" ? Object.keys(change.pairs).length : 0;
+      this.message = pairs ? t("imported", { n: now.fitting, of: pairs }) : t(this.api.live ? "saved" : "readOnlyPage");
+      await this.events.changed();
+    } catch (error) {
+      this.message = error instanceof Error ? error.message : String(error);
+    }
+    this.events.show();
+  }
+}
+
 /**
  * @param {{target: GraphNode | null, golden: GraphNode | null, made: ByHand | null, message: string, name: string, branch: boolean}} what
  * @param {HandEvents & {setBranch: (branch: boolean) => void}} events
  */
-export function byHandPanel(what, events) {
+function byHandPanel(what, events) {
   const { target, golden, made } = what;
   const box = h("input", {
     type: "checkbox",

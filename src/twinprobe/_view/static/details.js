@@ -5,6 +5,7 @@ import { copyText, h, icon, iconButton } from "./dom.js";
 import { t } from "./i18n.js";
 import { argumentName, label } from "./labels.js";
 import { table } from "./tables.js";
+import { TensorView } from "./tensor.js";
 
 /** @typedef {import("./api.js").FullNode} FullNode */
 /** @typedef {import("./api.js").Facts} Facts */
@@ -18,7 +19,14 @@ const hidden = new Set(["name", "data_name", ...shared, ...last]);
 const numbers = new Set(["Max", "Min", "Mean", "Norm"]);
 
 export class Details {
-  /** @param {{jump: (rank: number, node: string) => void, close: () => void, go: (side: Side, name: string) => void}} events */
+  /**
+   * @param {object} events
+   * @param {(rank: number, node: string) => void} events.jump
+   * @param {() => void} events.close
+   * @param {(side: Side, name: string) => void} events.go
+   * @param {(argument: string, wanted?: import("./tensor.js").Wanted, chosen?: boolean) => Promise<import("./tensor.js").Picture>} events.inside
+   * @param {() => {argument: string, language: string, live: boolean}} events.now
+   */
   constructor(events) {
     this.events = events;
     this.element = h("section", { class: "details", tabindex: "-1" });
@@ -43,6 +51,7 @@ export class Details {
         { class: "details-body" },
         this.#tensors(t("inputs"), target, golden, "inputs"),
         this.#tensors(t("outputs"), target, golden, "outputs"),
+        this.#inside(target, golden),
         this.#stacks(target, golden, compared),
         one.merge.length
           ? h(
@@ -109,8 +118,11 @@ export class Details {
     const both = shared.filter((key) => all.some((tensor) => tensor[key] !== undefined));
     const metrics = telling([...new Set(left.flatMap(Object.keys))].filter((key) => !hidden.has(key)));
     const rest = last.filter((key) => all.some((tensor) => tensor[key] !== undefined));
+    const judged = target?.arguments ?? null;
+    const own = judged ? [t("relativeError"), t("timesNoise")] : [];
     const columns = [
       { title: t("argument") },
+      ...own.map((title) => ({ title, number: true })),
       ...both.map((key) => ({ title: key, number: numbers.has(key) })),
       ...metrics.map((key) => ({
         title: key,
@@ -121,11 +133,45 @@ export class Details {
     ];
     const rows = pairs.map(([name, a, b]) => [
       { text: name },
+      ...(judged ? judgement(judged[name], b !== undefined) : []),
       ...both.map((key) => pair(key, a, b)),
       ...metrics.map((key) => metric(key, a?.[key])),
       ...rest.map((key) => pair(key, a, b)),
     ]);
     return table(columns, rows, title);
+  }
+
+  /** What is inside the tensors, where both runs kept them. @param {FullNode | null} target @param {FullNode | null} golden */
+  #inside(target, golden) {
+    const { argument: wanted, language, live } = this.events.now();
+    if (!target || !golden || !live || !target.folder || !golden.folder) return null;
+    const kept = (/** @type {FullNode} */ node) =>
+      [...node.outputs, ...node.inputs]
+        .filter((tensor) => (tensor.data_name ?? "-1") !== "-1")
+        .map((tensor) => argumentName(tensor.name, node.name));
+    const there = new Set(kept(golden));
+    const names = kept(target).filter((name) => there.has(name));
+    if (!names.length) return null;
+    const place = h("div", {}, h("p", { class: "quiet" }, t("loading")));
+    const differs = names.filter((name) => target.arguments?.[name]);
+    const first = names.includes(wanted) ? wanted : (differs[0] ?? names[0]);
+    const dark = () => document.documentElement.dataset.theme === "dark";
+    const show = async (/** @type {string} */ name, chosen = false) => {
+      try {
+        const picture = await this.events.inside(name, undefined, chosen);
+        const ask = (/** @type {import("./tensor.js").Wanted} */ part) => this.events.inside(name, part);
+        place.replaceChildren(new TensorView(picture, { language, dark, ask }).element);
+      } catch (error) {
+        place.replaceChildren(h("p", { class: "quiet" }, error instanceof Error ? error.message : String(error)));
+      }
+    };
+    const select = h(
+      "select",
+      { "aria-label": t("argument"), onchange: () => void show(select.value, true) },
+      ...names.map((name) => h("option", { value: name, selected: name === first }, name)),
+    );
+    void show(first);
+    return h("figure", { class: "table inside-figure" }, h("figcaption", {}, h("span", {}, t("insideTitle")), select), place);
   }
 
   /** @param {FullNode | null} target @param {FullNode | null} golden @param {boolean} compared */
@@ -145,6 +191,17 @@ export class Details {
     };
     return h("div", { class: "stacks" }, one("target", target), one("golden", golden));
   }
+}
+
+/** What the judge says of a value: those that it does not list are equal. @param {(number | null)[] | undefined} found @param {boolean} compared */
+function judgement(found, compared) {
+  if (!compared) return [{ text: "" }, { text: "" }];
+  if (!found) return [{ text: "0" }, { text: "" }];
+  const [error, , times] = found;
+  return [
+    { text: error === null ? t("differs") : shown(error, "error"), differs: true },
+    { text: times === null ? "" : shown(times, ""), differs: (times ?? 0) > 1 },
+  ];
 }
 
 /** The verdict first, then relative errors, then the rest. @param {string[]} keys */
@@ -169,14 +226,19 @@ function telling(keys) {
 export function sentence(facts) {
   const parts = [];
   const what = facts.argument ?? t("input");
-  if (facts.metric === "md5") {
-    parts.push(facts.input ? t("inputDiffers", { what }) : t("equal"), ...(facts.output ? [t("outputDiffers")] : []));
-  } else {
-    if (facts.input !== null)
-      parts.push(facts.input <= 1e-9 ? t("equal") : t("inputBy", { what, value: shown(facts.input, facts.metric) }));
-    if (facts.output !== null)
-      parts.push(t("outputBy", { value: shown(facts.output, facts.metric), metric: facts.metric }));
-  }
+  const size = (/** @type {number | null} */ value) => facts.metric !== "md5" && value !== null && value > 1e-9;
+  if (facts.differs)
+    parts.push(
+      size(facts.input)
+        ? t("inputBy", { what, value: shown(facts.input, facts.metric) })
+        : t("inputDiffers", { what }),
+    );
+  else if (facts.inputs) parts.push(t("equal"));
+  if (size(facts.output)) {
+    const metric = facts.metric === "error" ? t("relativeError") : facts.metric;
+    parts.push(t("outputBy", { value: shown(facts.output, facts.metric), metric }));
+  } else if (facts.outputs) parts.push(t("outputDiffers"));
+  else if (facts.output !== null) parts.push(t("outputEqual"));
   const how =
     facts.how === "injected" || facts.how === "amplified" || facts.how === "inherited" ? `; ${t(facts.how)}` : "";
   return parts.join(", ") + how;

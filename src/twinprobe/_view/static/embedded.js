@@ -222,6 +222,7 @@ class Library {
         (kinds[asked.kind] ?? (() => true))(node) &&
         (!levels.length || levels.includes(node.level ?? -1)) &&
         (!overflow.length || overflow.includes(node.overflow ?? "")) &&
+        (!asked.injected || node.origin === "injected") &&
         (!asked.what || (asked.what === "apis") === (node.type === "1")) &&
         (asked.micro === undefined || (node.micro ?? 0) === asked.micro),
     );
@@ -245,6 +246,7 @@ class Library {
         nodes: nodes.length,
         unmatched: of((node) => !node.match),
         suspicious: of(this.#suspicious(asked)),
+        injected: of((node) => this.#suspicious(asked)(node) && node.origin === "injected"),
         levels: this.opened.bands.map((_, level) => of((node) => node.level === level)),
         overflow,
       };

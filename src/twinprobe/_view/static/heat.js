@@ -30,6 +30,21 @@ export class Heat {
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
+  /**
+   * Show what is known so far until all is: the server reads a few graphs for each answer.
+   * @param {import("./api.js").Opened} opened
+   * @param {() => Promise<{cells: Cell[], complete: boolean}> | null} ask nothing, where another graph is shown meanwhile
+   */
+  async fill({ steps, ranks, step, rank, bands }, ask) {
+    for (let more = true; more && !this.element.hidden; ) {
+      const found = await ask();
+      if (!found) return;
+      this.show({ cells: found.cells, steps, ranks, step, rank, bands: bands.length });
+      more = !found.complete;
+    }
+    this.canvas.focus();
+  }
+
   /** @param {{cells: Cell[], steps: number[], ranks: number[], step: number, rank: number, bands: number}} what */
   show({ cells, steps, ranks, step, rank, bands }) {
     Object.assign(this, { cells, steps, ranks, bands });

@@ -17,9 +17,11 @@ export async function render() {
   const framed = window.parent !== window && !data;
   if (framed) addStyle();
   app = new App(api, framed ? frame() : alone());
-  window.addEventListener("hashchange", () => {
+  window.addEventListener("popstate", () => {
     const now = location.hash.replace(/^#/, "");
-    if (!framed && now !== written) location.reload();
+    if (framed || now === written) return;
+    written = now;
+    void app.follow(now);
   });
   await app.start();
 }
@@ -31,10 +33,12 @@ function alone() {
   written = location.hash.replace(/^#/, "");
   return {
     read: () => location.hash,
-    write: (address) => {
+    write: (address, step) => {
+      if (address === written) return;
       written = address;
       try {
-        history.replaceState(null, "", `#${address}`);
+        if (step) history.pushState(null, "", `#${address}`);
+        else history.replaceState(null, "", `#${address}`);
       } catch {
         location.hash = address; // some browsers refuse it for files
       }

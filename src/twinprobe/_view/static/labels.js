@@ -48,15 +48,6 @@ export function label(name, parent = "") {
 }
 
 /**
- * A text that fits: what is cut off is its beginning.
- * @param {string} text
- * @param {number} most
- */
-export function keepEnd(text, most) {
-  return text.length <= most ? text : `…${text.slice(text.length - Math.max(1, most - 1))}`;
-}
-
-/**
  * What an argument is called beside its node.
  * @param {string} argument
  * @param {string} node

@@ -4,7 +4,8 @@ import { word } from "./box.js";
 import { shown } from "./colors.js";
 import { h } from "./dom.js";
 import { t } from "./i18n.js";
-import { keepEnd, label } from "./labels.js";
+import { label } from "./labels.js";
+import { shorten } from "./names.js";
 
 /** @typedef {import("./api.js").GraphNode} GraphNode */
 /** @typedef {import("./api.js").Side} Side */
@@ -105,7 +106,7 @@ export class NodeList {
       },
       look &&
         h("span", { class: `mark ${look.look}`, role: "img", "aria-label": t(word(look.look)) }, look.mark || "·"),
-      h("span", { class: "list-name" }, name ? keepEnd(name.text, room) : "…"),
+      h("span", { class: "list-name" }, name ? shorten(name.text, room) : "…"),
       value && h("span", { class: "value" }, value),
     );
     row.style.top = `${at * tall}px`;
@@ -122,6 +123,16 @@ export class NodeList {
     if (turn !== this.turn) return;
     more.nodes.forEach((node, index) => (this.nodes[offset + index] = node));
     this.draw();
+  }
+
+  /** Go to the first entry, or so many further than the one that is chosen. @param {number} by */
+  async walk(by) {
+    const to = this.cursor < 0 ? (by < 0 ? this.nodes.length - 1 : 0) : this.cursor + by;
+    if (!this.nodes.length) return;
+    const at = (to + this.nodes.length) % this.nodes.length;
+    if (!this.nodes[at]) await this.#need(at);
+    this.element.scrollTop = Math.max(0, at * tall - this.element.clientHeight / 2);
+    this.#choose(at);
   }
 
   /** @param {number} at */
@@ -174,6 +185,8 @@ export async function listNodes(api, context, state, kind, side, offset, limit) 
   }
   const { what } = state;
   const marks = kind === "unmatched" ? {} : { levels: state.levels.join(","), overflow: state.overflow.join(",") };
-  const asked = { kind: kind === "suspicious" && state.levels.length ? "all" : kind, side, offset, limit, what };
+  const injected = kind === "suspicious" && state.injected;
+  const shown = kind === "suspicious" && state.levels.length ? "all" : kind;
+  const asked = { kind: shown, side, offset, limit, what, injected };
   return api.ask("list", { ...context, ...asked, ...marks });
 }

@@ -4,9 +4,10 @@ import { boxContent, makeBox, tooltip } from "./box.js";
 import { h, iconButton, prepare, seen } from "./dom.js";
 import { drawEdges } from "./edges.js";
 import { t } from "./i18n.js";
-import { keepEnd, label } from "./labels.js";
+import { label } from "./labels.js";
 import { above, below, fullWidth, height, inset, row, topOf, visible } from "./layout.js";
 import { Minimap } from "./minimap.js";
+import { shorten } from "./names.js";
 
 /** @typedef {import("./api.js").Side} Side */
 /** @typedef {import("./api.js").GraphNode} GraphNode */
@@ -303,7 +304,7 @@ export class Pane {
     for (const { item, top, height: tall } of visible(tree.root, from, from)) {
       if (item?.open && top < from && top + tall > from) names.push(label(item.node.name, item.parent?.node.name).own);
     }
-    return keepEnd(names.join(" › "), 60);
+    return shorten(names.join(" › "), 60);
   }
 
   /** @param {Event} event */

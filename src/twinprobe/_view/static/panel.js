@@ -43,6 +43,8 @@ export class Panel {
     this.side = "target";
     this.key = "";
     this.searching = false;
+    /** @type {Promise<void>} when the list that was asked for last is there */
+    this.ready = Promise.resolve();
   }
 
   /** @param {State} state @param {Opened} opened @param {Record<Side, Counts> | null} counts */
@@ -63,6 +65,7 @@ export class Panel {
       state.levels,
       state.overflow,
       state.what,
+      state.injected,
       state.q,
       state.file,
       state.step,
@@ -76,7 +79,7 @@ export class Panel {
     if (tab !== "byHand" && key !== this.key && (counts || tab === "found")) {
       this.key = key;
       const { side } = this;
-      void this.list.show((offset, limit) => this.events.list(tab, side, offset, limit), t(/** @type {Word} */ (tab)));
+      this.ready = this.list.show((offset, limit) => this.events.list(tab, side, offset, limit), t(/** @type {Word} */ (tab)));
     }
   }
 
@@ -142,6 +145,21 @@ export class Panel {
     if (tab === "suspicious" || tab === "matched") {
       if (this.side === "target" && state.color === "levels") parts.push(this.#levels(state, opened, counts));
       if (opened.overflow && counts) parts.push(this.#overflow(state, counts[this.side]));
+    }
+    if (tab === "suspicious" && opened.knowsMore && counts?.target.injected !== undefined) {
+      parts.push(
+        h(
+          "button",
+          {
+            type: "button",
+            class: "chip",
+            "aria-pressed": String(state.injected),
+            onclick: () => this.events.set({ injected: !state.injected }),
+          },
+          t("injectedOnly"),
+          h("span", { class: "count" }, String(counts.target.injected)),
+        ),
+      );
     }
     if (["suspicious", "unmatched", "matched"].includes(tab)) {
       const select = h(

@@ -111,28 +111,33 @@ export function toast(text) {
 
 /**
  * A line between two parts that can be dragged or moved with the arrow keys.
- * @param {(by: number) => void} move called with pixels upwards
+ * @param {"horizontal" | "vertical"} way how the line runs
+ * @param {string} name what it makes larger
+ * @param {(by: number) => void} move called with pixels upwards, or to the right
  */
-export function splitter(move) {
+export function splitter(way, name, move) {
+  const level = way === "horizontal";
   const element = h("div", {
-    class: "splitter",
+    class: `splitter ${way}`,
     role: "separator",
     tabindex: "0",
-    "aria-orientation": "horizontal",
-    "aria-label": t("details"),
+    "aria-orientation": way,
+    "aria-valuenow": "50",
+    "aria-label": name,
   });
+  const at = (/** @type {PointerEvent} */ event) => (level ? -event.clientY : event.clientX);
   let last = 0;
   element.addEventListener("pointerdown", (event) => {
     element.setPointerCapture(event.pointerId);
-    last = event.clientY;
+    last = at(event);
   });
   element.addEventListener("pointermove", (event) => {
     if (!event.buttons) return;
-    move(last - event.clientY);
-    last = event.clientY;
+    move(at(event) - last);
+    last = at(event);
   });
   element.addEventListener("keydown", (event) => {
-    const by = { ArrowUp: 24, ArrowDown: -24 }[event.key];
+    const by = level ? { ArrowUp: 24, ArrowDown: -24 }[event.key] : { ArrowRight: 24, ArrowLeft: -24 }[event.key];
     if (!by) return;
     event.preventDefault();
     move(by);

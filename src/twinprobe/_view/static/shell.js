@@ -14,10 +14,12 @@ import { h } from "./dom.js";
 
 /**
  * @param {Parts} parts
+ * @param {HTMLElement} beside the line between the lists and the graphs
  * @param {HTMLElement[]} below what comes under the graphs
  */
-export function shell({ toolbar, strip, heat, panel, panes }, below) {
+export function shell({ toolbar, strip, heat, panel, panes }, beside, below) {
   const graphs = h("div", { class: "graphs" }, panes.target.element, panes.golden.element);
-  const main = h("div", { class: "main" }, panel.element, h("div", { class: "work" }, graphs, ...below));
+  const work = h("div", { class: "work" }, graphs, ...below);
+  const main = h("main", { class: "main" }, panel.element, beside, work);
   return h("div", { class: "page" }, toolbar.bar, toolbar.banner, strip.element, heat.element, main);
 }

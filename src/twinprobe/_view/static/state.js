@@ -20,13 +20,28 @@
  * @property {number[]} levels filter of the lists
  * @property {string[]} overflow filter of the lists
  * @property {string} what "", "modules" or "apis"
+ * @property {boolean} injected filter of the lists: only where a difference arose
+ * @property {string} inside the argument whose tensors are drawn
  * @property {string} q search text
  * @property {boolean} panel
  * @property {boolean} details
  * @property {number} tall height of the details in pixels
+ * @property {number} wide width of the lists in pixels
  * @property {string} lang
  * @property {string} theme
  */
+
+/** What names a graph. @type {(keyof State)[]} */
+export const place = ["file", "step", "rank"];
+/** What decides which nodes count. @type {(keyof State)[]} */
+export const narrow = [...place, "micro", "color", "above"];
+/** @type {(keyof State)[]} */
+const stops = [...narrow, "node", "tab", "listSide", "levels", "overflow", "what", "injected", "q"];
+
+/** A place to come back to; the rest (scrolling, zoom, sizes) belongs to the place where one is. @param {State} state */
+export function stopOf(state) {
+  return JSON.stringify(stops.map((key) => state[key]));
+}
 
 /** @returns {State} */
 export function initialState() {
@@ -48,10 +63,13 @@ export function initialState() {
     levels: [],
     overflow: [],
     what: "",
+    injected: false,
+    inside: "",
     q: "",
     panel: true,
     details: true,
     tall: 286,
+    wide: 330,
     lang: "",
     theme: "",
   };
@@ -117,10 +135,13 @@ const fields = [
   ["levels", "numbers"],
   ["overflow", "list"],
   ["what", "text"],
+  ["injected", "flag"],
+  ["inside", "text"],
   ["q", "text"],
   ["panel", "flag"],
   ["details", "flag"],
   ["tall", "number"],
+  ["wide", "number"],
   ["lang", "text"],
   ["theme", "text"],
 ];
@@ -156,6 +177,7 @@ export function fromAddress(address) {
   if (state.side !== "golden") state.side = "target";
   if (state.listSide !== "golden") state.listSide = "target";
   state.tall = Math.min(2000, Math.max(80, Math.round(state.tall || 286)));
+  state.wide = Math.min(2000, Math.max(220, Math.round(state.wide || 330)));
   state.zoom = Math.min(3, Math.max(0.2, state.zoom || 1));
   return state;
 }

@@ -13,7 +13,8 @@ export class Strip {
   /** @param {(order: number) => void} go */
   constructor(go) {
     this.go = go;
-    this.canvas = h("canvas", { class: "strip-canvas", role: "slider", tabindex: "0", "aria-valuemin": "0" });
+    const start = { "aria-valuemin": "0", "aria-valuenow": "0" };
+    this.canvas = h("canvas", { class: "strip-canvas", role: "slider", tabindex: "0", ...start });
     this.hint = h("div", { class: "strip-hint", role: "status" });
     this.element = h("div", { class: "strip" }, this.canvas, this.hint);
     /** @type {Shown | null} */

@@ -4,7 +4,8 @@ import { shown } from "./colors.js";
 import { h, icon, iconButton } from "./dom.js";
 import { sentence } from "./details.js";
 import { t } from "./i18n.js";
-import { keepEnd, label, parse } from "./labels.js";
+import { label, parse } from "./labels.js";
+import { shorten } from "./names.js";
 
 /** @typedef {import("./api.js").Opened} Opened */
 /** @typedef {import("./api.js").FileInfo} FileInfo */
@@ -14,6 +15,7 @@ import { keepEnd, label, parse } from "./labels.js";
  * @typedef {object} ToolbarEvents
  * @property {(patch: Partial<State>) => void} set
  * @property {(text: string) => void} search
+ * @property {(by: number) => void} hit go to the first hit of the search (0), the next or the one before
  * @property {() => void} first
  * @property {(back: boolean) => void} step
  * @property {() => void} heat
@@ -30,6 +32,12 @@ export class Toolbar {
     this.banner = h("div", { class: "banner", role: "status" });
     this.search = h("input", { type: "search", class: "search-input", spellcheck: "false", autocomplete: "off" });
     this.search.addEventListener("input", () => this.events.search(this.search.value));
+    this.search.addEventListener("keydown", (event) => {
+      const by = { Enter: 0, ArrowDown: 1, ArrowUp: -1 }[event.key];
+      if (by === undefined || !this.search.value) return;
+      event.preventDefault();
+      this.events.hit(by);
+    });
     this.key = "";
   }
 
@@ -67,7 +75,7 @@ export class Toolbar {
         field(
           t("file"),
           choice(
-            files.map((file) => [file.id, keepEnd(file.id, 44)]),
+            files.map((file) => [file.id, shorten(file.id, 44)]),
             opened?.file ?? state.file,
             (file) => set({ file }),
             t("file"),
@@ -198,7 +206,7 @@ export class Toolbar {
       h(
         "span",
         { class: "said", title: [first.name, words, first.stack].filter(Boolean).join("\n") },
-        h("b", {}, keepEnd(bold, 80)),
+        h("b", {}, bold),
         words.slice(at + 1),
         first.stack && h("span", { class: "quiet" }, ` · ${first.stack}`),
       ),

@@ -1,0 +1,114 @@
+"""The page for those who cannot see it, have no mouse, or look at it on a phone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from page_tools import becomes, current, show, stands_on
+
+FIRST = "Functional.linear.3.forward"
+SERIOUS = ("serious", "critical")
+
+
+def findings(page: Any) -> list[str]:
+    """What axe-core finds to be in somebody's way."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{entry['id']}: {entry['help']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
+        for entry in found
+        if entry["impact"] in SERIOUS
+    ]
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
+def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(
+    page: Any, serve: Callable[..., str], results: Path, width: int, theme: str
+) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page, serve(results / "cmp_stat"), theme=theme)
+    page.wait_for_selector(".banner.found")
+    page.wait_for_selector(".details-body table")
+    page.locator(".list-row").first.wait_for()
+    assert findings(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert overlapping(page) == []
+
+
+def overlapping(page: Any) -> list[str]:
+    """Parts of the page that cover each other."""
+    parts = [".topbar", ".banner", ".strip", ".panel", ".pane-target", ".pane-golden", ".details-head", ".details-body"]
+    boxes = {part: page.locator(part).bounding_box() for part in parts}
+    found = []
+    for at, one in enumerate(parts):
+        for other in parts[at + 1 :]:
+            a, b = boxes[one], boxes[other]
+            wide = min(a["x"] + a["width"], b["x"] + b["width"]) - max(a["x"], b["x"])
+            high = min(a["y"] + a["height"], b["y"] + b["height"]) - max(a["y"], b["y"])
+            if wide > 1 and high > 1:
+                found.append(f"{one} and {other}: {wide} x {high}")
+    return found
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_whole_reason_can_be_read(page: Any, serve: Callable[..., str], results: Path, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page, serve(results / "cmp_stat"))
+    page.wait_for_selector(".banner.found")
+    said = page.locator(".said")
+    assert said.evaluate("e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight")
+    box = said.bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+
+
+def test_back_and_forward_return_to_where_one_was(page: Any, serve: Callable[..., str], results: Path) -> None:
+    show(page, serve(results / "cmp_stat"))
+    becomes(page, lambda: page.url, lambda url: "node=" in url)
+    start = current(page)
+    page.keyboard.press("n")
+    second = becomes(page, lambda: current(page), lambda now: now != start)
+    becomes(page, lambda: page.url, lambda url: second in url)
+    page.locator("[data-tab=matched]").click()
+    becomes(page, lambda: page.url, lambda url: "tab=matched" in url)
+    page.go_back()
+    page.wait_for_selector("[data-tab=suspicious][aria-selected=true]")
+    assert current(page) == second
+    page.go_back()
+    stands_on(page, start)
+    page.go_forward()
+    stands_on(page, second)
+
+
+def test_enter_in_the_search_goes_to_the_first_hit_and_arrows_to_the_others(
+    page: Any, serve: Callable[..., str], results: Path
+) -> None:
+    show(page, serve(results / "cmp_stat"))
+    page.keyboard.press("/")
+    page.keyboard.type("linear")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".list-row.current[data-at='0']")
+    hits = page.eval_on_selector_all(".list-row", "rows => rows.slice(0, 2).map(row => row.title)")
+    stands_on(page, hits[0])
+    page.keyboard.press("ArrowDown")
+    stands_on(page, hits[1])
+    page.keyboard.press("ArrowUp")
+    stands_on(page, hits[0])
+
+
+def test_the_lists_can_be_made_wider_by_hand_and_by_key(page: Any, serve: Callable[..., str], results: Path) -> None:
+    show(page, serve(results / "cmp_stat"))
+    before = page.locator(".panel").bounding_box()["width"]
+    line = page.locator(".splitter.vertical").bounding_box()
+    page.mouse.move(line["x"] + 2, line["y"] + 200)
+    page.mouse.down()
+    page.mouse.move(line["x"] + 102, line["y"] + 200)
+    page.mouse.up()
+    assert page.locator(".panel").bounding_box()["width"] == before + 100
+    page.locator(".splitter.vertical").focus()
+    page.keyboard.press("ArrowLeft")
+    becomes(page, lambda: page.locator(".panel").bounding_box()["width"], lambda wide: wide == before + 76)
+    becomes(page, lambda: page.url, lambda url: f"wide={int(before) + 76}" in url)
