@@ -16,7 +16,7 @@ from twinprobe._align.calls import Side, bare_path, split
 from twinprobe._align.groups import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.siblings import Calls, Siblings, Twins
+from twinprobe._align.siblings import Calls, Siblings, Twins, renumbered, shifted_layers
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 
@@ -51,7 +51,7 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     for one, other in walk.way_back():
         op, partner = (other, one) if turned else (one, other)
         board.link(op, partner, RULE)
-    _link_gradients(board)
+    _link_gradients(board, (({}, walk.shifts) if turned else (walk.shifts, {})))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
     flows = walk.flows()
@@ -59,6 +59,10 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
         mine, theirs = group[::-1] if turned else group
         link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
     _say(board, before, links.call_groups)
+    for path, shift in walk.shifts.items():
+        first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
+        who = "golden" if turned else "target"
+        board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
     return links if links.call_groups else None
 
 
@@ -92,13 +96,15 @@ def _order(side: Side) -> tuple[int, list[str], str]:
     return len(side.ops), side.ops, str(side.run.path)
 
 
-def _link_gradients(board: Board) -> None:
+def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
     """Gradients of parameters belong to the module's path. Where one run has fewer of them, they are its last."""
     queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
-    for side, taken, queue in ((board.target, board.partner, queues[0]), (board.golden, board.back, queues[1])):
+    sides = (board.target, board.partner, queues[0], shifts[0]), (board.golden, board.back, queues[1], shifts[1])
+    for side, taken, queue, shift in sides:
         for head in side.heads.values():
             if GRADIENTS in head.calls:
-                queue[bare_path(head.body)] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+                path = renumbered(bare_path(head.body), shift)
+                queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
             shapes = Board.shapes(board.target, op), Board.shapes(board.golden, other)
@@ -153,6 +159,8 @@ class _Walk:
     def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
+        self.shifts = shifted_layers(self.one, self.other)
+        self.one.renumber(self.shifts)
         self._siblings = Siblings(self.one, self.other)
         self.link: dict[int, int] = {ROOT: ROOT}
         self.back: dict[int, int] = {ROOT: ROOT}
