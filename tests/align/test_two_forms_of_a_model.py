@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pairing import match, matched
-from test_place import FAULTY, IDS, Wrapper, broken, compared, llama, place_of_first, recorded, step
+from test_place import FAULTY, IDS, OTHER_IDS, Wrapper, broken, compared, llama, place_of_first, recorded, step
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -176,12 +176,27 @@ def test_two_forms_agree_and_a_fault_is_found(tmp_path: Path, name: str, level: 
 
 
 @pytest.mark.slow
-def test_a_compiled_model_without_a_boundary_is_nothing_to_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_compiled_model_meets_the_outermost_calls_of_an_eager_one(
+    tmp_path: Path, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, _ = recorded(tmp_path / "t", torch.compile(llama(), backend="eager"))
-    golden, _ = recorded(tmp_path / "g", llama())
-    assert main(["compare", "-tp", str(target.path), "-gp", str(golden.path), "-o", str(tmp_path / "out")]) == 2
+    def compiled(name: str, model: nn.Module) -> Run:
+        return recorded(tmp_path / name, torch.compile(model, backend="eager"), level=level)[0]
+
+    target, (golden, _) = compiled("t", llama()), recorded(tmp_path / "g", llama(), level=level)
+    logits = "Module._orig_mod.LlamaForCausalLM.forward.0.output.0.logits"
+    for one, other in ((target, golden), (golden, target)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert any("the model as a whole" in note for note in found.summary.notes)
+    assert matched(target, golden)[logits] == "Module.lm_head.Linear.forward.0.output.0"
+    first = compared(compiled("w", broken(llama())), golden).summary.first
+    assert first is not None
+    assert first.row == logits if level == "L0" else first.op.startswith("Module._orig_mod.")
+    # An eager run of another model shares no input.
+    other, _ = recorded(tmp_path / "o", llama(), lambda model: step(model, OTHER_IDS), level)
+    assert main(["compare", "-tp", str(target.path), "-gp", str(other.path), "-o", str(tmp_path / "out")]) == 2
     assert "nothing to compare" in capsys.readouterr().err
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
 
+import numpy as np
+
+from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
 from twinprobe._align.calls import Side, bare_path, split
@@ -17,10 +20,13 @@ from twinprobe._align.groups import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.siblings import Calls, Siblings, Twins, renumbered, shifted_layers
+from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT, OUTPUT
 
 RULE = "place"
+BOUNDARY = "place: the model as a whole"
 _SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
@@ -41,6 +47,16 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
     walk = _Walk(sides, given)
     if not walk.is_one_model() and not given:
+        rows = _at_the_boundary(walk.one, walk.other) or [
+            (other, row) for row, other in _at_the_boundary(walk.other, walk.one)
+        ]
+        if rows:
+            board.notes[:] = [  # in place of what was said where no layer could be aligned
+                "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
+                "what comes out was paired; to see more, record both runs without compiling"
+            ]
+            rows = [(other, row) for row, other in rows] if turned else rows
+            return RowLinks({row: (other, BOUNDARY) for row, other in rows}, by_place=True)
         board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
         return None
     for one, other in walk.pairs():
@@ -64,6 +80,39 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
         who = "golden" if turned else "target"
         board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
     return links if links.call_groups else None
+
+
+def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
+    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
+
+    What goes in by name, shape and value, what comes out by shape, the last first. Without an input and a result in
+    common there is nothing: any two models may give tensors of one shape.
+    """
+    if len(whole.models) != 1 or parts.models:
+        return []
+    op = whole.tree.op[whole.models[0]]
+    outermost = [parts.tree.op[node] for node in parts.children[ROOT] if parts.tree.op[node] != NONE]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for role, calls in ((INPUT, outermost), (OUTPUT, outermost[::-1])):
+        rows = [row for call in calls for row in parts.prints.rows(call, role)]
+        pairs = found[role] = []
+        for row in whole.prints.rows(op, role):
+            look = whole.prints.shape_text[row], whole.prints.dtype[row]
+            like = [other for other in rows if (parts.prints.shape_text[other], parts.prints.dtype[other]) == look]
+            if role == INPUT:
+                like = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            if like:
+                rows.remove(like[0])
+                pairs.append((row, like[0]))
+    return found[INPUT] + found[OUTPUT] if found[INPUT] and found[OUTPUT] else []
+
+
+def _hold_the_same(one: Calls, row: int, other: Calls, partner: int) -> bool:
+    """Whether nothing speaks against two rows holding the same; of integers only sketches tell."""
+    sketches = one.side.run.sketches, other.side.run.sketches
+    found = estimate_pairs(*sketches, np.array([row]), np.array([partner]))
+    differ = found is not None and bool(found.lower[0] > 0)
+    return not differ and row_values_agree(one.prints, row, other.prints, partner) is not False
 
 
 def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
