@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 # Colours are mixed from the text's own, which is dark on light pages and light on dark ones.
 _BORDER = "color-mix(in srgb, currentColor 25%, transparent)"
@@ -39,3 +42,47 @@ def _safe(value: object) -> str:
     text = str(value)
     text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
     return escape("".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text))
+
+
+class Progress:
+    """How far a comparison is, in a notebook's cell and for work of more than a second; elsewhere nothing.
+
+    Called with what is done of how much. It needs no widgets: a cell's own output is written anew.
+    """
+
+    _PATIENCE, _EVERY = 1.0, 0.2  # seconds
+
+    def __init__(self) -> None:
+        self.job = 0, 1  # which of how many comparisons
+        self._began = self._last = time.monotonic()
+        self._shown: Any = None
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown is not None:
+            self._shown.update({"text/plain": "", "text/html": ""}, raw=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that so much of this comparison is done."""
+        now = time.monotonic()
+        if now - self._began < self._PATIENCE or now - self._last < self._EVERY or not _in_notebook():
+            return
+        self._last = now
+        share = min(1.0, max((self.job[0] + done / max(total, 1)) / self.job[1], 1e-9))
+        text = f"{share:.0%} compared, {(now - self._began) * (1 - share) / share:.0f} s left"
+        bar = f'<progress value="{share:.3f}"></progress> {text}'
+        from IPython.display import display
+
+        content = {"text/plain": text, "text/html": bar}
+        if self._shown is None:
+            self._shown = display(content, raw=True, display_id=True)
+        else:
+            self._shown.update(content, raw=True)
+
+
+def _in_notebook() -> bool:
+    """Whether a kernel runs this; IPython is not imported to find out."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
