@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib import import_module
 from typing import Any
 
 # Colours are mixed from the text's own, which is dark on light pages and light on dark ones.
@@ -73,11 +74,10 @@ class Progress:
         share = min(1.0, max((self.job[0] + done / max(total, 1)) / self.job[1], 1e-9))
         text = f"{share:.0%} compared, {(now - self._began) * (1 - share) / share:.0f} s left"
         bar = f'<progress value="{share:.3f}"></progress> {text}'
-        from IPython.display import display
-
         content = {"text/plain": text, "text/html": bar}
         if self._shown is None:
-            self._shown = display(content, raw=True, display_id=True)
+            show = import_module("IPython.display").display
+            self._shown = show(content, raw=True, display_id=True)
         else:
             self._shown.update(content, raw=True)
 

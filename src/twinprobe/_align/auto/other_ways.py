@@ -18,8 +18,8 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
-from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
@@ -56,28 +56,21 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
-        self._apart = self._by_sketches(flows[1])
-        self._reordered: set[int] = set()  # rows
+        runs = flows[0].side.run, flows[1].side.run
+        has_sketches = None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner
+        self._apart = self._by_sketches(*runs) if has_sketches else set()
 
-    def _by_sketches(self, golden: Flow) -> set[int]:
+    def _by_sketches(self, target: Run, golden: Run) -> set[int]:
         """The rows whose elements are not their partner's in the same order, whatever their statistics."""
-        rows = list(self._partner)
-        sketches = self._side.run.sketches, golden.side.run.sketches
-        found = estimate_pairs(*sketches, np.array(rows), np.array([self._partner[row][0] for row in rows]))
-        return set(np.array(rows)[found.lower > _APART].tolist()) if found is not None and rows else set()
+        from twinprobe._measure.sketch import estimate_pairs
+
+        rows, others = np.array([(row, other) for row, (other, _) in self._partner.items()]).T
+        found = estimate_pairs(target.sketches, golden.sketches, rows, others)
+        return set(rows[found.lower > _APART].tolist()) if found is not None else set()
 
     def places(self) -> tuple[list[int], list[int]]:
-        found = self._unlike()
-        if self._reordered:
-            # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
-            labels = {self._label(row) for row in self._reordered}
-            self._reordered |= {row for row in self._partner if self._label(row) in labels}
-        found |= self._of_shared_weights()
-        return sorted(found), sorted(self._taken(self._reordered) - found)
-
-    def _unlike(self) -> set[int]:
-        """Places of pairs that hold different things; rows in another order are kept on the way."""
         found: set[int] = set()
+        reordered: set[int] = set()  # rows
         for op in self._number:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
@@ -92,15 +85,20 @@ class _OtherWays:
             returned, passed = self._prints[0].rows(back, INPUT), self._prints[0].rows(back, OUTPUT)
             if self._apart:
                 rows = [*outputs, *inputs, *parameters, *returned, *passed, *self._gradients(op)]
-                self._reordered |= {row for row in rows if row in self._apart and self._agree(row, in_order=False)}
+                reordered |= {row for row in rows if row in self._apart and self._agree(row, in_order=False)}
             if meets:
-                found |= self._taken(row for row in (*outputs, *returned) if row not in self._reordered)
+                found |= self._taken(row for row in (*outputs, *returned) if row not in reordered)
             unlike = [row for row in inputs if self._agree(row, in_order=False) is False]
             if unlike:
                 found |= self._taken([*unlike, *passed])
             elif given:  # one added to the weights of a norm, say
                 found |= self._taken(row for row in parameters if self._agree(row, in_order=False) is False)
-        return found
+        if reordered:
+            # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
+            labels = {self._label(row) for row in reordered}
+            reordered |= {row for row in self._partner if self._label(row) in labels}
+        found |= self._of_shared_weights()
+        return sorted(found), sorted(self._taken(reordered) - found)
 
     def _gradients(self, op: int) -> list[int]:
         calls = self._side.head_of[op].calls.get(GRADIENTS, {})
