@@ -15,7 +15,7 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
-from twinprobe._align.calls import Side, bare_path, split
+from twinprobe._align.calls import Side, bare_path, dims, split
 from twinprobe._align.groups import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
@@ -23,10 +23,11 @@ from twinprobe._align.siblings import Calls, Siblings, Twins, renumbered, shifte
 from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
-from twinprobe._runs.table import INPUT, OUTPUT
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 
 RULE = "place"
 BOUNDARY = "place: the model as a whole"
+PARTS = "place: a batch in parts"
 _SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
@@ -57,6 +58,13 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
             ]
             rows = [(other, row) for row, other in rows] if turned else rows
             return RowLinks({row: (other, BOUNDARY) for row, other in rows}, by_place=True)
+        parts = _in_parts(walk.one, walk.other) or [pair[::-1] for pair in _in_parts(walk.other, walk.one)]
+        if parts:
+            board.notes.append(
+                "one run computes in parts what the other computes at once (micro batches): modules were compared by "
+                "the parts put together, and gradients not at all, since they depend on how losses are scaled"
+            )
+            return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
         board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
         return None
     for one, other in walk.pairs():
@@ -105,6 +113,39 @@ def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
                 rows.remove(like[0])
                 pairs.append((row, like[0]))
     return found[INPUT] + found[OUTPUT] if found[INPUT] and found[OUTPUT] else []
+
+
+def _in_parts(many: Calls, few: Calls) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Rows of modules that one run calls several times as often, each time for a part of the batch."""
+    queues: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for calls, queue in zip((many, few), queues, strict=True):
+        for node in calls.tree.modules:
+            if calls.tree.op[node] != NONE:
+                queue[calls.key[node]].append(calls.tree.op[node])
+    shared = [(queues[0][key], queues[1][key]) for key in queues[0] if key in queues[1]]
+    times = {len(ops) / len(others) for ops, others in shared}
+    if len(times) != 1 or (count := times.pop()) < 2 or not count.is_integer():
+        return []
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for ops, others in shared:
+        for at, other in enumerate(others):
+            # The last part stands for all: what comes after it comes after the whole.
+            parts = ops[at :: len(others)][::-1]
+            for role in (INPUT, PARAMETER, OUTPUT):
+                whole = few.prints.rows(other, role)
+                rows = [many.prints.rows(op, role) for op in parts]
+                if {len(one) for one in rows} != {len(whole)}:
+                    continue
+                for place, row in enumerate(whole):
+                    shapes = [dims(many.prints.shape_text[one[place]]) for one in rows]
+                    shape = dims(few.prints.shape_text[row])
+                    if role == PARAMETER and shapes[0] == shape:
+                        found.append(((rows[0][place],), (row,)))
+                    elif shape and all(shapes) and [sum(one[0] for one in shapes if one), *shape[1:]] == [
+                        shape[0], *(shapes[0] or ())[1:]
+                    ]:  # fmt: skip
+                        found.append((tuple(one[place] for one in rows), (row,)))
+    return found
 
 
 def _hold_the_same(one: Calls, row: int, other: Calls, partner: int) -> bool:
