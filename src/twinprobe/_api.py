@@ -158,22 +158,13 @@ class Comparison:
         return {"agrees": float(self.agrees), **found}
 
     def _repr_html_(self) -> str:
-        from twinprobe._runs.run import card
+        from twinprobe._notebook import card
 
         verdicts = ", ".join(f"{int(count):,} {name}" for name, count in self.metrics.items() if name in _VERDICTS)
         facts: list[tuple[str, object]] = [("verdicts", verdicts)]
-        first, table = self.first, []
-        if first is not None:
-            facts += [
-                ("first divergence", first.op),
-                ("why", first.sentence),
-                ("line", first.stack_line or "not recorded"),
-            ]
-            names = dict.fromkeys([*first.target_values, *first.golden_values])
-            table = [("", "target", "golden")]
-            table += [(name, first.target_values.get(name, ""), first.golden_values.get(name, "")) for name in names]
         facts += [("not compared", failure) for failure in self.failures[:3]]
-        return card("the runs agree" if self else "the runs differ", facts, good=self.agrees, table=table)
+        shown = card("the runs agree" if self else "the runs differ", facts, good=self.agrees)
+        return shown if self.first is None else shown + self.first._repr_html_()
 
     def __repr__(self) -> str:
         rows = sum(pair.summary.rows for pair in self.pairs.values())
@@ -203,7 +194,9 @@ def compare(
     alignment: PathLike | None = None,
     pair: Literal["place", "numbers"] = "place",
     align: Literal["auto", "names", "none"] = "auto",
+    layout: str | Iterable[str] | None = None,
     rounding: float | None = None,
+    noise: PathLike | None = None,
     replay: bool | float = False,
     tokens: Literal["auto", "on", "off"] = "auto",
 ) -> Comparison:
@@ -219,6 +212,7 @@ def compare(
     from twinprobe._compare.request import Request
     from twinprobe._compare.steps import compare_steps, steps_of
     from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._notebook import Progress
     from twinprobe._report.files import timestamp_now
     from twinprobe._runs.watch import is_watched
 
@@ -236,7 +230,8 @@ def compare(
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
-        isolate=isolating(replay), tokens=tokens,
+        layouts=() if layout is None else (layout,) if isinstance(layout, str) else tuple(layout),
+        noise=None if noise is None else _path(noise), isolate=isolating(replay), tokens=tokens,
     )  # fmt: skip
     if is_watched(request.target) or is_watched(request.golden):
         steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
@@ -244,14 +239,16 @@ def compare(
     jobs, notes, failures = plan(request)
     pairs: dict[str, Pair] = {}
     compared: list[Job] = []
-    for job in (replace(job, formats=()) for job in jobs):  # files are written by save
-        try:
-            pairs[job.name or str(job.target)] = compare_job(job)
-            compared.append(job)
-        except BadInput as error:
-            if len(jobs) == 1:
-                raise
-            failures.append(str(error))
+    with Progress() as progress:
+        for at, job in enumerate(replace(job, formats=()) for job in jobs):  # files are written by save
+            progress.job = at, len(jobs)
+            try:
+                pairs[job.name or str(job.target)] = compare_job(job, progress)
+                compared.append(job)
+            except BadInput as error:
+                if len(jobs) == 1:
+                    raise
+                failures.append(str(error))
     if not pairs:
         raise NothingToCompare("no rank could be compared: " + "; ".join(failures), where=request.target)
     firsts = [(job, pair.summary.first) for job, pair in zip(compared, pairs.values(), strict=True)]
@@ -356,7 +353,7 @@ def _compared_paths(result: Path) -> list[Path]:
     return []
 
 
-@dataclass
+@dataclass(repr=False)
 class Found:
     """Where the difference began, on which ranks: a sentence each, and the files that tell more."""
 
@@ -364,9 +361,27 @@ class Found:
     files: list[Path]
     failures: list[str]
     agrees: bool
+    first: Divergence | None = None
+    """Where the runs part, on the lowest rank that shows it."""
 
     def __bool__(self) -> bool:
         return self.agrees
+
+    @property
+    def summary(self) -> str:
+        """All findings, and what could not be compared."""
+        return "\n".join([*self.findings, *self.failures]) or "the runs agree"
+
+    def _repr_html_(self) -> str:
+        from twinprobe._notebook import card
+
+        facts = [("finding", one) for one in self.findings[:8]] + [("not compared", one) for one in self.failures[:3]]
+        return card("the runs agree" if self else "the runs differ", facts, good=self.agrees)
+
+    def __repr__(self) -> str:
+        lines = [f"<Found: {'agrees' if self.agrees else 'differs'}, {len(self.findings)} findings>"]
+        lines += [f"  {one}" for one in self.findings[:5]] + [f"  not compared: {one}" for one in self.failures[:3]]
+        return "\n".join(lines)
 
 
 def find(
@@ -376,7 +391,7 @@ def find(
     output_path: PathLike = "output",
     rank: int | Iterable[int] | None = None,
     step: int | Iterable[int] | None = None,
-    rounding: float = 64.0,
+    rounding: float | None = None,
     **options: Any,
 ) -> Found:
     """Find where two programs part: each side is a command line, or a recording in place of one (docs/find.md).
@@ -408,7 +423,8 @@ def find(
     )  # fmt: skip
     outcome = analyze(request, lambda *_: None)
     agrees = not outcome.failures and all(one.first is None for one in outcome.summaries)
-    return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees)
+    first = next((one.first for one in outcome.summaries if one.first), None)
+    return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees, first)
 
 
 @dataclass(repr=False)
@@ -442,8 +458,14 @@ class Aligned:
 
         return write_alignment(self.alignment, self.target, self.golden, _path(folder))
 
+    def show(self) -> Path:
+        """Write the files into a new folder and open both trees side by side in the browser."""
+        page = next(file for file in self.save(mkdtemp(prefix="twinprobe-")) if file.suffix == ".html")
+        webbrowser.open(page.as_uri())
+        return page
+
     def _repr_html_(self) -> str:
-        from twinprobe._runs.run import card
+        from twinprobe._notebook import card
 
         matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
         facts = [("target", self.target.path), ("golden", self.golden.path), ("modules", f"{matched:,} of {modules:,}")]
@@ -532,8 +554,14 @@ def draw(
     golden: PathLike | None = None,
     *,
     output_path: PathLike = "output",
-    file_type: Literal["db", "text", "model_explorer"] = "db",
+    layer_mapping: PathLike | None = None,
+    fuzzy_match: bool = False,
     overflow_check: bool = False,
+    pair: Literal["place", "numbers"] = "place",
+    align: Literal["auto", "names", "none"] = "auto",
+    alignment: PathLike | None = None,
+    file_type: Literal["db", "vis", "json", "model_explorer"] = "db",
+    rounding: float | None = None,
 ) -> list[Path]:
     """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files.
 
@@ -544,10 +572,18 @@ def draw(
 
         if golden is None:
             return write_model_explorer(open(target), _path(output_path))
-        pair = next(iter(compare(target, golden).pairs.values()))
-        return write_model_explorer(pair.target, _path(output_path), pair)
+        compared = compare(
+            target, golden, layer_mapping=layer_mapping, fuzzy_match=fuzzy_match, pair=pair, align=align,
+            alignment=alignment, rounding=rounding,
+        )  # fmt: skip
+        first = next(iter(compared.pairs.values()))
+        return write_model_explorer(first.target, _path(output_path), first)
+    if file_type not in ("db", "vis", "json"):
+        raise BadInput(f"file_type is {file_type!r}", hint="db, vis, json or model_explorer")
+    from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
+    from twinprobe._judge.verdicts import Thresholds
     from twinprobe._report.files import timestamp_now
 
     request = GraphRequest(
@@ -556,8 +592,14 @@ def draw(
         output=_path(output_path),
         form=file_type,
         timestamp=timestamp_now(),
+        mapping=MappingOptions(
+            fuzzy=fuzzy_match, layer=None if layer_mapping is None else _path(layer_mapping), pair=pair, align=align,
+            alignment=None if alignment is None else _path(alignment),
+        ),
+        same_ancestors=not fuzzy_match and layer_mapping is None,
         overflow_check=overflow_check,
-    )
+        thresholds=Thresholds(rounding=rounding),
+    )  # fmt: skip
     return list(run_request(request, lambda *_: None).files)
 
 

@@ -193,13 +193,25 @@ def test_micro_batches_meet_by_their_values(tmp_path: Path, level: str) -> None:
     assert place_of_first(compared(target, faulty)) == FAULTY
 
 
-def test_a_whole_batch_is_not_paired_with_its_half(tmp_path: Path) -> None:
-    halves, _ = recorded(tmp_path / "t", llama(), accumulated(IDS[:1], IDS[1:]))
-    whole, _ = recorded(tmp_path / "g", llama())
-    found = compared(halves, whole)
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_whole_batch_meets_its_halves_put_together(tmp_path: Path, level: str) -> None:
+    halves, _ = recorded(tmp_path / "t", llama(), accumulated(IDS[:1], IDS[1:]), level)
+    whole, _ = recorded(tmp_path / "g", llama(), level=level)
+    for one, other in ((halves, whole), (whole, halves)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert any("micro batches" in note for note in found.summary.notes)
     pairs = found.evidence.pairs
     shapes = pairs.filter(pairs["t_shape"].is_not_null() & pairs["g_shape"].is_not_null())
+    assert shapes.height > 100
     assert (shapes["t_shape"] == shapes["g_shape"]).all()
+    faulty, _ = recorded(tmp_path / "f", broken(llama()), accumulated(IDS[:1], IDS[1:]), level)
+    found = compared(faulty, whole)
+    if level == "L0":
+        assert place_of_first(found) == FAULTY
+    else:  # a loss is a mean over its batch, which is no concatenation: nothing shows that the fault reaches it
+        assert any(FAULTY in note and "weight differs" in note for note in found.summary.notes)
 
 
 @pytest.mark.parametrize("level", ["mix", "L0"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from pairing import match, matched
-from test_place import FAULTY, IDS, Wrapper, broken, compared, llama, place_of_first, recorded, step
+from test_place import FAULTY, IDS, OTHER_IDS, Wrapper, broken, compared, llama, place_of_first, recorded, step
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import (
@@ -17,6 +17,8 @@ from transformers import (
     BartModel,
     BertConfig,
     BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     Trainer,
@@ -174,12 +176,27 @@ def test_two_forms_agree_and_a_fault_is_found(tmp_path: Path, name: str, level: 
 
 
 @pytest.mark.slow
-def test_a_compiled_model_without_a_boundary_is_nothing_to_compare(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_compiled_model_meets_the_outermost_calls_of_an_eager_one(
+    tmp_path: Path, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, _ = recorded(tmp_path / "t", torch.compile(llama(), backend="eager"))
-    golden, _ = recorded(tmp_path / "g", llama())
-    assert main(["compare", "-tp", str(target.path), "-gp", str(golden.path), "-o", str(tmp_path / "out")]) == 2
+    def compiled(name: str, model: nn.Module) -> Run:
+        return recorded(tmp_path / name, torch.compile(model, backend="eager"), level=level)[0]
+
+    target, (golden, _) = compiled("t", llama()), recorded(tmp_path / "g", llama(), level=level)
+    logits = "Module._orig_mod.LlamaForCausalLM.forward.0.output.0.logits"
+    for one, other in ((target, golden), (golden, target)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert any("the model as a whole" in note for note in found.summary.notes)
+    assert matched(target, golden)[logits] == "Module.lm_head.Linear.forward.0.output.0"
+    first = compared(compiled("w", broken(llama())), golden).summary.first
+    assert first is not None
+    assert first.row == logits if level == "L0" else first.op.startswith("Module._orig_mod.")
+    # An eager run of another model shares no input.
+    other, _ = recorded(tmp_path / "o", llama(), lambda model: step(model, OTHER_IDS), level)
+    assert main(["compare", "-tp", str(target.path), "-gp", str(other.path), "-o", str(tmp_path / "out")]) == 2
     assert "nothing to compare" in capsys.readouterr().err
 
 
@@ -221,12 +238,13 @@ def test_swapped_weights_of_renamed_layers_are_not_paired_crosswise(tmp_path: Pa
 
 
 class Stage(nn.Module):
-    """The last two layers of a model, under the names that they have in it."""
+    """The last two layers of a model, under the numbers that they have in it or counted from 0."""
 
-    def __init__(self, whole: nn.Module) -> None:
+    def __init__(self, whole: nn.Module, first: int) -> None:
         super().__init__()
         self.model = nn.Module()
-        self.model.layers = nn.ModuleDict({"1": whole.model.layers[1], "2": whole.model.layers[2]})
+        layers = {str(first + at): layer for at, layer in enumerate(whole.model.layers[1:])}
+        self.model.layers = nn.ModuleDict(layers)
         self.model.norm, self.lm_head = whole.model.norm, whole.lm_head
 
     def forward(self, hidden: Tensor, **given: Any) -> Tensor:
@@ -235,8 +253,9 @@ class Stage(nn.Module):
         return self.lm_head(self.model.norm(hidden))
 
 
+@pytest.mark.parametrize("first", [1, 0])
 @pytest.mark.parametrize("level", ["mix", "L0"])
-def test_a_pipeline_stage_against_the_whole_model(tmp_path: Path, level: str) -> None:
+def test_a_pipeline_stage_against_the_whole_model(tmp_path: Path, level: str, first: int) -> None:
     whole = llama()
     kept: dict[str, Any] = {}
     handle = whole.model.layers[1].register_forward_pre_hook(
@@ -249,12 +268,14 @@ def test_a_pipeline_stage_against_the_whole_model(tmp_path: Path, level: str) ->
     def body(model: nn.Module) -> None:
         model(kept["hidden"].requires_grad_(), **given).mean().backward()
 
-    target, _ = recorded(tmp_path / "t", Stage(llama()), body, level)
-    found = compared(target, golden)
-    assert found.summary.first is None
-    assert found.summary.matched > 0.9 * target.table.height - 10
-    wrong, _ = recorded(tmp_path / "w", Stage(broken(llama())), body, level)
-    assert place_of_first(compared(wrong, golden)) == FAULTY
+    target, _ = recorded(tmp_path / "t", Stage(llama(), first), body, level)
+    for one, other in ((target, golden), (golden, target)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert found.summary.matched > 0.9 * target.table.height - 10
+    wrong, _ = recorded(tmp_path / "w", Stage(broken(llama()), first), body, level)
+    assert place_of_first(compared(wrong, golden)) == FAULTY.replace("1", str(first))
 
 
 def bart(change: bool = False) -> nn.Module:
@@ -309,11 +330,21 @@ def bert() -> nn.Module:
     return BertForMaskedLM(config)
 
 
+def gpt2() -> nn.Module:
+    """The layers of BERT in its order, but for a norm that begins a block where BERT's ends one."""
+    torch.manual_seed(2)
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_inner=48, n_layer=3, n_head=4, n_positions=16, bos_token_id=0, eos_token_id=0
+    )
+    return GPT2LMHeadModel(config)
+
+
+@pytest.mark.parametrize("model", [llama, gpt2])
 @pytest.mark.parametrize("level", ["mix", "L0"])
 def test_two_models_of_one_size_and_another_build_are_nothing_to_compare(
-    tmp_path: Path, level: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, level: str, model: Callable[[], nn.Module], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target, _ = recorded(tmp_path / "t", llama(), level=level)
+    target, _ = recorded(tmp_path / "t", model(), level=level)
     golden, _ = recorded(tmp_path / "g", bert(), level=level)
     for one, other in ((target, golden), (golden, target)):
         assert not _met(one, other)

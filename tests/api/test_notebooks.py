@@ -41,11 +41,13 @@ def check(html: str) -> None:
     assert len(html) < 20_000
 
 
-def test_every_result_has_a_small_html_form() -> None:
+def test_every_result_has_a_small_html_form(tmp_path: Path) -> None:
     run = twinprobe.open(DEMO / "target")
     result = twinprobe.compare(DEMO / "target", DEMO / "golden")
-    for one in (run, result, twinprobe.align(run, DEMO / "golden")):
+    found = twinprobe.find(DEMO / "target", DEMO / "golden", output_path=tmp_path)
+    for one in (run, result, result.first, found, twinprobe.align(run, DEMO / "golden")):
         check(one._repr_html_())
+    assert "line 98" in result.first._repr_html_()
     assert "Module.layers.1.post_norm.Norm.forward.0" in result._repr_html_()
     assert "the runs agree" in twinprobe.compare(run, run)._repr_html_()
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -13,6 +17,7 @@ import torch
 
 import twinprobe
 from twinprobe.errors import BadInput
+from twinprobe.torch import PrecisionDebugger
 
 PROJECT = Path(__file__).resolve().parents[2]
 DEMO = PROJECT / "examples" / "demo"
@@ -23,6 +28,66 @@ def test_the_documented_names_are_the_visible_ones() -> None:
     documented = re.findall(r"^### `(\w+)", (PROJECT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted([*documented, "__version__"]) == sorted(twinprobe.__all__) == dir(twinprobe)
     assert all(getattr(twinprobe, name) is not None for name in twinprobe.__all__)
+
+
+# What a command says to a terminal, where it runs and what it writes: in Python the result does that.
+OF_THE_COMMAND = {
+    "sides", "target_path", "golden_path", "output_path", "format", "xlsx", "csv", "diff_analyze", "fail_on", "quiet",
+    "is_print_compare_log", "is_print_progress_log", "allow_missing", "json", "mode", "consistent_check", "backend",
+    "config", "engine", "workers", "ray_address", "slice_mb", "resume", "help",
+    "rank_size", "tp", "pp", "vpp", "cp", "ep", "order",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("verb", "command"), [("compare", "compare"), ("draw", "graph_visualize")])
+def test_keywords_have_the_names_and_defaults_of_the_flags(verb: str, command: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module(f"twinprobe._cli.{command}").add_arguments(parser)
+    flags = {one.dest: one for one in parser._actions if one.dest not in OF_THE_COMMAND}
+    given = inspect.signature(getattr(twinprobe, verb)).parameters
+    keywords = {name: one for name, one in given.items() if one.kind is one.KEYWORD_ONLY and name != "output_path"}
+    assert keywords.keys() == flags.keys()
+    for name, one in keywords.items():
+        # A flag that was not given says nothing; what that means is the keyword's default.
+        assert flags[name].default in (None, one.default), name
+        assert one.annotation is not one.empty
+    documented = (PROJECT / "docs" / "api.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(rf"^### `{verb}\((.*)\)`", documented, re.MULTILINE)
+    assert [word.strip().partition("=")[0] for word in listed.split(",") if word.strip() != "*"] == list(given)
+
+
+def test_a_divergence_tells_what_where_and_why() -> None:
+    first = twinprobe.compare(TARGET, GOLDEN).first
+    assert first is not None
+    assert (first.module, first.call, first.argument) == ("layers.1.post_norm", first.op, "output.0")
+    assert first.kind == "factor"
+    assert "tiny_transformer.py, line 98" in first.line
+    assert first.values["shape"] == ("[2, 11, 32]", "[2, 11, 32]")
+    assert "2 x golden" in first.evidence
+
+
+def test_the_first_call_across_ranks_is_found_as_the_command_finds_it(tmp_path: Path) -> None:
+    found = twinprobe.find(TARGET, DEMO / "golden", output_path=tmp_path)
+    assert not found
+    assert found.first is not None
+    assert found.first.module == "layers.1.post_norm"
+    assert "layers.1.post_norm" in found.summary
+    assert len(repr(found).splitlines()) <= 10
+    assert all(file.is_file() for file in found.files)
+
+
+@pytest.mark.parametrize(("file_type", "suffix"), [("vis", ".vis"), ("db", ".db"), ("model_explorer", ".json")])
+def test_a_comparison_is_drawn_in_every_form(tmp_path: Path, file_type: Any, suffix: str) -> None:
+    files = twinprobe.draw(TARGET, DEMO / "golden", output_path=tmp_path, file_type=file_type, pair="numbers")
+    assert {file.suffix for file in files} == {suffix}
+    with pytest.raises(BadInput, match="file_type"):
+        twinprobe.draw(TARGET, output_path=tmp_path, file_type="text")  # type: ignore[arg-type]
+
+
+def test_editors_see_the_keywords_of_the_debugger() -> None:
+    made = inspect.signature(PrecisionDebugger).parameters
+    assert list(made) == ["config_path", "task", "dump_path", "level", "step", "rank", "more"]
+    assert list(inspect.signature(PrecisionDebugger.start).parameters) == ["self", "model", "token_range"]
 
 
 def test_no_room_takes_the_name_of_a_verb(tmp_path: Path) -> None:

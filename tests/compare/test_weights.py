@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -155,3 +156,24 @@ def test_the_command_and_check_weights(tmp_path: Path, capsys: pytest.CaptureFix
     assert not twinprobe.check_weights(model(), target, quiet=True)
     found = twinprobe.check_weights(tmp_path / "old.safetensors", tmp_path / "new.safetensors", quiet=True)
     assert found.first.op == "lm_head.weight"
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_tensors_too_large_for_statistics_are_judged_by_their_elements(tmp_path: Path, suffix: str) -> None:
+    """Nothing but elements is known of the tensors of a large file."""
+    whole = torch.arange(17_000_000, dtype=torch.float32)
+    for name, state in (("a", {"w": whole}), ("b", {"w": whole}), ("c", {"w": whole.flip(0)})):
+        if suffix == "npz":
+            np.savez(tmp_path / name, **{key: one.numpy() for key, one in state.items()})
+        else:
+            save_file(state, tmp_path / f"{name}.safetensors")
+    paths = [tmp_path / f"{name}.{suffix}" for name in "abc"]
+    assert twinprobe.compare(paths[0], paths[1])
+    assert not twinprobe.compare(paths[0], paths[2])
+
+
+def test_float8_is_judged_by_its_elements() -> None:
+    values = torch.linspace(-1, 1, 24).to(torch.float8_e4m3fn)
+    other = values.float().neg().to(values.dtype)
+    assert twinprobe.compare({"w": values}, {"w": values})
+    assert not twinprobe.compare({"w": values}, {"w": other})

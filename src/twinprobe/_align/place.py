@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
+import numpy as np
+
+from twinprobe._align.auto.fingerprints import row_values_agree
 from twinprobe._align.auto.row_links import RowLinks, link_group
 from twinprobe._align.auto.tree import ROOT
-from twinprobe._align.calls import Side, bare_path, split
+from twinprobe._align.calls import Side, bare_path, dims, split
 from twinprobe._align.groups import Flow, free_pieces, where_values_meet
 from twinprobe._align.links import NONE, Board, CallGroup, Pairs, link_equal_names
 from twinprobe._align.links import RULE as NAME
-from twinprobe._align.siblings import Calls, Siblings, Twins
+from twinprobe._align.siblings import Calls, Siblings, Twins, renumbered, shifted_layers
+from twinprobe._measure.sketch import estimate_pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 
 RULE = "place"
+BOUNDARY = "place: the model as a whole"
+PARTS = "place: a batch in parts"
 _SHARE = 5  # fewer than one layer in so many: two models, not one
 
 
@@ -41,6 +48,23 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     given = [(other, op) if turned else (op, other) for op, other in enumerate(board.partner) if other != NONE]
     walk = _Walk(sides, given)
     if not walk.is_one_model() and not given:
+        rows = _at_the_boundary(walk.one, walk.other) or [
+            (other, row) for row, other in _at_the_boundary(walk.other, walk.one)
+        ]
+        if rows:
+            board.notes[:] = [  # in place of what was said where no layer could be aligned
+                "one run holds the model as a whole (compiled, say), the other only what is inside: what goes in and "
+                "what comes out was paired; to see more, record both runs without compiling"
+            ]
+            rows = [(other, row) for row, other in rows] if turned else rows
+            return RowLinks({row: (other, BOUNDARY) for row, other in rows}, by_place=True)
+        parts = _in_parts(walk.one, walk.other) or [pair[::-1] for pair in _in_parts(walk.other, walk.one)]
+        if parts:
+            board.notes.append(
+                "one run computes in parts what the other computes at once (micro batches): modules were compared by "
+                "the parts put together, and gradients not at all, since they depend on how losses are scaled"
+            )
+            return RowLinks(groups=[(*(pair[::-1] if turned else pair), PARTS) for pair in parts], by_place=True)
         board.notes.append("the two runs share no layer of the same path and weights: are these runs of one model?")
         return None
     for one, other in walk.pairs():
@@ -51,7 +75,7 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     for one, other in walk.way_back():
         op, partner = (other, one) if turned else (one, other)
         board.link(op, partner, RULE)
-    _link_gradients(board)
+    _link_gradients(board, (({}, walk.shifts) if turned else (walk.shifts, {})))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
     flows = walk.flows()
@@ -59,7 +83,77 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
         mine, theirs = group[::-1] if turned else group
         link_group(links, flows[::-1] if turned else flows, mine, theirs, f"{RULE}: ")
     _say(board, before, links.call_groups)
+    for path, shift in walk.shifts.items():
+        first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
+        who = "golden" if turned else "target"
+        board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
     return links if links.call_groups else None
+
+
+def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
+    """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
+
+    What goes in by name, shape and value, what comes out by shape, the last first. Without an input and a result in
+    common there is nothing: any two models may give tensors of one shape.
+    """
+    if len(whole.models) != 1 or parts.models:
+        return []
+    op = whole.tree.op[whole.models[0]]
+    outermost = [parts.tree.op[node] for node in parts.children[ROOT] if parts.tree.op[node] != NONE]
+    found: dict[int, list[tuple[int, int]]] = {}
+    for role, calls in ((INPUT, outermost), (OUTPUT, outermost[::-1])):
+        rows = [row for call in calls for row in parts.prints.rows(call, role)]
+        pairs = found[role] = []
+        for row in whole.prints.rows(op, role):
+            look = whole.prints.shape_text[row], whole.prints.dtype[row]
+            like = [other for other in rows if (parts.prints.shape_text[other], parts.prints.dtype[other]) == look]
+            if role == INPUT:
+                like = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            if like:
+                rows.remove(like[0])
+                pairs.append((row, like[0]))
+    return found[INPUT] + found[OUTPUT] if found[INPUT] and found[OUTPUT] else []
+
+
+def _in_parts(many: Calls, few: Calls) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Rows of modules that one run calls several times as often, each time for a part of the batch."""
+    queues: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for calls, queue in zip((many, few), queues, strict=True):
+        for node in calls.tree.modules:
+            if calls.tree.op[node] != NONE:
+                queue[calls.key[node]].append(calls.tree.op[node])
+    shared = [(queues[0][key], queues[1][key]) for key in queues[0] if key in queues[1]]
+    times = {len(ops) / len(others) for ops, others in shared}
+    if len(times) != 1 or (count := times.pop()) < 2 or not count.is_integer():
+        return []
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for ops, others in shared:
+        for at, other in enumerate(others):
+            # The last part stands for all: what comes after it comes after the whole.
+            parts = ops[at :: len(others)][::-1]
+            for role in (INPUT, PARAMETER, OUTPUT):
+                whole = few.prints.rows(other, role)
+                rows = [many.prints.rows(op, role) for op in parts]
+                if {len(one) for one in rows} != {len(whole)}:
+                    continue
+                for place, row in enumerate(whole):
+                    shapes = [dims(many.prints.shape_text[one[place]]) for one in rows]
+                    shape = dims(few.prints.shape_text[row])
+                    if role == PARAMETER and shapes[0] == shape:
+                        found.append(((rows[0][place],), (row,)))
+                    elif shape and all(shapes) and [sum(one[0] for one in shapes if one), *shape[1:]] == [
+                        shape[0], *(shapes[0] or ())[1:]
+                    ]:  # fmt: skip
+                        found.append((tuple(one[place] for one in rows), (row,)))
+    return found
+
+
+def _hold_the_same(one: Calls, row: int, other: Calls, partner: int) -> bool:
+    """Whether nothing speaks against two rows holding the same; of integers only sketches tell."""
+    sketches = one.side.run.sketches, other.side.run.sketches
+    found = estimate_pairs(*sketches, np.array([row]), np.array([partner]))
+    differ = found is not None and bool(found.lower[0] > 0)
+    return not differ and row_values_agree(one.prints, row, other.prints, partner) is not False
 
 
 def note_of_other_places(target: Run, golden: Run, pairs: Pairs) -> list[str]:
@@ -92,13 +186,15 @@ def _order(side: Side) -> tuple[int, list[str], str]:
     return len(side.ops), side.ops, str(side.run.path)
 
 
-def _link_gradients(board: Board) -> None:
+def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
     """Gradients of parameters belong to the module's path. Where one run has fewer of them, they are its last."""
     queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
-    for side, taken, queue in ((board.target, board.partner, queues[0]), (board.golden, board.back, queues[1])):
+    sides = (board.target, board.partner, queues[0], shifts[0]), (board.golden, board.back, queues[1], shifts[1])
+    for side, taken, queue, shift in sides:
         for head in side.heads.values():
             if GRADIENTS in head.calls:
-                queue[bare_path(head.body)] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
+                path = renumbered(bare_path(head.body), shift)
+                queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
         for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
             # Their order is that of the backward pass: a bias may be done before its weight.
@@ -154,6 +250,8 @@ class _Walk:
     def __init__(self, sides: tuple[Side, Side], given: Twins) -> None:
         nested = all(side.has_hierarchy for side in sides)
         self.one, self.other = (Calls(side, nested=nested) for side in sides)
+        self.shifts = shifted_layers(self.one, self.other)
+        self.one.renumber(self.shifts)
         self._siblings = Siblings(self.one, self.other)
         self.link: dict[int, int] = {ROOT: ROOT}
         self.back: dict[int, int] = {ROOT: ROOT}

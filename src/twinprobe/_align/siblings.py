@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -34,7 +35,7 @@ class Calls:
         self.side = side
         self.tree = tree = call_tree(side, nested=nested)
         self.prints = Prints(side)
-        bare = _bare_paths(tree)
+        self._bare = bare = _bare_paths(tree)
         self.key: list[Hashable] = [
             ("", bare[tree.path[node]]) if tree.is_module[node] else tree.family[node] for node in range(len(tree))
         ]
@@ -61,6 +62,33 @@ class Calls:
             self.around[child] = around
         if len(inner) == 1:
             self.wrapper[inner[0]] = node
+
+    def layers(self) -> dict[str, dict[int, list[int]]]:
+        """The modules inside each layer of each outermost list, by the list's path and the layer's number."""
+        found: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for node in self.tree.modules:
+            layer = _LAYER.match(self._bare[self.tree.path[node]])
+            if layer is not None:
+                found[layer[1]][int(layer[2])].append(node)
+        return found
+
+    def layer_weights(self, nodes: list[int]) -> set[Hashable]:
+        """What these modules of one layer hold: where in the layer, and which values."""
+        found: set[Hashable] = set()
+        for node in nodes:
+            path = _LAYER.sub("", self._bare[self.tree.path[node]])
+            name = self.side.ops[self.tree.op[node]]
+            for row in self.prints.parameters(self.tree.op[node]):
+                listed = self.prints.listed[row]
+                if listed is not None:
+                    seen = tuple(f"{number:.5e}" for number in listed)
+                    found.add((path, self.side.names[row].removeprefix(name), seen))
+        return found
+
+    def renumber(self, shifts: dict[str, int]) -> None:
+        """Give the layers of these lists the numbers that the other run has for them."""
+        for node in self.tree.modules if shifts else ():
+            self.key[node] = ("", renumbered(self._bare[self.tree.path[node]], shifts))
 
     def shapes(self, node: int, role: int) -> list[str | None]:
         """The shapes of what a call takes or gives."""
@@ -106,6 +134,40 @@ def _bare_paths(tree: CallTree) -> dict[str, str]:
         nested = known == path or path.startswith(f"{known}.") or known.startswith(f"{path}.") or not short
         bare[path] = short if nested else path
     return bare
+
+
+_LAYER = re.compile(r"^(.*?)\.(\d{1,9})(?=\.|$)")  # the outermost list that a path leads through
+
+
+def renumbered(path: str, shifts: dict[str, int]) -> str:
+    """A path with the number of its layer shifted."""
+    found = _LAYER.match(path) if shifts else None
+    if found is None or found[1] not in shifts:
+        return path
+    return f"{found[1]}.{int(found[2]) + shifts[found[1]]}{path[found.end() :]}"
+
+
+def shifted_layers(one: Calls, other: Calls) -> dict[str, int]:
+    """How far the numbers of layers are apart where one run has but some of the other's, counted from 0 again.
+
+    A stage of a pipeline. Told by weights, which must be those of the layer so far on, and of none of the same number.
+    """
+    layers = [calls.layers() for calls in (one, other)]
+    shifts = {}
+    for path in layers[0].keys() & layers[1].keys():
+        mine, theirs = layers[0][path], layers[1][path]
+        if len(mine) == len(theirs):
+            continue
+        numbers = defaultdict(list)
+        for number, nodes in theirs.items():
+            for weight in other.layer_weights(nodes):
+                numbers[weight].append(number)
+        weights = [(number, weight) for number, nodes in mine.items() for weight in one.layer_weights(nodes)]
+        equal = Counter(there - number for number, weight in weights for there in numbers.get(weight, ()))
+        shift, count = equal.most_common(1)[0] if equal else (0, 0)
+        if shift and not equal[0] and 2 * count > min(len(weights), sum(map(len, numbers.values()))):
+            shifts[path] = shift
+    return shifts
 
 
 class Siblings:

@@ -15,7 +15,8 @@ from twinprobe._align.auto.row_links import MERGED, merged
 from twinprobe._align.calls import Shape, dims
 from twinprobe._align.groups import MEANING
 from twinprobe._align.links import Groups, Pairs
-from twinprobe._align.turns import IN_OUT, VIEW, Axes, Candidate, find_turns
+from twinprobe._align.turns import IN_OUT, REORDERED, VIEW, Axes, Candidate, find_turns
+from twinprobe._measure.elements import ANY_ORDER
 from twinprobe._runs.run import WHOLE, Run
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
@@ -171,6 +172,8 @@ def with_turns(frame: pl.DataFrame) -> pl.DataFrame:
         texts[place] = as_text(ways)
         told = "viewed in other axes" if ways[0] == VIEW else f"axes {' '.join(map(str, ways[0]))}"
         rules[place] = f"{rules[place]}, {told if len(ways) == 1 else 'axes turned'}"
+    for place in np.flatnonzero(frame["rule"].str.ends_with(REORDERED).fill_null(value=False).to_numpy()).tolist():
+        texts[place] = as_text([ANY_ORDER])
     columns = [pl.Series("turn", texts, dtype=pl.String)]
     if turns:
         columns.append(pl.Series("rule", rules, dtype=pl.String))

@@ -161,6 +161,40 @@ class Divergence:
     times_noise: float | None = None
     """The error in multiples of what rounding and the inputs' errors explain."""
 
+    @property
+    def call(self) -> str:
+        """The recorded call: ``op`` under the name that people look for."""
+        return self.op
+
+    @property
+    def line(self) -> str:
+        """The line of the user's code that made the call; empty where stacks were not recorded."""
+        return self.stack_line
+
+    @property
+    def values(self) -> dict[str, tuple[str, str]]:
+        """Both sides' dtype, shape and statistics: (target, golden)."""
+        names = dict.fromkeys([*self.target_values, *self.golden_values])
+        return {name: (self.target_values.get(name, ""), self.golden_values.get(name, "")) for name in names}
+
+    @property
+    def kind(self) -> str:
+        """The likeliest kind of difference, or how it begins where none was recognised."""
+        return str(self.kinds[0]["name"]) if self.kinds else self.begins
+
+    @property
+    def evidence(self) -> str:
+        """Why this is where the runs part, in a sentence."""
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        from twinprobe._notebook import card
+
+        facts = [("call", self.op), ("module", self.module), ("kind", self.kind), ("why", self.sentence),
+                 ("line", self.stack_line or "not recorded")]  # fmt: skip
+        table = [("", "target", "golden"), *((name, *both) for name, both in self.values.items())]
+        return card("first divergence", facts, good=False, table=table)
+
 
 @dataclass(frozen=True, slots=True)
 class Result:

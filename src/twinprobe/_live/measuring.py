@@ -20,6 +20,7 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.live_run import Values, address_in, short_dtype
 from twinprobe._live.pairing.matching import Matches
+from twinprobe._measure.elements import joined
 from twinprobe._measure.tolerance import (
     Gap,
     Gaps,
@@ -37,6 +38,7 @@ from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
 
+Groups = dict[int, tuple[tuple[int, ...], tuple[int, ...]]]
 Pair = tuple[int, int, str]  # row of the raw run, row of the base, why they belong together
 _ELEMENTS_AT_ONCE = 16 << 20
 _STATISTICS = ("max", "min", "mean", "norm")
@@ -54,7 +56,7 @@ def find_differences(
         wanted = [row for row in wanted if row[0] not in raw.plain and row[1] not in base.plain]
     if not phases >= frozenset(PHASE_ORDER):
         wanted = [row for row in wanted if maker.phase(row) in phases]
-    gaps = PairGaps(raw, base, wanted, tolerance)
+    gaps = PairGaps(raw, base, wanted, tolerance, matches.groups)
     if matches.equal and wanted and gaps.all_same:
         return AgreeingPairs(len(wanted), lambda: maker.findings(wanted, gaps))
     found = maker.findings(wanted, gaps)
@@ -119,8 +121,11 @@ class _FindingMaker:
 class PairGaps:
     """The gap of each pair. The same two tensors are measured once; a recording is read bit by bit."""
 
-    def __init__(self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance) -> None:
+    def __init__(
+        self, raw: Values, base: Values, rows: list[Pair], tolerance: Tolerance, groups: Groups | None = None
+    ) -> None:
         self._runs, self._rows, self._tolerance = (raw, base), rows, tolerance
+        self._groups = groups or {}
         self._known: list[Gap | None] = [None] * len(rows)
         self._measured: list[tuple[list[int], Gaps]] = []  # the pairs of each batch
         self._repeated: list[tuple[int, int]] = []  # pairs of the same two tensors as an earlier one
@@ -157,8 +162,9 @@ class PairGaps:
         hosts: list[HostPair] = []
         elements = 0
         for pair, (row, other, _) in enumerate(self._rows):
-            turned = (row in turned_rows) is not (other in other_turned)
-            if notes and other_notes:
+            is_fused = row in self._groups  # put together in whichever way comes closest, turned or not
+            turned = (row in turned_rows) is not (other in other_turned) and not is_fused
+            if notes and other_notes and not is_fused:
                 note, other_note = notes[row], other_notes[other]
                 known = first.setdefault((note.row, other_note.row, turned), pair)
                 if known != pair and note.row is not None and other_note.row is not None:
@@ -195,6 +201,8 @@ class PairGaps:
         """The tensors of a pair; None where its gap is known without them, or nothing can be."""
         (raw, base), (row, other, _) = self._runs, self._rows[pair]
         try:
+            if row in self._groups:
+                return self._fused(*self._groups[row])
             target, golden = raw.tensor(row), base.tensor(other)
         except DamagedTensor as damage:
             self._known[pair] = Gap(False, str(damage), nan, nan, nan, nan, nan)
@@ -203,6 +211,14 @@ class PairGaps:
             return target, golden
         self._known[pair] = self._by_statistics(row, other)
         return None
+
+    def _fused(self, rows: tuple[int, ...], others: tuple[int, ...]) -> tuple[HostTensor, HostTensor] | None:
+        """The one tensor of one side and the several of the other, put together; None where some were not kept."""
+        (raw, base) = self._runs
+        targets, goldens = [raw.tensor(row) for row in rows], [base.tensor(row) for row in others]
+        if None in (*targets, *goldens):
+            return None
+        return put_together(cast(list[HostTensor], targets), cast(list[HostTensor], goldens))
 
     def _by_statistics(self, row: int, other: int) -> Gap | None:
         """A recording without tensors: its statistics are compared, which can only say that two tensors differ."""
@@ -222,6 +238,12 @@ class PairGaps:
                 return Gap(False, why, abs(target - golden), nan, nan, nan, nan)
             worst = max(worst, abs(target - golden))
         return Gap(True, "", worst, nan, nan, nan, nan)
+
+
+def put_together(targets: list[HostTensor], goldens: list[HostTensor]) -> tuple[HostTensor, HostTensor]:
+    """Both sides as one tensor each, of which one side may have several parts."""
+    whole = targets[0] if len(targets) == 1 else joined(targets, goldens[0])
+    return whole, goldens[0] if len(goldens) == 1 else joined(goldens, whole)
 
 
 def _place(note: Note, other: Note, turned: bool) -> tuple[int, int, int, int] | None:

@@ -19,7 +19,7 @@ from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Fi
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
 from twinprobe._live.live_run import Values
-from twinprobe._live.measuring import parameter_of
+from twinprobe._live.measuring import parameter_of, put_together
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._live.running import Model
@@ -129,11 +129,21 @@ def compare_parameters(
             continue
         seen.add((call.body, name))
         partner, partner_name = parameter_of(reference, other)
-        held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
-        if held is None or partner_held is None:
-            continue
-        (tensor, turned), (golden, golden_turned) = held, partner_held
-        gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
+        if row in matches.groups:
+            parts = [
+                [_parameter(model, *_where(run, one)) for one in rows]
+                for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
+            ]
+            if any(part is None for side in parts for part in side):
+                continue
+            tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
+            gap = compare(tensor, golden, tolerance)
+        else:
+            held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
+            if held is None or partner_held is None:
+                continue
+            (tensor, turned), (golden, golden_turned) = held, partner_held
+            gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
         found.append(
             Finding(
                 step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,
@@ -141,6 +151,11 @@ def compare_parameters(
             )
         )  # fmt: skip
     return found
+
+
+def _where(run: Values, row: int) -> tuple[str, str]:
+    call, name = parameter_of(run, row)
+    return call.body, name
 
 
 def _parameter(model: Model, path: str, name: str) -> tuple[HostTensor, bool] | None:

@@ -49,6 +49,18 @@ class Result:
         """Whether the two models agree."""
         return self.first is None
 
+    agrees = aligned  # as other results call it
+
+    @property
+    def summary(self) -> str:
+        """What ``show`` prints, without colours."""
+        from rich.console import Console
+
+        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
+        with console.capture() as captured:
+            print_result(self, console)
+        return captured.get().rstrip()
+
     @cached_property
     def findings(self) -> list[Finding]:
         """Every pair of tensors, step by step."""

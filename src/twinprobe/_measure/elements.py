@@ -21,6 +21,7 @@ FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)
 # Pieces of this size are still in the processor's cache when they are measured: nearly twice as fast as whole files.
 AT_ONCE = 2 << 20
+ANY_ORDER = (-1,)  # of axes: the same elements in an order that nothing tells
 
 
 def calculation_dtype(*names: str) -> np.dtype[Any]:
@@ -124,13 +125,25 @@ def turned(tensor: HostTensor, ways: Sequence[Sequence[int]], like: HostTensor) 
     """The tensor with its axes in one of these orders, whichever is nearest to ``like``.
 
     Where the numbers of axes differ, those of length 1 do not count, and neighbours may be one axis of the other; no
-    axes at all mean a view in the other's shape.
+    axes at all mean a view in the other's shape, and the axis -1 that the elements are in an order that nothing tells.
     """
+    if ANY_ORDER in ways:
+        return _sorted_like(tensor, like)
     made = [array for axes in ways if (array := _with_axes(tensor, axes, like.shape)) is not None]
     if not made:
         return tensor  # the file holds another shape than the dump says: left as it is, and judged so
     array = made[0] if len(made) == 1 else made[_nearest_view(made, tensor.dtype, like)]
     return HostTensor(tensor.dtype, array.shape, np.ascontiguousarray(array).reshape(-1))
+
+
+def _sorted_like(tensor: HostTensor, like: HostTensor) -> HostTensor:
+    """The tensor's elements, the largest where the other's largest is, and so on."""
+    if tensor.data.size != like.data.size:
+        return tensor
+    data = np.empty_like(tensor.data)
+    mine, theirs = (numbers(one.dtype, one.data, FLOAT64) for one in (tensor, like))
+    data[np.argsort(theirs, kind="stable")] = tensor.data[np.argsort(mine, kind="stable")]
+    return HostTensor(tensor.dtype, like.shape, data)
 
 
 def _with_axes(tensor: HostTensor, axes: Sequence[int], like: tuple[int, ...]) -> Array | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import random
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,11 +32,11 @@ class _Verb:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: Debugger | None, owner: type[Debugger]) -> Any:
+        @functools.wraps(self._function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._function(instance or owner.current(), *args, **kwargs)
+            return self._function(owner.current(), *args, **kwargs)
 
-        call.__doc__ = self.__doc__
-        return call
+        return call if instance is None else MethodType(self._function, instance)
 
 
 class Debugger(ABC):
@@ -77,6 +79,9 @@ class Debugger(ABC):
             type(self)._current = None
             raise
         self._points = SinglePoints(self.recorder)
+
+    # Editors and help() read the signature of __new__ where a class has one.
+    __new__.__signature__ = inspect.signature(__init__)  # type: ignore[attr-defined]
 
     @classmethod
     def current(cls) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -433,40 +432,3 @@ def take_over(file: IO[bytes]) -> Run:
         Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches,
         settings=head.settings,
     )  # fmt: skip
-
-
-# A result in a notebook: html that needs no network. Colours are mixed from the text's own, which is dark on light
-# pages and light on dark ones.
-_BORDER = "color-mix(in srgb, currentColor 25%, transparent)"
-_BOX = f"border:1px solid {_BORDER};border-radius:6px;padding:8px 12px;max-width:60em;font-family:sans-serif"
-_CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top;background:none"
-_COLOURS = {True: "#1a9850", False: "#d73027", None: "currentColor"}
-_LONGEST_TEXT = 500
-
-
-def card(
-    title: str,
-    facts: Iterable[tuple[str, object]],
-    *,
-    good: bool | None = None,
-    table: Sequence[Sequence[object]] = (),
-) -> str:
-    """A box with a title, facts under each other, and perhaps a table whose first row is its head."""
-    lines = "".join(
-        f'<tr><td style="{_CELL};opacity:.7">{_safe(name)}</td><td style="{_CELL}">{_safe(value)}</td></tr>'
-        for name, value in facts
-    )
-    rows = "".join(
-        "<tr>" + "".join(f'<{tag} style="{_CELL}">{_safe(cell)}</{tag}>' for cell in row) + "</tr>"
-        for row, tag in ((row, "td" if at else "th") for at, row in enumerate(table))
-    )
-    head = f'<b style="color:{_COLOURS[good]}">{_safe(title)}</b>'
-    inner = f'<table style="border:0">{lines}</table>' + (f'<table style="border:0">{rows}</table>' if rows else "")
-    return f'<div style="{_BOX}">{head}{inner}</div>'
-
-
-def _safe(value: object) -> str:
-    """Names are foreign text: cut, escaped, and without characters that steer a page."""
-    text = str(value)
-    text = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
-    return escape("".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text))

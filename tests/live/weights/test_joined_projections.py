@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from twinprobe import LayerMap, auto_diff
+from twinprobe._live.result import Result
 from twinprobe.errors import BadInput
 
 X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
@@ -74,3 +75,39 @@ def test_without_a_group_the_joined_layer_is_proposed(joined_is_base: bool) -> N
     proposed = "qkv.weight [18, 6]" if joined_is_base else "q.weight [6, 6]"
     assert f"nearest partner in the source: {proposed}" in missing
     assert "LayerMap.group" in missing
+
+
+@pytest.mark.parametrize("joined_is_base", [True, False])
+def test_equal_weights_in_one_layer_and_in_three_are_compared_as_one(joined_is_base: bool) -> None:
+    """What the aligner knows to be one layer and three: parameters, results, gradients and updates, put together."""
+
+    def models() -> tuple[Joined, Apart]:
+        joined, apart = Joined(), Apart()
+        apart.out.load_state_dict(joined.out.state_dict())
+        for part, name in enumerate("qkv"):
+            for kind in ("weight", "bias"):
+                rows = getattr(joined.qkv, kind).data[6 * part : 6 * part + 6]
+                getattr(getattr(apart, name), kind).data.copy_(rows)
+        return joined, apart
+
+    def compared(joined: Joined, apart: Apart) -> Result:
+        pair = (joined, apart) if joined_is_base else (apart, joined)
+        return auto_diff(
+            *pair, X, auto_weights=False, quiet=True, steps=2, loss_fns=lambda given: given.square().mean(),
+            optimizers=[torch.optim.SGD(model.parameters(), lr=0.1) for model in pair],
+        )  # fmt: skip
+
+    result = compared(*models())
+    assert result, result
+    assert result.steps == 2
+    assert not [note for note in result.notes if "only in" in note]
+    raw = "Module.q.Linear.forward.0" if joined_is_base else "Module.qkv.Linear.forward.0"
+    assert {"parameter", "output", "parameter after the step"} <= {
+        one.place for one in result.findings if one.raw == raw
+    }
+    joined, apart = models()
+    apart.k.weight.data[2] *= 1.5
+    wrong = compared(joined, apart)
+    assert not wrong
+    assert wrong.first.raw == raw
+    assert "parameters differ" in wrong.first.why

@@ -2,29 +2,35 @@
 
 A scale inside or outside of an embedding, a norm inside the layer that follows it, a residual added one call later: the
 two calls belong together, but what one of them takes or gives is another thing. It is told from a fault by what comes
-after: a fault is carried on, another way ends where both runs hold the same again.
+after: a fault is carried on, another way ends where both runs hold the same again. So it is with the rows of a weight
+in another order (rotary positions by halves or by neighbours, heads side by side or interleaved): such values are a
+pair, but for the order of their elements.
 """
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import numpy as np
 
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
 _CLOSE = 1e-4  # two implementations differ by rounding alone; a fault that moves a residual sum moves more
+_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 _MOST_STEPS = 64
+_NUMBER = re.compile(r"\d+")
 
 
-def other_ways(flows: tuple[Flow, Flow], pairs: Pairs) -> list[int]:
-    """Places of pairs whose values are not the same thing, as what follows shows."""
+def other_ways(flows: tuple[Flow, Flow], pairs: Pairs) -> tuple[list[int], list[int]]:
+    """Places of pairs whose values are not the same thing, and of those in another order, as what follows shows."""
     return _OtherWays(flows, pairs).places()
 
 
@@ -32,6 +38,7 @@ class _OtherWays:
     def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs) -> None:
         self._flow, self._prints = flows[0], (flows[0].prints, flows[1].prints)
         self._side = flows[0].side
+        self._ops = self._side.run.table["op"].to_list()
         self._partner = {
             row: (other, place)
             for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
@@ -49,25 +56,65 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
+        runs = flows[0].side.run, flows[1].side.run
+        has_sketches = None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner
+        self._apart = self._by_sketches(*runs) if has_sketches else set()
 
-    def places(self) -> list[int]:
+    def _by_sketches(self, target: Run, golden: Run) -> set[int]:
+        """The rows whose elements are not their partner's in the same order, whatever their statistics."""
+        from twinprobe._measure.sketch import estimate_pairs
+
+        rows, others = np.array([(row, other) for row, (other, _) in self._partner.items()]).T
+        found = estimate_pairs(target.sketches, golden.sketches, rows, others)
+        return set(rows[found.lower > _APART].tolist()) if found is not None else set()
+
+    def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
+        reordered: set[int] = set()  # rows
         for op in self._number:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
             back = self._side.head_of[op].calls.get(BACKWARD, {}).get(self._side.call[op], NONE)
             # Weights that differ are a finding, even where a later norm hides what they do.
-            weights = any(self._agree(row) is False for row in self._prints[0].parameters(op))
+            parameters = self._prints[0].parameters(op)
+            weights = any(self._agree(row, in_order=False) is False for row in parameters)
             meets = given is False and not weights and self._meets_again(op)
+            if not given and not meets:
+                continue
+            returned, passed = self._prints[0].rows(back, INPUT), self._prints[0].rows(back, OUTPUT)
+            if self._apart:
+                rows = [*outputs, *inputs, *parameters, *returned, *passed, *self._gradients(op)]
+                reordered |= {row for row in rows if row in self._apart and self._agree(row, in_order=False)}
             if meets:
-                found |= self._taken(outputs) | self._taken(self._prints[0].rows(back, INPUT))
-            unlike = [row for row in inputs if self._agree(row) is False] if given or meets else []
+                found |= self._taken(row for row in (*outputs, *returned) if row not in reordered)
+            unlike = [row for row in inputs if self._agree(row, in_order=False) is False]
             if unlike:
-                found |= self._taken(unlike) | self._taken(self._prints[0].rows(back, OUTPUT))
+                found |= self._taken([*unlike, *passed])
             elif given:  # one added to the weights of a norm, say
-                found |= self._taken([row for row in self._prints[0].parameters(op) if self._agree(row) is False])
-        return sorted(found | self._of_shared_weights())
+                found |= self._taken(row for row in parameters if self._agree(row, in_order=False) is False)
+        if reordered:
+            # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
+            labels = {self._label(row) for row in reordered}
+            reordered |= {row for row in self._partner if self._label(row) in labels}
+        found |= self._of_shared_weights()
+        return sorted(found), sorted(self._taken(reordered) - found)
+
+    def _gradients(self, op: int) -> list[int]:
+        calls = self._side.head_of[op].calls.get(GRADIENTS, {})
+        return [row for call in calls.values() for row in self._prints[0].rows(call, GRADIENT)]
+
+    def _label(self, row: int) -> tuple[str, int, str, str]:
+        """What the like row of another layer has, too: the module without numbers, the turn inside it, the argument."""
+        op = self._ops[row]
+        head, direction = self._side.head_of[op], self._side.direction[op]
+        name = self._side.names[row].removeprefix(self._side.ops[op])
+        if head.is_module:
+            return _NUMBER.sub("", head.name), NONE, direction, name
+        forward = head.calls.get(FORWARD, {}).get(self._side.call[op], NONE)
+        around = self._side.parents[forward] if forward != NONE else NONE
+        module = self._side.head_of[around].name if around != NONE else ""
+        return _NUMBER.sub("", module), self._number.get(forward, NONE), direction, name
 
     def _of_shared_weights(self) -> set[int]:
         """Gradients of a weight that two modules hold: the sum of both where it is one tensor."""
@@ -78,23 +125,25 @@ class _OtherWays:
                 value = self._flow.value(row)
                 holders[value].add(head.name)
                 weights[f"{head.name}.{self._side.names[row].rpartition('.')[2]}"] = value
-        rows = [row for row in self._partner if self._side.roles[row] == GRADIENT and self._agree(row) is False]
         found = set()
-        ops = self._side.run.table["op"]
-        for row in rows:
-            name = f"{self._side.head_of[ops[row]].name}.{self._side.names[row].rpartition('.')[2]}"
+        for row in self._partner:
+            if self._side.roles[row] != GRADIENT or self._agree(row, in_order=False) is not False:
+                continue
+            name = f"{self._side.head_of[self._ops[row]].name}.{self._side.names[row].rpartition('.')[2]}"
             value = weights.get(name)
             if value is not None and len(holders[value]) > 1:
                 found.add(self._partner[row][1])
         return found
 
-    def _taken(self, rows: list[int]) -> set[int]:
+    def _taken(self, rows: Iterable[int]) -> set[int]:
         return {self._partner[row][1] for row in rows if row in self._partner}
 
-    def _agree(self, row: int) -> bool | None:
+    def _agree(self, row: int, *, in_order: bool = True) -> bool | None:
         """Whether a row and its partner hold the same but for rounding; None where nothing tells."""
         if row not in self._partner:
             return None
+        if in_order and row in self._apart:
+            return False
         return same_but_rounding(self._prints[0], row, self._prints[1], self._partner[row][0])
 
     def _meets_again(self, op: int) -> bool:

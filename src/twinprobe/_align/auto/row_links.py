@@ -21,7 +21,7 @@ from twinprobe._align.groups import MEANING, PART, Flow, backward_rows, group_ro
 from twinprobe._align.links import NONE, Board, CallGroup, Groups, Pairs, from_partners
 from twinprobe._align.links import RULE as NAME
 from twinprobe._align.rows import pairs_of, part_rows
-from twinprobe._align.turns import fits_shape
+from twinprobe._align.turns import REORDERED, fits_shape
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput
@@ -376,7 +376,9 @@ def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
     pairs = apply_rows(board, pairs, links)
     if links.only_fitting:  # a mapping file is the user's word
         return pairs
-    places = other_ways((Flow(board.target, prints[0]), Flow(board.golden, prints[1])), pairs)
+    places, reordered = other_ways((Flow(board.target, prints[0]), Flow(board.golden, prints[1])), pairs)
+    for place in reordered:
+        pairs.rule[place] += REORDERED
     return part_rows(pairs, places, OTHER_WAY)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import pairwise, permutations
 
@@ -110,6 +111,7 @@ def _readers(one: Layer, other: Layer) -> float:
 
 RULE, FUSED_RULE, BRANCHES = "layers in order", "fused layers", "parallel branches"
 _SIZES = (2, 3)
+_OUTERMOST = re.compile(r"^.*?\.\d+(?=\.)")  # the path of a block of the outermost stack
 _LEAST_SCORE, _EQUAL, _SOME_SHARED, _OF_OTHER_SIZE, _NEARLY_ALL = 0.3, 2.4, 0.2, 0.55, 0.78
 
 
@@ -166,6 +168,7 @@ def _is_coherent(sketch: Sketch) -> bool:
     if sketch.share > _SOME_SHARED or any(link.rule == GIVEN for link in sketch.links):
         return True
     target, golden = sketch.target, sketch.golden
+    is_one_build = not _cross_blocks(sketch)
     fewer = min(len(target.layers), len(golden.layers))
     weight, equal = 0.0, 0
     smaller = len(target.layers) <= len(golden.layers)
@@ -179,7 +182,36 @@ def _is_coherent(sketch: Sketch) -> bool:
         if single and row_values_agree(target.prints, rows[0], golden.prints, rows[1]):
             norms = float(target.prints.stats[rows[0], 3]), float(golden.prints.stats[rows[1], 3])
             equal += abs(norms[0] - norms[1]) <= SAME_NORM * max(norms)
-    return weight >= _NEARLY_ALL * fewer or equal > _SOME_SHARED * fewer
+    return (is_one_build and weight >= _NEARLY_ALL * fewer) or equal > _SOME_SHARED * fewer
+
+
+def _cross_blocks(sketch: Sketch) -> bool:
+    """Whether pairs of layers regularly lead from one block of a stack into another, or out of the stack.
+
+    The norm that ends a block of one model begins the next block of the other: of the same layers in the same order,
+    but another architecture. Two ways to write one model cut the stack at the same places.
+    """
+    paths = [
+        tuple(
+            _block(facts.tree.path[nodes[0]])
+            for facts, nodes in ((sketch.target, link.target), (sketch.golden, link.golden))
+        )
+        for link in sketch.links
+    ]
+    crossing = []
+    for one, other in ((0, 1), (1, 0)):
+        met: dict[str, Counter[str]] = defaultdict(Counter)
+        for pair in paths:
+            if pair[one]:
+                met[pair[one]][pair[other]] += 1
+        strays = sum(found.total() - found.most_common(1)[0][1] for found in met.values())
+        crossing.append(len(met) > 1 and 2 * strays >= len(met))
+    return all(crossing)
+
+
+def _block(path: str) -> str:
+    found = _OUTERMOST.match(path)
+    return found[0] if found else ""
 
 
 def pair_layers(sketch: Sketch, mine: Sequence[Layer], theirs: Sequence[Layer], rule: str) -> None:

@@ -37,6 +37,8 @@ class Matches:
     # Names of paired forward calls: raw -> base.
     calls: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    # By the raw row of a pair: all rows of both sides that are one tensor when put together (q, k and v; qkv).
+    groups: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     equal: bool = False  # every row of both runs has its partner, by equal names
 
 
@@ -80,6 +82,7 @@ def match_runs(
     matches.notes += [note for note in board.notes if "construct.json" not in note]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
+    matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
     _pair_left(board, matches)
     if raw_paths is not None:
         for group in layer_map.groups:
@@ -216,9 +219,10 @@ def _follow(board: Board) -> None:
 def _pair_left(board: Board, matches: Matches) -> None:
     """Results that linked modules give under other names (a dataclass here, a tuple there): in their order."""
     sides = board.target, board.golden
+    grouped = [{row for rows in matches.groups.values() for row in rows[at]} for at in (0, 1)]
     left = (
-        _unpaired(board.target, {row for row, _, _ in matches.rows}),
-        _unpaired(board.golden, {row for _, row, _ in matches.rows}),
+        _unpaired(board.target, grouped[0].union(row for row, _, _ in matches.rows)),
+        _unpaired(board.golden, grouped[1].union(row for _, row, _ in matches.rows)),
     )
     for op in sorted(left[0].keys() | {board.back[other] for other in left[1] if board.back[other] != NONE}):
         other = board.partner[op]
@@ -284,12 +288,16 @@ def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, mat
 
 def _note_alone(board: Board, matches: Matches) -> None:
     """Tell which calls are paired, and which only one model makes."""
-    for who, side, partner, alone in (
-        ("raw", board.target, board.partner, matches.raw_alone),
-        ("base", board.golden, board.back, matches.base_alone),
+    for at, (who, side, partner, alone) in enumerate(
+        (
+            ("raw", board.target, board.partner, matches.raw_alone),
+            ("base", board.golden, board.back, matches.base_alone),
+        )
     ):
+        ops = side.run.table["op"]
+        fused = {ops[row] for rows in matches.groups.values() for row in rows[at]}
         for op, other in enumerate(partner):
-            if side.direction[op] == FORWARD:
+            if side.direction[op] == FORWARD and op not in fused:
                 if other == NONE:
                     alone.append(side.ops[op])
                 elif side is board.target:

@@ -236,8 +236,9 @@ def host_tensor(name: str, array: Any) -> HostTensor:
         plain = np.from_dlpack(array) if by_dlpack else np.asarray(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadInput(f"{name!r} is no array: {str(error)[:200]}") from None
-    if plain.dtype.name == "bfloat16":  # as jax has it
-        return HostTensor("bfloat16", plain.shape, np.ascontiguousarray(plain).reshape(-1).view("u2"))
+    if plain.dtype.name in DTYPES and plain.dtype.name not in NATIVE:  # as jax has bfloat16 and float8: by their bits
+        bits = np.ascontiguousarray(plain).reshape(-1).view(f"u{plain.dtype.itemsize}")
+        return HostTensor(plain.dtype.name, plain.shape, bits)
     if plain.dtype.name not in NATIVE:
         raise BadInput(f"{name!r} is no array of numbers, but of {plain.dtype}", hint="name numpy, torch or jax arrays")
     return HostTensor(plain.dtype.name, plain.shape, np.ascontiguousarray(plain).reshape(-1))
