@@ -152,15 +152,9 @@ class Queue:
         self.pages = [self.page]
         self._sketches = self.page.kind.startswith("sketched")
 
-    def _room(self, elements: int) -> tuple[int, int]:
-        """How many slots a tensor takes, and the block length of its sketch."""
-        if not self._sketches:
-            return -(-elements // self.chunk), 0
-        return _sketch_room(elements)
-
     def turn_page(self, elements: int) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
-        chunks, _ = self._room(elements)
+        chunks = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
         if self.page.used + chunks > self.page.size:
             self.page = self._new_page(max(chunks, _PAGE_SLOTS))
             self.pages.append(self.page)
@@ -170,7 +164,7 @@ class Queue:
         what waits must be launched first and a page turned."""
         page, receivers = self.page, self.receivers
         slot, line = page.used, len(receivers)
-        slots, length = self._room(elements)
+        slots, length = _sketch_room(elements) if self._sketches else (-(-elements // self.chunk), 0)
         if slot + slots > page.size or line >= MOST_LINES:
             return -1
         page.used = slot + slots
