@@ -156,8 +156,9 @@ def open_run(path: Path) -> Run:
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
     level = entries.header["level"] or ""
-    beside = path.with_suffix(SUFFIX)
-    sketches = beside if alone or (path.suffix == ".json" and beside.is_file()) else None
+    # dump.json has dump.sketch beside it, and dump.json.part of a killed process dump.sketch.part
+    beside = path if alone else path.with_name(path.name.replace(".json", SUFFIX))
+    sketches = beside if alone or beside.is_file() else None
     settings = entries.header["settings"]
     return Run(path, task, level, framework, ops, table, notes + left_out, sketch_file=sketches, settings=settings)
 

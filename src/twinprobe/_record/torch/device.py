@@ -106,8 +106,8 @@ class DeviceRows:
         return bool(self._held)
 
     def add(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> bool:
-        """Queue one tensor, whose elements begin at ``address``; ``version`` is None where it has none. It is held until ``launch``. Returns whether so much
-        waits that it is time for that. Several threads may add at a time."""
+        """Queue one tensor, whose elements begin at ``address``; ``version`` is None where it has none. Held until
+        ``launch``. Returns whether so much waits that it is time for that. Several threads may add at a time."""
         if self._measure is None:
             data = tensor.detach().to("cpu")
             if self._sketch:

@@ -176,7 +176,7 @@ class TensorBook:
         return Note("torch.Tensor", known.dtype, shape, known.row, tensor.requires_grad, save)
 
     def _special(self, tensor: torch.Tensor, save: bool, key: Key = ()) -> Note:
-        """Note what is not a versioned tensor of real numbers in memory. ``key``: where it lies, if it lies anywhere."""
+        """Note what is no versioned tensor of real numbers in memory. ``key``: where it lies, if anywhere."""
         if not measurable(tensor):
             return self._unusual(tensor, save)
         turned = tensor.is_neg(), tensor.is_conj()
