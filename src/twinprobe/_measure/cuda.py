@@ -453,5 +453,5 @@ def _sketches(page: Page, slots: NDArray[np.float64]) -> list[bytes]:
     ):  # fmt: skip
         state[here, column] = added[:, found]
     state[here, LARGEST] = largest
-    state = state.reshape(len(sizes), BLOCKS, SKETCH_COLUMNS)
-    return [row.tobytes() for row in rows_of(state, sizes, sizes, page.flags)]
+    states = state.reshape(len(sizes), BLOCKS, SKETCH_COLUMNS)
+    return [row.tobytes() for row in rows_of(states, sizes, sizes, page.flags)]

@@ -182,12 +182,13 @@ class TensorBook:
         turned = tensor.is_neg(), tensor.is_conj()
         if not key or any(turned) or tensor._is_zerotensor():  # no version, or not what memory says
             return self._fresh(tensor, tensor.shape, save, None)
-        known = self._notes.get((*key, turned))
+        key = (*key, turned)
+        known = self._notes.get(key)
         if known is None:
             known = self._fresh(tensor, tensor.shape, False, tensor._version)
             if known.row is None:
                 return known
-            self._notes[(*key, turned)] = known
+            self._notes[key] = known
         if save:
             self._keep(tensor, known.row)
         elif known.requires_grad is tensor.requires_grad:
