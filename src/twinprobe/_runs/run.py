@@ -96,7 +96,7 @@ class Run:
     @cached_property
     def op_names(self) -> list[OpName]:
         """The names of its calls, taken apart."""
-        return [parse_op(name) for name in self.ops]
+        return list(map(parse_op.__wrapped__, self.ops))  # each once: nothing to remember
 
     @cached_property
     def stacks(self) -> Stacks:
