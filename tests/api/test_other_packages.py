@@ -77,7 +77,7 @@ def test_a_long_comparison_shows_in_a_notebook_how_far_it_is() -> None:
 import json, nbformat
 from nbclient import NotebookClient
 source = '''import time
-from twinprobe._runs.notebook import Progress
+from twinprobe._notebook import Progress
 with Progress() as progress:
     for done in range(25):
         time.sleep(0.1)

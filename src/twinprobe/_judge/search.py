@@ -291,15 +291,18 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     for call in np.unique(flow.of_row[taken]).tolist():
         place = int(flow.parent[call]), flow.ops[call].direction
         later[place] = max(later.get(place, -1), int(flow.start[call]))
-    made = np.flatnonzero(outputs)
-    inner = {(int(flow.parent[flow.of_row[row]]), int(flow.mark[row])) for row in made.tolist()}
-    for row in made.tolist():
-        call = int(flow.of_row[row])
-        if not flow.leaf[call] and (call, int(flow.mark[row])) not in inner:
-            later[call, flow.ops[call].direction] = call
-    for row in np.flatnonzero(unread).tolist():
-        call = int(flow.of_row[row])
-        if not flow.updates[call] and later.get((int(flow.parent[call]), flow.ops[call].direction), -1) > call:
+    made = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
+    if len(made):  # single items of arrays are slow
+        inside, marks = flow.parent[flow.of_row[outputs]].tolist(), flow.mark[outputs].tolist()
+        inner = set(zip(inside, marks, strict=True))
+        for call, mark in zip(flow.of_row[made].tolist(), flow.mark[made].tolist(), strict=True):
+            if (call, mark) not in inner:
+                later[call, flow.ops[call].direction] = call
+    rows = np.flatnonzero(unread)
+    calls = flow.of_row[rows]
+    around, updates = flow.parent[calls].tolist(), flow.updates[calls].tolist()
+    for row, call, place, update in zip(rows.tolist(), calls.tolist(), around, updates, strict=True):
+        if not update and later.get((place, flow.ops[call].direction), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.

@@ -121,6 +121,8 @@ class Page:
     flags: int = 0  # what the dtype says about sketches
     used: int = 0
     sizes: list[int] = field(default_factory=list)  # elements, where there are sketches
+    blocks: NDArray[np.int64] | None = None  # of sketches: how many blocks each tensor has
+    pieces: NDArray[np.int64] | None = None  # and how many slots each of its blocks
     starts: list[int] = field(default_factory=list)
     receivers: list[Any] = field(default_factory=list)
 
@@ -152,15 +154,9 @@ class Queue:
         self.pages = [self.page]
         self._sketches = self.page.kind.startswith("sketched")
 
-    def _room(self, elements: int) -> tuple[int, int]:
-        """How many slots a tensor takes, and the block length of its sketch."""
-        if not self._sketches:
-            return -(-elements // self.chunk), 0
-        return _sketch_room(elements)
-
     def turn_page(self, elements: int) -> None:
         """After a launch: go on with a page that has room for a tensor of this size."""
-        chunks, _ = self._room(elements)
+        chunks = _sketch_room(elements)[0] if self._sketches else -(-elements // self.chunk)
         if self.page.used + chunks > self.page.size:
             self.page = self._new_page(max(chunks, _PAGE_SLOTS))
             self.pages.append(self.page)
@@ -170,7 +166,7 @@ class Queue:
         what waits must be launched first and a page turned."""
         page, receivers = self.page, self.receivers
         slot, line = page.used, len(receivers)
-        slots, length = self._room(elements)
+        slots, length = _sketch_room(elements) if self._sketches else (-(-elements // self.chunk), 0)
         if slot + slots > page.size or line >= MOST_LINES:
             return -1
         page.used = slot + slots
@@ -361,10 +357,39 @@ class Copies:
         if not page.receivers:
             return
         host = slots = page.buffer[: page.used]
+        if page.kind.startswith("sketched"):
+            sizes, places = np.unique(np.array(page.sizes, np.int64), return_inverse=True)
+            lengths = np.array([_sketch_room(int(size))[1] for size in sizes], np.int64)
+            page.blocks, page.pieces = (-(-sizes // lengths))[places], (-(-lengths // _CHUNK))[places]
+            if page.kind == "sketched floats" and page.used > 2 * int(page.blocks.sum()):
+                host = slots = self._by_block(page, slots)
         if self._device.type == "cuda":
             host = self._torch.empty(slots.shape, dtype=slots.dtype, pin_memory=True)
             host.copy_(slots, non_blocking=True)
         self._parts.append((page, host))
+
+    def _by_block(self, page: Page, slots: Any) -> Any:
+        """One slot a block, put together on the device: of large tensors the host gets far less."""
+        torch = self._torch
+        assert page.blocks is not None
+        assert page.pieces is not None
+        pieces = torch.from_numpy(np.repeat(page.pieces, page.blocks))
+        if self._device.type == "cuda":  # a copy from other memory would wait for the device
+            pieces = pieces.pin_memory().to(self._device, non_blocking=True)
+
+        def reduced(part: Any, how: str) -> Any:
+            return torch.segment_reduce(part.contiguous(), how, lengths=pieces, axis=0, unsafe=True)
+
+        try:
+            found = reduced(slots, "sum")
+            found[:, 0], found[:, 1] = reduced(slots[:, 0], "max"), reduced(slots[:, 1], "min")
+            found[:, 13] = reduced(slots[:, 13], "max")
+        except (RuntimeError, AttributeError, TypeError) as error:  # a beta function of torch: the host can do it, too
+            logging.getLogger(__name__).info("the host puts blocks of sketches together: %s", error)
+            return slots
+        page.starts = (np.cumsum(page.blocks) - page.blocks).tolist()
+        page.used, page.pieces = len(found), np.ones_like(page.pieces)
+        return found
 
     def give_back(self, job: Callable[[], None]) -> None:
         """Called when the device is done."""
@@ -413,20 +438,24 @@ def _count(number: float) -> int:
 
 def _sketches(page: Page, slots: NDArray[np.float64]) -> list[bytes]:
     """The rows of all tensors of a page, as a file has them. A slot is of one block; large blocks have several."""
+    used, pieces = page.blocks, page.pieces
+    assert used is not None
+    assert pieces is not None
     sizes = np.array(page.sizes, np.int64)
-    lengths = np.array([_sketch_room(size)[1] for size in page.sizes], np.int64)
-    pieces = -(-lengths // _CHUNK)
-    used = -(-sizes // lengths)
     tensor = np.repeat(np.arange(len(sizes)), used)
     block = np.arange(len(tensor)) - np.repeat(np.cumsum(used) - used, used)
-    starts = np.array(page.starts, np.int64)[tensor] + block * pieces[tensor]
-    state = np.zeros((len(sizes), BLOCKS, SKETCH_COLUMNS))
-    with np.errstate(all="ignore"):
-        added = np.add.reduceat(slots[:, 4:], starts, axis=0)
-        for column, found in (
-            (NANS, 0), (INFS, 1), (0, 2), (1, 3), (2, 4), (3, 5), (TOTAL, 6), (SUM_OF_SQUARES, 7), (L1, 8),
-            (ZEROS, 10), (FILLS, 11),
-        ):  # fmt: skip
-            state[tensor, block, column] = added[:, found]
-        state[tensor, block, LARGEST] = np.maximum.reduceat(slots[:, 13], starts)
-    return [row.tobytes() for row in rows_of(state, sizes, sizes, page.flags)]
+    added, largest = slots, slots[:, 13]
+    if pieces.max(initial=1) > 1:
+        starts = np.array(page.starts, np.int64)[tensor] + block * pieces[tensor]
+        with np.errstate(all="ignore"):
+            added, largest = np.add.reduceat(slots, starts, axis=0), np.maximum.reduceat(largest, starts)
+    state = np.zeros((len(sizes) * BLOCKS, SKETCH_COLUMNS))
+    here: Any = slice(None) if len(tensor) == len(state) else tensor * BLOCKS + block
+    for column, found in (
+        (NANS, 4), (INFS, 5), (0, 6), (1, 7), (2, 8), (3, 9), (TOTAL, 10), (SUM_OF_SQUARES, 11), (L1, 12),
+        (ZEROS, 14), (FILLS, 15),
+    ):  # fmt: skip
+        state[here, column] = added[:, found]
+    state[here, LARGEST] = largest
+    states = state.reshape(len(sizes), BLOCKS, SKETCH_COLUMNS)
+    return [row.tobytes() for row in rows_of(states, sizes, sizes, page.flags)]

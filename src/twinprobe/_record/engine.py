@@ -440,12 +440,15 @@ class Engine:
 
     def _write_updates(self, step: Step) -> None:
         """optimizer.json, in the grammar of dump.json: statistics, whatever else the task keeps."""
-        folder = DumpFolder(step.folder.path, step.folder.header | {"task": "statistics"}, index="optimizer")
-        (folder.path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, told again below
-        for entry in map(self.framework.finished, step.updates):
-            folder.add(entry.name, self._renderer.entry(entry))
-            if self.places is not None:
-                self.places.look(entry, step.placed)
+        path, header = step.folder.path, step.folder.header | {"task": "statistics"}
+        folder: DumpFolder | RemoteFolder = DumpFolder(path, header, index="optimizer")
+        if isinstance(step.folder, RemoteFolder) and self._process is not None and not self._process.gone:
+            folder = RemoteFolder(self._process, path, header, "optimizer", self._renderer, sketches=False)
+        (path / "optimizer.json").unlink(missing_ok=True)  # of this step's first stretch, told again below
+        updates = [self.framework.finished(entry) for entry in step.updates]
+        folder.add_entries(updates, self._renderer)
+        for entry in updates if self.places is not None else ():
+            self.places.look(entry, step.placed)
         folder.close({})
 
     def _guarded(self, step: Step, job: Callable[[], None]) -> None:

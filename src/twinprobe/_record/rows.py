@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -200,7 +200,10 @@ class ParameterGradients:
                 self._groups.append(group)
                 for name, parameter in named.items():
                     hook = partial(work, "recording a parameter's gradient", self._arrived, group, name)
-                    self._handles.append(parameter.register_hook(hook))
+                    self._watch(parameter, hook)
+
+    def _watch(self, parameter: Any, hook: Callable[[Any], None]) -> None:
+        self._handles.append(parameter.register_hook(hook))
 
     def _arrived(self, group: Group, name: str, gradient: Any) -> None:
         recorder = self._recorder

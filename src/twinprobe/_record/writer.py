@@ -21,7 +21,7 @@ from typing import IO, Any
 from twinprobe._record.render import Renderer
 from twinprobe._record.rows import Entry, sketches_of
 from twinprobe._runs.names import has_direction
-from twinprobe._runs.sketches import SUFFIX, SketchFile
+from twinprobe._runs.sketches import SUFFIX, SketchJournal
 
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
@@ -48,7 +48,7 @@ class DumpFolder:
         self.bytes_written = 0
         self.entries = 0
         self._file: IO[bytes] | None = None
-        self._sketches: SketchFile | None = None
+        self._sketches: SketchJournal | None = None
         self._taken: set[str] = set()
         self._unsynced = False
         self.tensor_folder = path / TENSOR_FOLDER
@@ -89,7 +89,7 @@ class DumpFolder:
         if self.index == "dump" and not has_direction(name):  # readers leave such entries out
             return
         if self._sketches is None:
-            self._sketches = SketchFile((self.path / f"{self.sketch_name}{PART_SUFFIX}").open("wb"))
+            self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}")
         self._sketches.add(sketches)
 
     @property
@@ -105,13 +105,14 @@ class DumpFolder:
                 if line.startswith(b"  "):
                     part.write(b"{" + line[2:].rstrip(b"\n").removesuffix(b",") + b"}\n")
         self._file = self.part.open("ab", buffering=1 << 16)
-        if (self.path / self.sketch_name).exists():
-            sketches = self.path / f"{self.sketch_name}{PART_SUFFIX}"
-            shutil.copyfile(self.path / self.sketch_name, sketches)  # like the index, it stays until there is another
-            self._sketches = SketchFile(sketches.open("r+b"), go_on=True)
+        earlier = self.path / self.sketch_name
+        if earlier.exists():  # like the index, it stays until there is another
+            self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}", earlier)
 
     def flush(self) -> None:
         """Hand what was added to the system, where it outlives this process."""
+        if self._sketches is not None:
+            self._sketches.stream.flush()
         if self._file is not None:
             self._file.flush()
 
@@ -159,13 +160,11 @@ class DumpFolder:
                 stream.write(text.encode("utf-8", "backslashreplace"))
             self.bytes_written += target.stat().st_size
         if self._sketches is not None:
-            sketches = self.path / f"{self.sketch_name}{PART_SUFFIX}"
-            with self._sketches.stream as stream:
-                self._sketches.finish()
-                stream.flush()
-                os.fsync(stream.fileno())
-            self.bytes_written += sketches.stat().st_size
-            sketches.replace(self.path / self.sketch_name)
+            target = self.path / self.sketch_name
+            with _replacing(target, sync=True) as stream:
+                self._sketches.finish(stream)
+            self.bytes_written += target.stat().st_size
+            (self.path / f"{self.sketch_name}{PART_SUFFIX}").unlink()
             self._sketches = None
         if self._unsynced:
             sync_file_system(self.path)

@@ -7,6 +7,7 @@ process is no child of the training, imports no framework, and ends when the tra
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -30,6 +31,7 @@ Folders = dict[int, tuple[DumpFolder, Renderer]]  # by number
 _LENGTH = struct.Struct("<Q")
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
+_PIPE = 1 << 20
 _LOOK = 5.0  # seconds between looks whether the training is alive: forked children may hold its end of the pipe
 _UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)  # a huge number, half a character, another's type
 _HOME = str(Path(__file__).parents[2])  # where the package itself lies
@@ -60,6 +62,10 @@ class WriterProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        with suppress(AttributeError, OSError, ImportError):  # Linux: a step goes over in few pieces
+            import fcntl
+
+            fcntl.fcntl(self._to, fcntl.F_SETPIPE_SZ, _PIPE)
         self._ready = False
         self.pid = 0
         self.gone = False
@@ -183,8 +189,11 @@ class RemoteFolder:
 
     def close(self, side_files: dict[str, Any]) -> None:
         """Turn the index into its final form, with the files beside it."""
-        text = json.dumps(side_files, default=str)  # names may hold half a character
-        self.entries, self.bytes_written = self._tell("close", text, answered=True)
+        try:
+            self.entries, self.bytes_written = self._tell("close", side_files, answered=True)
+        except _UNPACKABLE:
+            text = json.dumps(side_files, default=str)
+            self.entries, self.bytes_written = self._tell("close", text, answered=True)
         self._sent.clear()
 
     def abandon(self) -> None:
@@ -253,7 +262,7 @@ def obey(folders: Folders, message: list[Any]) -> Any:
     elif verb == "abandon":
         folder.abandon()
     else:
-        folder.close(json.loads(more[0]))
+        folder.close(json.loads(more[0]) if isinstance(more[0], str) else more[0])
         return [folder.entries, folder.bytes_written]
     return None
 
@@ -293,6 +302,8 @@ def serve(tags: list[str], parent: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the end of the pipe is the end
     _tags[:] = tags
+    gc.freeze()
+    gc.set_threshold(_OBJECTS)  # messages come and go without its help
     _answer(_pack(os.getpid()))
     folders: Folders = {}
     failed: dict[int, list[Any]] = {}
@@ -323,6 +334,7 @@ def _serve_one(folders: Folders, failed: dict[int, list[Any]], message: list[Any
         folders.pop(next(iter(folders)))
 
 
+_OBJECTS = 1_000_000
 _KEPT = 4  # a step may be started again, but not long after
 
 

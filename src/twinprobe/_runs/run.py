@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from twinprobe._notebook import card
 from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
 from twinprobe._runs.names import OpName, parse_op
@@ -113,7 +114,7 @@ class Run:
     @cached_property
     def op_names(self) -> list[OpName]:
         """The names of its calls, taken apart."""
-        return [parse_op(name) for name in self.ops]
+        return list(map(parse_op.__wrapped__, self.ops))  # each once: nothing to remember
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -173,8 +174,9 @@ def open_run(path: Path) -> Run:
     if not table.height:
         raise NothingToCompare("holds no values: nothing to compare", where=path)
     level = entries.header["level"] or ""
-    beside = path.with_suffix(SUFFIX)
-    sketches = beside if alone or (path.suffix == ".json" and beside.is_file()) else None
+    # dump.json has dump.sketch beside it, and dump.json.part of a killed process dump.sketch.part
+    beside = path if alone else path.with_name(path.name.replace(".json", SUFFIX))
+    sketches = beside if alone or beside.is_file() else None
     settings = entries.header["settings"]
     return Run(path, task, level, framework, ops, table, notes + left_out, sketch_file=sketches, settings=settings)
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 SUFFIX = ".sketch"
+PART = ".part"
 MAGIC = b"TWPSKT\r\n"
+JOURNAL = b"TWPSKJ\r\n"  # of a step that is not finished
 VERSION = 1
 HASH = b"fmix32-8x4"
 BLOCKS, SIGNS = 16, 4
@@ -45,6 +47,7 @@ Rows = NDArray[Any]  # of ROW
 NO_ROW = 0xFFFFFFFF
 
 _HEADER = Struct("<8sII16sQQQQ")
+_PLACE = Struct("<I")
 _MOST = 1 << 62
 _CHECKED = 1 << 14
 
@@ -77,22 +80,13 @@ class Sketches:
 class SketchFile:
     """Writes one file: rows as they come, then which tensor has which, then the document that names them, if any."""
 
-    def __init__(self, stream: IO[bytes], *, go_on: bool = False) -> None:
-        """``go_on``: the stream holds a finished file without a document, to which more is added."""
+    def __init__(self, stream: IO[bytes]) -> None:
         self.stream = stream
         self._rows = 0
         self._places: dict[int, int] = {}  # the row of each tensor, by its number
         self._index = array("I")
         assert self._index.itemsize == 4
-        if go_on:
-            self._rows, tensors = _HEADER.unpack(stream.read(_HEADER.size))[4:6]
-            end = _HEADER.size + self._rows * ROW.itemsize
-            stream.seek(end)
-            self._index.frombytes(np.frombuffer(stream.read(4 * tensors), "<u4").astype(np.uint32).tobytes())
-            stream.seek(end)
-            stream.truncate()
-        else:
-            stream.write(bytes(_HEADER.size))
+        stream.write(bytes(_HEADER.size))
 
     def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
         """The next tensors in the order of dump.json: a number for each and its row, if it has one. A tensor that is
@@ -113,15 +107,73 @@ class SketchFile:
         """Write the end and the header. The stream stays open."""
         self.stream.write(np.array(self._index, "<u4").tobytes() + document)
         self.stream.seek(0)
-        sizes = (self._rows, len(self._index), len(document), 0)
-        self.stream.write(_HEADER.pack(MAGIC, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), *sizes))
+        self.stream.write(_header(MAGIC, self._rows, len(self._index), len(document)))
+
+
+class SketchJournal:
+    """A file that grows with a step: the place of each tensor's row, and the row itself where it is a new one.
+
+    Whatever was written before a process was killed can be read. When the step is over, it becomes a SketchFile's.
+    """
+
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        """``earlier``: a file to go on with."""
+        self._path = path
+        self._rows = 0
+        self._places: dict[int, int] = {}
+        self.stream = path.open("wb")
+        self.stream.write(_header(JOURNAL, 0, 0, 0))
+        if earlier is not None:
+            rows, index, _ = read_file(earlier)
+            self.add((-1 - int(place), None if place == NO_ROW else rows[place].tobytes()) for place in index)
+
+    def add(self, sketches: Iterable[tuple[int, bytes | None]]) -> None:
+        """As SketchFile has it."""
+        for number, sketch in sketches:
+            place = NO_ROW if sketch is None else self._places.get(number)
+            if place is not None:
+                self.stream.write(_PLACE.pack(place))
+                continue
+            assert sketch is not None
+            assert len(sketch) == ROW.itemsize
+            self.stream.write(_PLACE.pack(self._rows) + sketch)
+            self._places[number] = self._rows
+            self._rows += 1
+
+    def finish(self, stream: IO[bytes]) -> None:
+        """Write all of it to another stream, in the form that stays."""
+        self.stream.close()
+        rows, index = _read_journal(self._path, self._path.read_bytes())
+        stream.write(_header(MAGIC, len(rows), len(index), 0) + rows.tobytes() + index.tobytes())
+
+
+def _header(magic: bytes, rows: int, tensors: int, document: int) -> bytes:
+    return _HEADER.pack(magic, VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), rows, tensors, document, 0)
+
+
+def _read_journal(path: Path, data: bytes) -> tuple[Rows, NDArray[np.uint32]]:
+    rows: list[bytes] = []
+    index = array("I")
+    start, end = _HEADER.size, len(data)
+    while start + 4 <= end:
+        (place,) = _PLACE.unpack_from(data, start)
+        start += 4
+        if place == len(rows):
+            if start + ROW.itemsize > end:
+                break  # the last one was not written to its end
+            rows.append(data[start : start + ROW.itemsize])
+            start += ROW.itemsize
+        elif place > len(rows) and place != NO_ROW:
+            raise BadInput(f"names row {place} of {len(rows)}", where=f"{path}: tensor {len(index)}")
+        index.append(place)
+    return np.frombuffer(b"".join(rows), ROW), np.array(index, "<u4")
 
 
 def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
     """The rows, which tensor has which, and the document; BadInput for what is none of ours or was changed."""
     file = FileBlocks(path)
     head = file.range(0, _HEADER.size)
-    if len(head) < _HEADER.size or not head.startswith(MAGIC):
+    if len(head) < _HEADER.size or not head.startswith((MAGIC, JOURNAL)):
         raise BadInput("is no file of sketches", where=path)
     _, version, width, name, count, tensors, length, reserved = _HEADER.unpack(head)
     known = (VERSION, ROW.itemsize, HASH.ljust(16, b"\0"), 0)
@@ -131,6 +183,11 @@ def read_file(path: Path) -> tuple[Rows, NDArray[np.uint32], bytes]:
             f"version {version} with the hash {shown!r} and rows of {width} bytes is not known",
             where=f"{path}: header", hint=f"this TwinProbe reads version {VERSION} with {HASH.decode()!r}",
         )  # fmt: skip
+    if head.startswith(JOURNAL):
+        rows, index = _read_journal(path, file.range(0, file.size))
+        for start in range(0, len(rows), _CHECKED):
+            _check(path, rows[start : start + _CHECKED], start)
+        return rows, index, b""
     expected = _HEADER.size + count * ROW.itemsize + tensors * 4 + length
     if expected != file.size:
         raise BadInput(
@@ -185,6 +242,9 @@ def sketches_of(path: Path, table: pl.DataFrame, *, damaged: bool = False) -> Sk
 def fitted(path: Path, rows: Rows, index: NDArray[np.uint32], table: pl.DataFrame, *, damaged: bool) -> Sketches:
     """Rows and index of a file brought into line with the table of a run."""
     tensors = np.flatnonzero(table["kind"].to_numpy() == TENSOR)
+    if path.suffix == PART:  # of a killed process: either file may have come further than the other
+        index = np.concatenate([index, np.full(max(0, len(tensors) - len(index)), NO_ROW, np.uint32)])
+        damaged = True
     if len(index) < len(tensors) or (len(index) > len(tensors) and not damaged):
         raise BadInput(
             f"holds sketches of {len(index)} tensors, the dump beside it has {len(tensors)}",

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+from twinprobe._measure.cuda import Copies, Page, _sketch_room
+from twinprobe._runs.sketches import ROW
 
 SCRIPT = """
 import json, math, sys
@@ -110,3 +115,37 @@ def test_sketches_compile_for_a_device_that_is_not_here() -> None:
     """Triton's interpreter runs what its compiler refuses, such as a second return of another type."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=300, check=False)
     assert "compiled" in done.stdout, done.stderr[-3000:]
+
+
+def test_blocks_of_large_tensors_are_put_together_on_the_device_as_on_the_host() -> None:
+    """The slots that kernels write for each chunk, with and without the device's own summing up."""
+    random = np.random.default_rng(0)
+    sizes = [5_000_000, 3_000_000, 100, 2_500_000]
+    found = []
+    for _ in range(2):
+        page = Page("sketched floats", None, 1 << 20)
+        for size in sizes:
+            slots, _ = _sketch_room(size)
+            page.starts.append(page.used)
+            page.sizes.append(size)
+            page.receivers.append(size)
+            page.used += slots
+        found.append(page)
+    raw, reduced = found
+    numbers = random.standard_normal((raw.used, 16))
+    numbers[:, [4, 5, 14, 15]] = random.integers(0, 9, (raw.used, 4))
+    numbers[:, [11, 13]] = np.abs(numbers[:, [11, 13]])
+    reduced.buffer, raw.buffer = torch.from_numpy(numbers), torch.from_numpy(numbers)
+    copies = Copies(torch, torch.device("cpu"))
+    copies.add(reduced)
+    assert reduced.used < raw.used  # otherwise nothing is tested
+    plain = Copies(torch, torch.device("cpu"))
+    plain._by_block = lambda _page, slots: slots  # type: ignore[method-assign]
+    plain.add(raw)
+    (_, _, one), (_, _, other) = copies.results()[0], plain.results()[0]
+    for here, there in zip(one, other, strict=True):
+        assert here[:2] == there[:2]
+        assert here[2:6] == pytest.approx(there[2:6], rel=1e-12)
+        for mine, theirs in zip(*(np.frombuffer(each.sketch, ROW) for each in (here, there)), strict=True):
+            for field in ROW.names:
+                assert np.allclose(mine[field], theirs[field], rtol=1e-6, atol=1e-9), field

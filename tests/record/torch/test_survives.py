@@ -18,6 +18,7 @@ from networks import Residual, batch
 
 import survival
 from support import slow
+from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger, record
 
@@ -60,6 +61,9 @@ def test_a_killed_process_leaves_a_readable_dump(tmp_path: Path, task: str) -> N
     (folder,) = (tmp_path / "dump" / "step2").iterdir()
     lines = (folder / "dump.json.part").read_text(encoding="utf-8").splitlines()
     assert json.loads(lines[0])["level"] == "mix"
+    left = open_run(folder)
+    assert left.sketches is not None
+    assert (left.sketches.index >= 0).sum() > 20
     if task == "tensor":
         files = list((folder / "dump_tensor_data").glob("*.pt"))
         assert files

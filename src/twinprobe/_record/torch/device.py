@@ -105,9 +105,9 @@ class DeviceRows:
         """Whether anything waits for a launch."""
         return bool(self._held)
 
-    def add(self, tensor: torch.Tensor, row: Row, version: int | None) -> bool:
-        """Queue one tensor; ``version`` is None where it has none. It is held until ``launch``. Returns whether so much
-        waits that it is time for that. Several threads may add at a time."""
+    def add(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> bool:
+        """Queue one tensor, whose elements begin at ``address``; ``version`` is None where it has none. Held until
+        ``launch``. Returns whether so much waits that it is time for that. Several threads may add at a time."""
         if self._measure is None:
             data = tensor.detach().to("cpu")
             if self._sketch:
@@ -119,7 +119,7 @@ class DeviceRows:
             return False
         stream = _raw_stream(self._index) if self._on_cuda else 0
         held = self._held
-        held.append((tensor, version, tensor.data_ptr(), row, stream))
+        held.append((tensor, version, address, row, stream))
         self._bytes += tensor.nbytes
         return len(held) >= _MOST_TENSORS or self._bytes >= _MOST_BYTES
 
@@ -143,6 +143,7 @@ class DeviceRows:
         measure = self._measure
         assert measure is not None
         lane = measure.lane(stream)
+        queues = lane.queues
         copies: list[torch.Tensor] = []  # alive until their kernel is in the stream
         for tensor, version, address, row, _ in lines:
             if (version is not None and tensor._version != version) or tensor.data_ptr() != address:
@@ -153,16 +154,18 @@ class DeviceRows:
                     )
                 continue
             if self._values:
-                style = _STYLES.get(tensor.dtype)
-                pieces = [(tensor, 1, style)]
-                if style is None or not tensor.is_contiguous():
-                    pieces = self._dense(tensor.detach())
-                    copies.extend(piece[0] for piece in pieces)
-                for dense, repeats, style in pieces:
-                    dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
-                    aligned = not start & 15
-                    queue = lane.queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
-                    add_line(queue, lane, start, elements, (row, elements, repeats, style))
+                dtype = tensor.dtype
+                style = _STYLES.get(dtype)
+                if style is not None and tensor.is_contiguous():
+                    elements, aligned = tensor.numel(), not address & 15
+                    queue = queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
+                    add_line(queue, lane, address, elements, (row, elements, 1, style))
+                else:
+                    for dense, repeats, kind in self._dense(tensor.detach()):
+                        copies.append(dense)
+                        dtype, start, elements = dense.dtype, dense.data_ptr(), dense.numel()
+                        queue = measure.statistics(lane, dtype, not start & 15)
+                        add_line(queue, lane, start, elements, (row, elements, repeats, kind))
             if self._digest:
                 self._add_digest(measure, lane, tensor.detach(), row, self._digest, copies)
         lane.launch()

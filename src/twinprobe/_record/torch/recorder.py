@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -12,6 +13,7 @@ from typing import IO, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from twinprobe._record.calls import Api, ModuleInfo, tensors_in
 from twinprobe._record.config import RecordConfig
@@ -115,10 +117,33 @@ class PassGradients(ParameterGradients):
     def __init__(self, recorder: Any) -> None:
         super().__init__(recorder)
         self._waiting: set[tuple[Group, str]] = set()
+        self._key = RemovableHandle(OrderedDict()).id  # a number that no other hook has
+        self._hooked: list[Any] = []
 
     def flush(self) -> None:
         self._waiting.clear()
         super().flush()
+
+    def detach(self) -> None:
+        super().detach()
+        for parameter in self._hooked:
+            hooks = parameter._backward_hooks
+            if hooks is not None:
+                hooks.pop(self._key, None)
+        self._hooked.clear()
+
+    def _watch(self, parameter: Any, hook: Callable[[Any], None]) -> None:
+        if type(parameter) is not torch.nn.Parameter or not parameter.is_leaf:
+            super()._watch(parameter, hook)
+            return
+        # What register_hook does, without a handle for each of the thousands that a large model has.
+        if parameter._backward_hooks is None:
+            parameter._backward_hooks = OrderedDict()
+        if self._key in parameter._backward_hooks:  # of two modules
+            super()._watch(parameter, hook)
+            return
+        parameter._backward_hooks[self._key] = hook
+        self._hooked.append(parameter)
 
     def _arrived(self, group: Group, name: str, gradient: torch.Tensor) -> None:
         recorder = self._recorder

@@ -52,11 +52,6 @@ class StorageNumbers:
             self._next += 1
         return number
 
-    @property
-    def many(self) -> bool:
-        """Whether it is time to purge."""
-        return len(self.known) >= _PURGE_AT
-
     def renumber(self, storage: Any) -> None:
         """Whatever is known by this storage's number is known no more."""
         self.known.pop(storage._cdata, None)
@@ -118,19 +113,12 @@ _FREED = {"remark": "its memory was freed"}  # as sharded parameters are between
 _inherited: list[Any] = []
 Key = tuple[Any, ...]
 
-# What a tensor is, in one number: its device and layout; whether it is quantized, nested, negated, wrapped and so on.
-# Each number is looked at once.
-_keys_of: Any = torch._C._dispatch_keys
-_number_of: Any = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # older versions have no number
-_PLAIN, _UNVERSIONED, _UNUSUAL = range(3)
-
-
-def _kind_of(tensor: torch.Tensor) -> int:
-    if not measurable(tensor):
-        return _UNUSUAL
-    # No version, or not what memory says.
-    unversioned = tensor.is_inference() or tensor.is_neg() or tensor.is_conj() or tensor._is_zerotensor()
-    return _UNVERSIONED if unversioned else _PLAIN
+# Element types of real numbers, as they are called in a dump.
+_REAL = {
+    one: str(one)
+    for name, one in vars(torch).items()
+    if isinstance(one, torch.dtype) and not one.is_complex and not name.startswith(("q", "bits"))
+}
 
 
 class TensorBook:
@@ -145,10 +133,8 @@ class TensorBook:
         self._numbers = StorageNumbers()
         self._known_numbers = self._numbers.known
         self._notes: dict[Key, Note] = {}
-        self._kinds: dict[Any, int] = {}  # by the number of dispatch keys
         self._devices: dict[int, DeviceRows] = {}
         self._lock = threading.RLock()
-        self._dtypes: dict[torch.dtype, str] = {}
         self.may_wait = False
 
     def note(self, tensor: torch.Tensor, save: bool = False) -> Note:
@@ -156,25 +142,50 @@ class TensorBook:
 
         What was noted before comes back as the same object: notes without a file are never changed.
         """
-        if type(tensor) is not _tensor_type and type(tensor) is not _parameter_type:
+        kind = type(tensor)
+        if kind is not _tensor_type and kind is not _parameter_type:
             return self._unusual(tensor, save)
-        keys = _number_of(_keys_of(tensor))
-        kind = self._kinds.get(keys)
-        if kind is None:
-            kind = self._kinds[keys] = _kind_of(tensor)
-        if kind:
-            return self._unusual(tensor, save) if kind == _UNUSUAL else self._fresh(tensor, tensor.shape, save, None)
-        storage = tensor.untyped_storage()
-        number = self._known_numbers.get(storage._cdata)
-        if number is None:
-            if self._numbers.many:
-                self._purge()
-            number = self._numbers(storage)
-        shape, version = tensor.shape, tensor._version
-        key = (number, tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, version)
+        try:
+            storage = tensor.untyped_storage()
+            number = self._known_numbers.get(storage._cdata)
+            if number is None:
+                if len(self._known_numbers) >= _PURGE_AT:
+                    self._purge()
+                number = self._numbers(storage)
+            shape, version, address, dtype = tensor.shape, tensor._version, tensor.data_ptr(), tensor.dtype
+            key = (number, address, shape, tensor.stride(), dtype, version)
+        except Exception:  # no memory of its own, no version, no shape
+            return self._special(tensor, save)
+        known = self._notes.get(key)
+        if known is None or tensor.is_neg():
+            name = _REAL.get(dtype)
+            on_device = tensor.is_cuda or (self._host_too and tensor.is_cpu)
+            plain = name is not None and address and (on_device or tensor.is_cpu) and storage.data_ptr()
+            if name is None or not plain or tensor.is_neg():
+                return self._special(tensor, save, key)
+            row = Row()
+            if on_device and self._measures:
+                self._measure_on_device(tensor, row, version, address)
+            elif self._measures:
+                self._measure(tensor, row, version)
+            known = self._notes[key] = Note("torch.Tensor", name, shape, row, tensor.requires_grad)
+        if save:
+            self._keep(tensor, known.row)
+        elif known.requires_grad is tensor.requires_grad:
+            return known
+        return Note("torch.Tensor", known.dtype, shape, known.row, tensor.requires_grad, save)
+
+    def _special(self, tensor: torch.Tensor, save: bool, key: Key = ()) -> Note:
+        """Note what is no versioned tensor of real numbers in memory. ``key``: where it lies, if anywhere."""
+        if not measurable(tensor):
+            return self._unusual(tensor, save)
+        turned = tensor.is_neg(), tensor.is_conj()
+        if not key or any(turned) or tensor._is_zerotensor():  # no version, or not what memory says
+            return self._fresh(tensor, tensor.shape, save, None)
+        key = (*key, turned)
         known = self._notes.get(key)
         if known is None:
-            known = self._fresh(tensor, shape, False, version)
+            known = self._fresh(tensor, tensor.shape, False, tensor._version)
             if known.row is None:
                 return known
             self._notes[key] = known
@@ -182,13 +193,10 @@ class TensorBook:
             self._keep(tensor, known.row)
         elif known.requires_grad is tensor.requires_grad:
             return known
-        return Note("torch.Tensor", known.dtype, shape, known.row, tensor.requires_grad, save)
+        return Note("torch.Tensor", known.dtype, known.shape, known.row, tensor.requires_grad, save)
 
     def _fresh(self, tensor: torch.Tensor, shape: torch.Size, save: bool, version: int | None) -> Note:
-        dtype = tensor.dtype
-        name = self._dtypes.get(dtype)
-        if name is None:
-            name = self._dtypes[dtype] = str(dtype)
+        name = str(tensor.dtype)
         if version is None and tensor._is_zerotensor():  # takes no memory
             tensor = torch.zeros_like(tensor.detach())
         elif not tensor.untyped_storage().data_ptr() and tensor.numel():
@@ -222,16 +230,8 @@ class TensorBook:
         if not tensor.numel():
             return
         if tensor.is_cuda or (self._host_too and tensor.is_cpu):
-            if version is None:
-                data = _resolved(tensor)
-            else:
-                # Autograd takes a gradient over where nobody else has it, but never with gradients on.
-                data = tensor if _is_grad_enabled() else tensor.detach()
-            at = tensor.get_device()
-            rows = self._devices.get(at) or self._new_device(at, tensor.device)
-            if rows.add(data, row, version) or not self.may_wait:
-                with self._lock:
-                    rows.launch()
+            data = _resolved(tensor) if version is None else tensor
+            self._measure_on_device(data, row, version, data.data_ptr())
             return
         if version is None or not tensor.is_cpu:
             tensor = _resolved(tensor).to(_HOST)
@@ -241,6 +241,15 @@ class TensorBook:
             row.values = host_statistics(tensor)
         if self._digest:
             row.digest = host_digest(tensor.detach(), self._digest)
+
+    def _measure_on_device(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> None:
+        at = tensor.get_device()
+        rows = self._devices.get(at) or self._new_device(at, tensor.device)
+        # Autograd takes a gradient over where nobody else has it, but never with gradients on.
+        data = tensor if _is_grad_enabled() else tensor.detach()
+        if rows.add(data, row, version, address) or not self.may_wait:
+            with self._lock:
+                rows.launch()
 
     def _new_device(self, at: int, device: torch.device) -> DeviceRows:
         with self._lock:
