@@ -127,19 +127,17 @@ def _named(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) 
     if beginning.cause == MISSING and beginning.arguments:
         missing = pairs["g_op"][beginning.arguments[0]]
         return None if missing is None else (golden, golden.ops[missing])
-    replaced = _replaced(target, golden, pairs, beginning)
-    if replaced is None:
-        return None
-    return (golden, replaced[1]) if replaced[0] is None else (target, replaced[0])
+    only_target, only_golden = _replaced(target, golden, pairs, beginning)
+    if only_target is not None:
+        return target, only_target
+    return None if only_golden is None else (golden, only_golden)
 
 
-def _replaced(
-    target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning
-) -> tuple[str | None, str | None] | None:
-    """In a group of calls: the one call that only one run makes, or that another one stands for."""
+def _replaced(target: Run, golden: Run, pairs: pl.DataFrame, beginning: Beginning) -> tuple[str | None, str | None]:
+    """In a group of calls: the one call that only the target makes, and the one that only golden makes."""
     group = pairs["group"][beginning.row] if "group" in pairs.columns else None
     if group is None or beginning.cause not in (OUTPUT_DIFFERS, EXTRA):
-        return None
+        return None, None
     members = pairs.filter(pairs["group"] == group)
     calls = [
         [run.ops[op] for op in members[f"{side}_op"].drop_nulls().unique().sort().to_list()]
@@ -151,7 +149,7 @@ def _replaced(
         for side, own, others in zip(calls, names, reversed(names), strict=True)
     ]
     if max(map(len, only)) != 1:
-        return None
+        return None, None
     return (only[0] or [None])[0], (only[1] or [None])[0]
 
 
@@ -274,11 +272,11 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
     name = _CAUSES.get(beginning.cause, "")
-    replaced = _replaced(target, golden, evidence.pairs, beginning)
-    if replaced is not None and None not in replaced:
-        return Kind("function", " against ".join(api_name(call) for call in replaced if call), 0.95)
-    if replaced is not None:
-        name = "missing" if replaced[0] is None else "extra"
+    only_target, only_golden = _replaced(target, golden, evidence.pairs, beginning)
+    if only_target is not None and only_golden is not None:
+        return Kind("function", f"{api_name(only_target)} against {api_name(only_golden)}", 0.95)
+    if only_target is not None or only_golden is not None:
+        name = "missing" if only_target is None else "extra"
     row = evidence.pairs.row(beginning.row, named=True)
     if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
         apis = [parse_op(run.ops[row[f"{side}_op"]]) for run, side in ((target, "t"), (golden, "g"))]

@@ -149,7 +149,8 @@ class Rows:
         """The types in which a run computes its matrix products, a few exceptions left out."""
         products = bools(self.pairs[f"{side}_name"].str.contains(_PRODUCT))
         types = self.pairs.filter(products)[f"{side}_dtype"].value_counts()
-        return types.filter(types["count"] >= _USUAL * types["count"].sum())[f"{side}_dtype"].to_list()
+        share = types["count"] / max(int(products.sum()), 1)
+        return types.filter(share >= _USUAL)[f"{side}_dtype"].to_list()
 
 
 def bools(column: pl.Series) -> Bools:

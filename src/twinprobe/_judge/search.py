@@ -331,14 +331,16 @@ def _predictions(flow: Flow, noise: Noise) -> Bools:
     behind = (flow.of_row > last) & (flow.role == OUTPUT) & (flow.elements[0] == 1)
     if behind.any() and not noise.abnormal[behind].any():
         return np.zeros(len(flow.role), dtype=bool)
-    return (flow.of_row == last) & (flow.role == OUTPUT) & noise.matters
+    predictions: Bools = (flow.of_row == last) & (flow.role == OUTPUT) & noise.matters
+    return predictions
 
 
 def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
     """The gradients as an optimiser reads them, and the state that it keeps from before."""
     own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
     seen: Bools = flow.spread(flow.updates) & (flow.role == INPUT) & facts.tensor & facts.matched
-    return seen & ~own & ~flow.parameter & (flow.elements[0] > 1)
+    seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
+    return seen
 
 
 def _rows_of_calls(flow: Flow) -> list[Ints]:
