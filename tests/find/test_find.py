@@ -17,7 +17,7 @@ import twinprobe
 from twinprobe._cli import main
 
 # A plain loop without an optimizer of PyTorch, which each of the six programs would need another second and a half to
-# import (test_child.py and the slow tests have one). From step 4 on `b` has another kernel for silu in its second layer,
+# import (test_child.py and the slow tests have one). From step 4 on `b` has another kernel for silu in layer 2,
 # below everything that Python sees.
 KERNEL = """
 import sys
