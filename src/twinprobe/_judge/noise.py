@@ -34,6 +34,7 @@ _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
+_BATCH = 4  # terms of a sum: more are those of a batch
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
 # Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most.
@@ -123,10 +124,8 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, operations, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values.epsilon, grain, depth) * values.norm,
+        _on_the_way_in(flow, values, grain, depth, drift),
     )
-    if drift:
-        local = np.where(flow.parameter & ~output, np.fmax(local, _DRIFTED * values.norm), local)
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
     inherited = np.where(flow.parameter | (flow.role == POINT), 0.0, inherited)
@@ -139,6 +138,7 @@ def expected_errors(
         known = error[gradient & np.isfinite(error)]
         typical = float(np.median(known)) if len(known) else 0.0
         allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
+    allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
@@ -154,14 +154,39 @@ def expected_errors(
         expected = np.where(values.norm > 0, allowed / values.norm, np.nan)
         abnormal = values.distance > _SEEN * local * few
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
-        # An update is small beside its parameter: there, and in values saved by themselves, all but rounding counts.
-        alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
-        read = flow.spread(flow.updates & (operands.size > 0)) & (flow.role == INPUT)
-        matters = np.where(alone & ~read, abnormal, matters)
-        if (read & (values.rms > 0)).any():  # a gradient that is zero in theory is far smaller than the others
-            usual = float(np.median(values.rms[read & (values.rms > 0)]))
-            matters &= ~read | (values.rms > _NOTHING * usual)
+        matters = _settled(flow, values, operands, matters, abnormal)
     return Noise(error, expected, times, shown, abnormal, matters, values.masked, _flips(flow, values))
+
+
+def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
+    """What matters to an optimiser, and of values saved by themselves."""
+    # An update is small beside its parameter: all but rounding counts.
+    alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
+    read = flow.spread(flow.updates & (operands.size > 0)) & (flow.role == INPUT)
+    settled: Bools = np.where(alone & ~read, abnormal, matters)
+    sized = read & (values.rms > 0)
+    if sized.any():  # a gradient that is zero in theory is far smaller than the others
+        settled &= ~read | (values.rms > _NOTHING * float(np.median(values.rms[sized])))
+    return settled
+
+
+def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) -> Floats:
+    """What sums over a batch may lose on the way back, as a distance.
+
+    The terms may be alike (a mean's gradient), then their errors add up while the sums of two samples cancel. And some
+    kernels add up in 16 bits, where small terms are lost beside a sum that has grown: as many epsilons as terms.
+    """
+    taken, wrong = np.zeros((2, operands.count))
+    np.maximum.at(taken, operands.calls, operands.elements)
+    np.maximum.at(wrong, operands.calls, np.nan_to_num(values.distance[operands.rows], nan=0.0))
+    call = np.maximum(flow.of_row, 0)
+    source = np.where(flow.role == GRADIENT, flow.back[call], call)
+    known, source = source != NONE, np.maximum(source, 0)
+    terms = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1)
+    lost = np.where(grain > _COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * values.norm
+    summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
+    distance: Floats = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
+    return distance
 
 
 def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> float:
@@ -197,13 +222,20 @@ def _own_rounding(
     return rounding
 
 
-def _on_the_way_in(flow: Flow, epsilon: Floats, grain: Floats, depth: Floats) -> Floats:
+def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, drift: float) -> Floats:
     """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
+    epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
-    # A parameter is as it was stored, or rounded once.
+    # A parameter is as it was stored, or rounded once; a function may be given it in a finer type.
     often = np.where((flow.source != NONE) | flow.parameter, ROUNDING, unseen)
-    rounding: Floats = often * np.where(flow.parameter, epsilon, grain)
-    return rounding
+    stored = epsilon[(flow.role == PARAMETER) & (epsilon > 0)]
+    known = np.fmax(epsilon, float(np.median(stored)) if len(stored) else 0.0)
+    rounding = often * np.where(flow.parameter, np.where(flow.role == PARAMETER, epsilon, known), grain)
+    lost: Floats = rounding * values.norm
+    if drift:  # a parameter that began as zero is nothing but updates: its size is not what counts
+        usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
+        lost = np.where(flow.parameter, np.fmax(lost, _DRIFTED * np.fmax(values.norm, usual)), lost)
+    return lost
 
 
 def _pooled(pairs: pl.DataFrame, values: _Values, measured: Floats) -> Floats:

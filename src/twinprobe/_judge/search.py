@@ -349,6 +349,17 @@ def _rows_of_calls(flow: Flow) -> list[Ints]:
     return [order[edges[call] : edges[call + 1]] for call in range(len(flow.ops))]
 
 
+def _came_through(flow: Flow, row: int, call: int, rows_of: list[Ints]) -> list[int]:
+    """The calls whose own code may have made an input: the one around, and its own if the input is its as well."""
+    around = [int(flow.parent[call])]
+    while around[-1] != NONE:
+        rows = rows_of[around[-1]]
+        if flow.mark[row] not in flow.mark[rows[flow.role[rows] == INPUT]]:
+            break
+        around.append(int(flow.parent[around[-1]]))
+    return around
+
+
 def _reaches(
     flow: Flow,
     link: Ints,
@@ -384,7 +395,7 @@ def _reaches(
                 if source != NONE:
                     touched |= int(flow.of_row[source]) in reached or int(flow.mark[row]) in carried
                 elif flow.role[row] in (INPUT, PARAMETER):
-                    touched |= int(flow.parent[call]) in inside
+                    touched |= not inside.isdisjoint(_came_through(flow, row, call, rows_of))
             if not touched:
                 continue
         if ends[bad].any():
