@@ -280,7 +280,8 @@ def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> 
     with np.errstate(invalid="ignore", over="ignore"):
         unknown = ~np.isfinite(norm)
         # Of a tensor that has elements alone and no statistics, the relative error is known; any size will do.
-        norm = np.where(unknown, np.nan_to_num(amplitude, nan=1.0) * np.sqrt(elements), norm)
+        amplitude = np.where(np.isnan(amplitude) & np.isfinite(error), 1.0, np.nan_to_num(amplitude))
+        norm = np.where(unknown, amplitude * np.sqrt(elements), norm)
         rms = norm / np.sqrt(np.maximum(elements, 1))
         # An error against nothing: the target's own size is the distance.
         distance = np.where(np.isfinite(error), error * norm, np.where(np.isnan(error), np.nan, np.fmax(own, norm)))
