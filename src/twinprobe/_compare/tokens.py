@@ -30,7 +30,7 @@ from twinprobe._report.tokens import Compared, token_findings
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.structure import Stacks
-from twinprobe._runs.table import ABSENT, FLOAT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe._runs.tensors.tensor_files import open_named, token_name
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -76,7 +76,7 @@ def _views_of(shape: Shape, rows: int, width: int, reach: int) -> dict[View, int
             taken = length
         else:
             if row == -1:  # without an axis of rows, or with one row that stands for all
-                fits = rows == 1 or shape[:column] == (1,) or len(shape) == 1
+                fits = rows == 1 or len(shape) == 1 or (column > 0 and prod(shape[:column]) == 1)
             else:
                 fits = shape[row] == rows
             cached = len(shape) == 4 and row == 0 and column < 3 and length >= reach
@@ -281,7 +281,7 @@ class TokenMatcher:
         roles = [run.table["role"].to_list() for run in sides]
         dtypes = target.table["dtype"].to_list()
         for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
-            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs]:
+            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs] or at in pairs.groups:
                 continue
             held: Ints | None = None
             cached = False
@@ -290,7 +290,7 @@ class TokenMatcher:
                     continue
             elif kinds[0][mine] != TENSOR or bookkeeping[mine] or self._by_keys(sides, (mine, theirs)):
                 continue
-            elif roles[0][mine] != PARAMETER and not self._constant(sides, (mine, theirs)):
+            elif roles[0][mine] not in (PARAMETER, GRADIENT) and not self._constant(sides, (mine, theirs)):
                 found = self._gather(sides, (mine, theirs))
                 if found is None:
                     self.left_out += 1
@@ -306,9 +306,8 @@ class TokenMatcher:
             self.cached.append(cached)
         for run, change in zip(sides, changes, strict=True):
             run.table = _changed(run.table, change)
-        return replace(
-            pairs, target=pairs.target[good], golden=pairs.golden[good], rule=[pairs.rule[at] for at in good]
-        )
+        rules = [pairs.rule[at] for at in good]
+        return Pairs(pairs.target[good], pairs.golden[good], rules, pairs.notes)
 
     def _places(self, run: TokenRun, family: int) -> tuple[Ints, NDArray[np.bool_]]:
         """The place (pass, row, column) of each aligned token in tensors of a family, and whether they hold it."""
@@ -363,7 +362,10 @@ class TokenMatcher:
         if len(cuts) > 1 or shapes == {()}:
             return True
         (shape,) = shapes
-        if shape is None or any(view.row >= 0 for view in _views(shape, sides[0].cut.passes[0])):
+        views = _views(shape or (), sides[0].cut.passes[0])
+        if not views or shape is None:
+            return True
+        if any(view.row >= 0 for view in views):
             return False
         # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not.
         try:
