@@ -458,3 +458,15 @@ def test_other_data_is_no_other_cut(tmp_path: Path) -> None:
     found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
     assert found.tokens is None
     assert "embed_tokens" in found.first.row
+
+
+def test_statistics_of_padded_and_packed_rows_come_with_a_warning(tmp_path: Path) -> None:
+    """Without ids nobody knows whether these are the same sequences; that they may be is said."""
+    program = Program("llama")
+    for name, run in (("padded", lambda program: program.padded("right")), ("packed", Program.packed)):
+        with torch.no_grad(), record(program.model, str(tmp_path / name), level="L0", task="statistics"):
+            run(program)
+    found = twinprobe.compare(tmp_path / "padded", tmp_path / "packed")
+    (note,) = (note for note in next(iter(found.pairs.values())).summary.notes if "other calls" in note)
+    assert "target one forward call [3, 10], golden one forward call [1, 21]" in note
+    assert "task tensor" in note
