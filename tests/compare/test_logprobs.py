@@ -188,6 +188,15 @@ def test_a_bad_file_is_named_with_what_is_wrong(case: str, tmp_path: Path, capsy
     assert "Traceback" not in said
 
 
+def test_a_file_that_is_not_there_and_a_limit_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = as_json_lines(rows(), tmp_path / "golden")
+    command = ["llm", "logprobs", str(tmp_path / "nowhere.npz"), str(golden), "-o", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "nowhere.npz: does not exist" in capsys.readouterr().err
+    assert main(["llm", "logprobs", str(golden), str(golden), "--limit", "-1"]) == 2
+    assert "must be more than 0" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[list[int]]]:
     """A training forward pass, and a rollout with a cache whose second layer is wrong for the second sequence."""

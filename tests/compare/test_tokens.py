@@ -346,3 +346,127 @@ def test_a_dump_cannot_name_files_outside_or_places_that_are_not_there(recording
     ):
         with pytest.raises((DamagedTensor, BadInput)):
             open_named(tensors, TOKENS + json.dumps([parts, stretches]))
+
+
+def test_what_generate_does_agrees_with_forward_calls_on_what_it_wrote(tmp_path: Path) -> None:
+    """A batch padded on the left, decoded by the library itself; the head keeps the last token of the prompt only."""
+    program = Program("llama")
+    ids, mask = torch.zeros((2, 3, WIDTH), dtype=torch.long)
+    for row, tokens in enumerate(program.sequences):
+        ids[row, WIDTH - len(tokens) :], mask[row, WIDTH - len(tokens) :] = tokens, 1
+    with torch.no_grad(), record(program.model, str(tmp_path / "generate"), level="L0", task="tensor"):
+        written = program.model.generate(
+            ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    with torch.no_grad(), record(program.model, str(tmp_path / "forward"), level="L0", task="tensor"):
+        for row, tokens in enumerate(program.sequences):
+            program.model(written[row, WIDTH - len(tokens) :][None])
+    found = twinprobe.compare(tmp_path / "generate", tmp_path / "forward")
+    assert found.agrees, found.summary
+    assert found.tokens is not None
+    assert found.tokens.height == sum(LENGTHS) + 3 * 3  # what was written last was never looked up
+    head = found.table.filter(pl.col("target").str.contains("lm_head") & pl.col("target").str.contains("output"))
+    assert head["target_shape"].to_list() == [f"[{3 * 4}, 64]"]
+
+
+@pytest.mark.parametrize("level", ["L0", pytest.param("mix", marks=pytest.mark.slow)])
+def test_gradients_of_another_batch_order_agree(level: str, tmp_path: Path) -> None:
+    """A training step, forward and back: what has no tokens, like a parameter's gradient, is compared as it is."""
+    program = Program("llama")
+    for name, order in (("target", [2, 0, 1]), ("golden", [0, 1, 2])):
+        ids = torch.stack([tokens[:5] for tokens in program.sequences])[order]
+        with record(program.model, str(tmp_path / name), level=level, task="tensor"):
+            program.model(ids, labels=ids).loss.backward()
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.agrees, found.summary
+    assert found.tokens is not None
+    gradients = found.table.filter(pl.col("target").str.contains("parameters_grad"))
+    assert gradients.height == len(list(program.model.parameters()))
+    assert set(gradients["verdict"]) == {"pass"}
+    assert found.table["target"].str.contains(r"\.backward\.").any()
+
+
+class Packed(torch.nn.Module):
+    """Attention over rows of tokens without a batch, cut by ``cu_seqlens`` as inference engines do it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, tokens: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        parts = self.qkv(tokens).split(cu_seqlens.diff().tolist())
+        attended = []
+        for part in parts:
+            q, k, v = part[None, None].chunk(3, -1)
+            attended.append(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0, 0])
+        return self.out(torch.cat(attended))
+
+
+class PackedModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(64, 16)
+        self.layers = torch.nn.ModuleList(Packed() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed_tokens(ids)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden, cu_seqlens=cu_seqlens)
+        return hidden
+
+
+@pytest.mark.parametrize("level", ["L0", pytest.param("mix", marks=pytest.mark.slow)])
+def test_rows_without_a_batch_are_cut_where_cu_seqlens_says(level: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = PackedModel().eval()
+    sequences = [torch.randint(0, 64, (length,)) for length in LENGTHS]
+
+    def run(name: str, *batches: tuple[int, ...], fault: int | None = None) -> Path:
+        def move(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            moved = output.clone()
+            moved[fault] += 0.1
+            return moved
+
+        hook = None if fault is None else model.layers[1].out.register_forward_hook(move)
+        with torch.no_grad(), record(model, str(tmp_path / name), level=level, task="tensor"):
+            for batch in batches:
+                lengths = [0, *(LENGTHS[number] for number in batch)]
+                cuts = torch.tensor(lengths).cumsum(0).int()
+                model(torch.cat([sequences[number] for number in batch]), cuts)
+        if hook is not None:
+            hook.remove()
+        return tmp_path / name
+
+    golden = run("golden", (0, 1, 2))
+    for healthy in (run("order", (2, 0, 1)), run("alone", (0,), (1,), (2,))):
+        found = twinprobe.compare(healthy, golden)
+        assert found.agrees, found.summary
+        assert found.tokens is not None
+        assert found.tokens.height == sum(LENGTHS)
+    found = twinprobe.compare(run("faulty", (2, 0, 1), fault=9), golden)
+    assert found.first.module.startswith("layers.1")
+    assert "only token 2 of sequence 0 differs" in found.first.sentence
+
+
+def test_other_data_is_no_other_cut(tmp_path: Path) -> None:
+    """Two runs on other ids of the same shape part at the ids, and nothing is aligned."""
+    program = Program("llama")
+    for name in ("target", "golden"):
+        with torch.no_grad(), record(program.model, str(tmp_path / name), level="L0", task="tensor"):
+            program.full()
+        program.ids = torch.randint(1, 64, (2, 14))
+    found = twinprobe.compare(tmp_path / "target", tmp_path / "golden")
+    assert found.tokens is None
+    assert "embed_tokens" in found.first.row
+
+
+def test_statistics_of_padded_and_packed_rows_come_with_a_warning(tmp_path: Path) -> None:
+    """Without ids nobody knows whether these are the same sequences; that they may be is said."""
+    program = Program("llama")
+    for name, run in (("padded", lambda program: program.padded("right")), ("packed", Program.packed)):
+        with torch.no_grad(), record(program.model, str(tmp_path / name), level="L0", task="statistics"):
+            run(program)
+    found = twinprobe.compare(tmp_path / "padded", tmp_path / "packed")
+    (note,) = (note for note in next(iter(found.pairs.values())).summary.notes if "other calls" in note)
+    assert "target one forward call [3, 10], golden one forward call [1, 21]" in note
+    assert "task tensor" in note

@@ -88,6 +88,11 @@ class Cut:
         return bool(self.sequences)
 
     @property
+    def shapes(self) -> list[Shape]:
+        """Rows and columns of the tokens of each pass."""
+        return [one.shape for one in self.passes]
+
+    @property
     def padding(self) -> int:
         """How many tokens are padding."""
         return sum(int((~one.valid).sum()) for one in self.passes)
@@ -427,8 +432,7 @@ class TokenPairs:
     @property
     def same_cut(self) -> bool:
         """Whether both sides hold the same tokens at the same places, so that nothing needs to be gathered."""
-        shapes = [[one.shape for one in side.passes] for side in (self.target, self.golden)]
-        return shapes[0] == shapes[1] and bool(np.array_equal(*self.places))
+        return self.target.shapes == self.golden.shapes and bool(np.array_equal(*self.places))
 
     def only(self, sequence: int) -> TokenPairs:
         """The tokens of one sequence alone."""

@@ -18,7 +18,7 @@ import numpy as np
 from twinprobe._compare.one import Comparison, Options
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.tokens import LogprobReport
-from twinprobe._runs.run import Run, find_run, open_run, run_folders
+from twinprobe._runs.run import RUN_FILES, Run, find_run, open_run, run_folders
 from twinprobe._runs.table import OUTPUT
 from twinprobe._runs.tensors.containers import tensors_in
 from twinprobe._runs.tensors.tensor_files import open_named
@@ -345,15 +345,16 @@ def compare_logprobs(
     """Compare the log-probabilities of two files or of two recordings."""
     if not limit > 0:
         raise BadInput(f"the limit is {limit:g}", hint="it must be more than 0")
-    files = [
-        path.is_file() and path.suffix.lower() in SUFFIXES and not path.name.startswith("dump.")
-        for path in (target, golden)
-    ]
-    if files[0] != files[1]:
+    arrays = []
+    for path in (target, golden):
+        if not path.exists():
+            raise BadInput("does not exist", where=path)
+        arrays.append(path.is_file() and path.suffix.lower() in SUFFIXES and path.name not in RUN_FILES)
+    if arrays[0] != arrays[1]:
         raise BadInput(f"{target} and {golden} are a file of arrays and a recording", hint="give two of a kind")
     lost: list[str] = []
     compared: list[tuple[TokenPairs, Comparison]] = []
-    if files[0]:
+    if arrays[0]:
         pairs = _paired(read_scored(target), read_scored(golden), (target, golden), lost)
     else:
         pairs, compared = score_recordings(target, golden)

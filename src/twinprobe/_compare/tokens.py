@@ -30,7 +30,7 @@ from twinprobe._report.tokens import Compared, token_findings
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run, open_run
 from twinprobe._runs.structure import Stacks
-from twinprobe._runs.table import ABSENT, FLOAT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe._runs.tensors.tensor_files import open_named, token_name
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -76,7 +76,7 @@ def _views_of(shape: Shape, rows: int, width: int, reach: int) -> dict[View, int
             taken = length
         else:
             if row == -1:  # without an axis of rows, or with one row that stands for all
-                fits = rows == 1 or shape[:column] == (1,) or len(shape) == 1
+                fits = rows == 1 or len(shape) == 1 or (column > 0 and prod(shape[:column]) == 1)
             else:
                 fits = shape[row] == rows
             cached = len(shape) == 4 and row == 0 and column < 3 and length >= reach
@@ -168,13 +168,11 @@ def token_run(cut: Cut, tokens: int) -> TokenRun:
     rows = np.full((len(kept), len(cut.passes)), NONE, dtype=np.int64)
     key_of = {at: key for key, at in keys[base].items()}
     suffixes = [_suffixes(one) for one in cut.runs]
+    row_of = [{pair: row for row, pair in enumerate(one)} for one in suffixes]
+    wanted = [suffixes[cut.passes[base].run][row] for row in kept.tolist()]
     for number, calls in enumerate(keys):
-        own = suffixes[cut.passes[number].run]
-        at_suffix = {pair: row for row, pair in enumerate(own)}
-        for at, row in enumerate(kept.tolist()):
-            op, suffix = suffixes[cut.passes[base].run][row]
-            call = calls.get(key_of[op], NONE)
-            rows[at, number] = at_suffix.get((call, suffix), NONE)
+        own = row_of[cut.passes[number].run]
+        rows[:, number] = [own.get((calls.get(key_of[op], NONE), suffix), NONE) for op, suffix in wanted]
     folders = [one.tensor_folder for one in cut.runs]
     root = folders[0]
     while not all(root == folder or root in folder.parents for folder in folders):
@@ -281,7 +279,7 @@ class TokenMatcher:
         roles = [run.table["role"].to_list() for run in sides]
         dtypes = target.table["dtype"].to_list()
         for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
-            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs]:
+            if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs] or at in pairs.groups:
                 continue
             held: Ints | None = None
             cached = False
@@ -290,7 +288,7 @@ class TokenMatcher:
                     continue
             elif kinds[0][mine] != TENSOR or bookkeeping[mine] or self._by_keys(sides, (mine, theirs)):
                 continue
-            elif roles[0][mine] != PARAMETER and not self._constant(sides, (mine, theirs)):
+            elif roles[0][mine] not in (PARAMETER, GRADIENT) and not self._constant(sides, (mine, theirs)):
                 found = self._gather(sides, (mine, theirs))
                 if found is None:
                     self.left_out += 1
@@ -306,9 +304,8 @@ class TokenMatcher:
             self.cached.append(cached)
         for run, change in zip(sides, changes, strict=True):
             run.table = _changed(run.table, change)
-        return replace(
-            pairs, target=pairs.target[good], golden=pairs.golden[good], rule=[pairs.rule[at] for at in good]
-        )
+        rules = [pairs.rule[at] for at in good]
+        return Pairs(pairs.target[good], pairs.golden[good], rules, pairs.notes)
 
     def _places(self, run: TokenRun, family: int) -> tuple[Ints, NDArray[np.bool_]]:
         """The place (pass, row, column) of each aligned token in tensors of a family, and whether they hold it."""
@@ -363,7 +360,10 @@ class TokenMatcher:
         if len(cuts) > 1 or shapes == {()}:
             return True
         (shape,) = shapes
-        if shape is None or any(view.row >= 0 for view in _views(shape, sides[0].cut.passes[0])):
+        views = _views(shape or (), sides[0].cut.passes[0])
+        if not views or shape is None:
+            return True
+        if any(view.row >= 0 for view in views):
             return False
         # A weight may have as many rows as there are tokens: it is equal on both sides as it is, which tokens are not.
         try:
@@ -508,8 +508,7 @@ def tokens_of(target: Sequence[Run], golden: Sequence[Run], wanted: str) -> Toke
     if wanted == ON:
         return pairs
     # Calls of the same shapes with other ids are other data, unless each id of one is somewhere in the other.
-    shapes = [[one.shape for one in cut.passes] for cut in (cuts[0], cuts[1])]
-    enough = fewest if shapes[0] == shapes[1] else fewest / 2
+    enough = fewest if cuts[0].shapes == cuts[1].shapes else fewest / 2
     return None if pairs.same_cut or pairs.count < enough else pairs
 
 
@@ -518,7 +517,7 @@ def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
 
     BadInput where the sides are cut otherwise and nothing can be compared: any divergence would be a false one.
     """
-    if [one.shape for one in target.passes] == [one.shape for one in golden.passes]:
+    if target.shapes == golden.shapes:
         return None
     sides = target, golden
     totals = [sum(one.tokens for one in side.passes) for side in sides]
@@ -587,4 +586,14 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
             f"no tokens in common with {job.golden}",
             where=job.target, hint="--tokens off compares step by step and call by call",
         )  # fmt: skip
-    return compare_runs(*first, options)
+    comparison = compare_runs(*first, options)
+    cuts = [cut_of(side) for side in sides]
+    if cuts[0] is None or cuts[1] is None or (cuts[0].known and cuts[1].known):
+        return comparison
+    if cuts[0].shapes == cuts[1].shapes:
+        return comparison
+    note = (
+        f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these are "
+        "the same sequences, what differs may be the cut alone: record both with task tensor to compare token by token"
+    )
+    return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))
