@@ -13,7 +13,8 @@ import pytest
 MOST = {
     "compare": {"files": 37, "functions": 323, "changes": 46},
     "record": {"files": 26, "functions": 250, "changes": 48},
-    "auto_diff": {"files": 66, "functions": 564, "changes": 254},
+    # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
+    "auto_diff": {"files": 78, "functions": 730, "changes": 286},
 }
 
 
