@@ -24,6 +24,7 @@ from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle, table_of
 from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe.errors import DamagedTensor
 
 # Inputs and outputs of a call, in the order of roles, in which its rows stand.
 _PARTS = {
@@ -319,7 +320,8 @@ class Values(Run):
     def load(self, name: str) -> HostTensor:
         """The tensor that the column ``file`` names: of a run in memory it holds the number of the row."""
         tensor = super().load(name) if self.live is None else self.tensor(int(name))
-        assert tensor is not None
+        if tensor is None:
+            raise DamagedTensor("was written to before it was compared")
         return tensor
 
     def release(self) -> None:
