@@ -47,7 +47,7 @@ _HOMES = {
     "_live.pairing.layer_map": ("LayerMap",),
     "_live.weights.assigning": ("assign_weight", "copy_weights"),
     "_live.weights.copying": ("copy_aligned",),
-    "_live.weights.special": ("add_special_init",),
+    "_live.weights.matching": ("add_special_init",),
 }  # fmt: skip
 __all__ = [
     "LayerMap",

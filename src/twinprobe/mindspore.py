@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twinprobe.errors import MissingPackage
+from twinprobe._record.debugger import needing
 
-try:
+with needing("mindspore", "MindSpore", "mindspore"):
     from twinprobe._record.mindspore.recorder import (
         PrecisionDebugger,
         module_dump,
@@ -14,9 +14,5 @@ try:
         save,
         seed_all,
     )
-except ModuleNotFoundError as error:
-    if error.name != "mindspore":
-        raise
-    raise MissingPackage("twinprobe.mindspore needs MindSpore", hint="pip install mindspore") from None
 
 __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "record", "register_custom_api", "save", "seed_all"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from twinprobe.errors import MissingPackage
+from twinprobe._record.debugger import needing
 
-try:
+with needing("paddle", "PaddlePaddle", "paddlepaddle"):
     from twinprobe._record.paddle.recorder import (
         PrecisionDebugger,
         module_dump,
@@ -14,9 +14,5 @@ try:
         save,
         seed_all,
     )
-except ModuleNotFoundError as error:
-    if error.name != "paddle":
-        raise
-    raise MissingPackage("twinprobe.paddle needs PaddlePaddle", hint="pip install paddlepaddle") from None
 
 __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end", "record", "register_custom_api", "save", "seed_all"]

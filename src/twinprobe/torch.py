@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from twinprobe.errors import MissingPackage
+from twinprobe._record.debugger import needing
 
-try:
+with needing("torch", "PyTorch", "torch"):
     from twinprobe._record.torch.recorder import (
         PrecisionDebugger,
         module_dump,
@@ -16,10 +16,6 @@ try:
         save,
         seed_all,
     )
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    raise MissingPackage("twinprobe.torch needs PyTorch", hint="pip install torch") from None
 
 if TYPE_CHECKING:
     from twinprobe._replay.swap import swap

@@ -11,9 +11,10 @@ import pytest
 
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
-    "compare": {"files": 37, "functions": 323, "changes": 52},
-    "record": {"files": 28, "functions": 250, "changes": 48},
-    "auto_diff": {"files": 66, "functions": 564, "changes": 254},
+    "compare": {"files": 37, "functions": 323, "changes": 46},
+    "record": {"files": 26, "functions": 250, "changes": 48},
+    # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
+    "auto_diff": {"files": 78, "functions": 730, "changes": 286},
 }
 
 

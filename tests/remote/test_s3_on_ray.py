@@ -26,7 +26,7 @@ def cluster(s3_session: S3Server) -> Iterator[Any]:
         yield made
 
 
-@pytest.mark.parametrize("form", ["db", *slow("vis")])
+@pytest.mark.parametrize("form", slow("db", "vis"))
 def test_graphs_of_ranks_are_drawn_by_nodes_and_put_together_there(
     s3: S3Server, cluster: Any, command, tmp_path: Path, form: str
 ) -> None:

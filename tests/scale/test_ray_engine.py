@@ -75,6 +75,7 @@ def test_graphs_and_merged_ranks_are_the_same_on_the_cluster(cluster: Any, tmp_p
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_tokens_of_an_inference_run_are_compared_on_the_cluster(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_tokens_of_an_inference_run_are_compared_on_the_cluster(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_slices_of_one_rank_are_measured_on_the_cluster(cluster: Any, tmp_path: Path) -> None:
     from twinprobe._compare.job import run_request
     from twinprobe._compare.request import Request
@@ -128,6 +130,7 @@ def test_a_rank_that_the_cluster_lost_is_exit_code_2(
     assert compare(*sides, tmp_path / "more", "--ray-address", cluster.address, "--allow-missing") == 0
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_in_the_middle_costs_only_its_pieces(cluster: Any, tmp_path: Path) -> None:
     doomed = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
     (tmp_path / f"doomed-{doomed.node_id}").touch()
@@ -148,6 +151,7 @@ def test_a_node_that_is_lost_in_the_middle_costs_only_its_pieces(cluster: Any, t
     assert list(tmp_path.glob(f"*-{doomed.node_id}-*"))
 
 
+@pytest.mark.slow
 def test_other_versions_on_a_node_are_named(cluster: Any, tmp_path: Path) -> None:
     other = tmp_path / "twinprobe"
     other.mkdir()

@@ -201,7 +201,7 @@ def common_mode(target: Run, golden: Run) -> str:
         )  # fmt: skip
     if target.mode == TENSORS:
         for run in (target, golden):
-            if not run.tensor_folder.is_dir():
+            if not run.in_memory and not run.tensor_folder.is_dir():
                 raise BadInput("the folder of the tensors is missing", where=run.tensor_folder)
     return target.mode
 
@@ -268,11 +268,18 @@ def tensor_metrics(target: Run, golden: Run, pairs: pl.DataFrame, progress: Call
 
 
 def file_metrics(
-    target: Path, golden: Path, pairs: pl.DataFrame, progress: Callable[[int, int], None], *, work: int | None = None
+    target: Path,
+    golden: Path,
+    pairs: pl.DataFrame,
+    progress: Callable[[int, int], None],
+    *,
+    work: int | None = None,
+    load: Callable[[list[int]], Iterator[tuple[Loader, Loader]]] | None = None,
 ) -> pl.DataFrame:
     """The metrics of pairs whose files (columns t_file and g_file) lie in these two folders.
 
     ``work`` is the ``work_of`` the whole run, where these pairs are only some of it: a part is measured like the whole.
+    ``load`` loads the pairs of these rows, where they lie in no folder.
     """
     import polars as pl
 
@@ -286,7 +293,7 @@ def file_metrics(
     status = ["unsupported"] * rows
     fault: list[str | None] = [None] * rows
     identical, nonfinite = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
-    jobs = _jobs(target, golden, pairs, chosen.tolist())
+    jobs = load(chosen.tolist()) if load is not None else _jobs(target, golden, pairs, chosen.tolist())
     # Progress is told in bytes: one embedding may take as long as a thousand biases.
     sizes = file_sizes(target, pairs["t_file"].gather(chosen).to_list()) if work is None else [1] * len(chosen)
     reached, whole = np.cumsum([max(size, 1) for size in sizes], dtype=np.int64), max(sum(sizes), 1)

@@ -29,10 +29,8 @@ from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, parse_op
-from twinprobe._runs.places import inside
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
-from twinprobe._runs.tensors.tensor_files import open_tensor
 from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
@@ -359,8 +357,7 @@ def _of_tensors(
     if None in files or shape is None or prod(shape) * 8 > _LARGEST:
         return []
     try:
-        folders = target.tensor_folder, golden.tensor_folder
-        tensors = [open_tensor(inside(folder, name)) for folder, name in zip(folders, files, strict=True)]
+        tensors = [run.load(name) for run, name in zip((target, golden), files, strict=True)]
         if any(tensor.dtype in COMPLEX for tensor in tensors):
             return []
         arrays = [numbers(tensor.dtype, tensor.data, FLOAT64).reshape(tensor.shape) for tensor in tensors]

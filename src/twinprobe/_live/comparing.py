@@ -15,12 +15,14 @@ from twinprobe._live.findings import (
     LOSS_PHASE,
     PHASE_ORDER,
     AgreeingPairs,
+    Claim,
     Finding,
     Findings,
     First,
     differing,
     first_difference,
     in_order,
+    judge_runs,
 )
 from twinprobe._live.live_run import Values
 from twinprobe._live.measuring import find_differences
@@ -28,7 +30,7 @@ from twinprobe._live.model_state import Buffers, KeptState, compare_parameters, 
 from twinprobe._live.options import BACKWARD, FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
-from twinprobe._live.pairing.matching import Matches, match_runs
+from twinprobe._live.pairing.matching import match_runs
 from twinprobe._live.recorders import aliases
 from twinprobe._live.result import Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
@@ -59,8 +61,8 @@ class Comparison:
     runs: tuple[Values, Values] | None = None  # raw, base
     steps: int = 0
 
-    def add(self, found: Findings, more: list[Finding], raw: Values, base: Values, matches: Matches) -> None:
-        """Judge the findings of a step and add them to the rest."""
+    def add(self, found: Findings, more: list[Finding], raw: Values, base: Values, claim: Claim | None) -> None:
+        """Add the findings of a step to the rest; the first difference is what the judge claims."""
         self.runs = raw, base
         self.steps += 1
         if isinstance(found, AgreeingPairs) and not differing(more):
@@ -68,7 +70,7 @@ class Comparison:
             return
         together = in_order([*more, *found])
         self.findings.append(together)
-        self.first = first_difference(together, raw, base, (matches.raw_alone, matches.base_alone))
+        self.first = first_difference(together, raw, base, claim)
 
     def result(self) -> Result:
         """The result of all steps."""
@@ -117,6 +119,7 @@ def _one_step(
         matches = match_runs(tested.run, reference.run, layer_map, raw.paths, base.paths)
         lost = aliases.drop_changed()
         found = find_differences(tested.run, reference.run, matches, options.tolerance, step, phases)
+        claim = judge_runs(tested.run, reference.run, matches, found)
         tested.run.release()
         reference.run.release()
     if LOSS_PHASE in phases and tested.loss is not None and reference.loss is not None:
@@ -138,7 +141,7 @@ def _one_step(
     notes += [*reference.problems, *tested.problems]
     if lost:
         notes.append(f"{lost} tensors were written to by code that cannot be watched: they are not compared")
-    comparison.add(found, more, tested.run, reference.run, matches)
+    comparison.add(found, more, tested.run, reference.run, claim)
 
 
 def copy_all_weights(raw: Model, base: Model, layer_map: LayerMap, options: Options) -> list[str]:

@@ -1,23 +1,38 @@
-"""Where two models part: the one seam between what was measured and what is said about it.
+"""Where two models part. The tolerance decides whether they do; where and why is what the judge of recordings says.
 
-``first_difference`` takes every measured pair of a step in execution order (inputs, parameters, outputs, gradients,
-each with its error), gives each difference its cause, and returns the first one with a sentence.
+Two runs in memory are paired, measured and judged like two dumps: the same fault gets the same sentence. Only what no
+recording holds (buffers, the loss, a layer fed with the reference's values) is explained here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING
 
 from twinprobe._live.console import sibling
 from twinprobe._live.live_run import Values
-from twinprobe._measure.tolerance import Gap
+from twinprobe._live.pairing.matching import Matches
+from twinprobe._measure.tolerance import Gap, transposed
+from twinprobe._record.rows import Note
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
+from twinprobe._runs.run import DIGESTS, STATISTICS, Run
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.tensor_files import Loader
+from twinprobe.errors import BadInput
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from twinprobe._compare.one import Comparison
+    from twinprobe._judge.origin import Divergence
 
 PHASE_ORDER = (
     BEFORE_PHASE, FORWARD_PHASE, LOSS_PHASE, BACKWARD_PHASE, GRADIENT_PHASE, WEIGHT_PHASE, AFTER_PHASE,
 ) = ("buffers before", "forward", "loss", "backward", "gradients", "weights", "buffers after")  # fmt: skip
+_WAY_BACK = (BACKWARD_PHASE, GRADIENT_PHASE)
 INJECTED, INHERITED, ARRIVES, INSIDE = "injected", "inherited", "arrives", "inside"
 SAME_NAN = "the same NaN on both sides"
 _ARRIVING = ("input", "gradient of output")  # places of what a call is given
@@ -95,34 +110,152 @@ class First:
         return f"{self.phase}, step {self.step}: {self.raw} against {self.base}: {self.why}"
 
 
-def first_difference(
-    findings: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]]
-) -> First | None:
-    """The first difference among the findings of a step, in their order; None where all that decides agrees.
+@dataclass
+class Claim:
+    """What the judge says of two runs: where they part, and the paired call at which that is seen."""
 
-    ``alone`` are the calls that only the raw and only the base model make: they are suspects.
-    """
+    divergence: Divergence
+    call: str
+
+
+def judge_runs(raw: Values, base: Values, matches: Matches, found: Findings) -> Claim | None:
+    """Where two runs part, of what the tolerance does not let pass. To be asked while their tensors are held."""
+    differences = in_order(differing(found))
+    first = next((finding for finding in differences if finding.decides), None)
+    if first is None:
+        return None
+    from twinprobe._align.links import from_partners
+    from twinprobe._compare.one import Options, compare_runs
+
+    for run in (raw, base):
+        run.measure()
+        run.settings |= run.ask_settings()
+    target, golden = raw, base
+    if raw.mode != base.mode:  # a live model beside a recording of statistics
+        if DIGESTS in (raw.mode, base.mode):
+            return None
+        target, golden = (_by_statistics(run) for run in (raw, base))
+    partners, rules = [-1] * raw.table.height, [""] * raw.table.height
+    for row, other, rule in matches.rows:
+        partners[row], rules[row] = other, rule
+    pairs = from_partners(partners, base.table.height, rules)
+    measure = _measure_in_memory if raw.in_memory or base.in_memory else None
+    try:
+        compared = compare_runs(target, golden, Options(match=lambda *_: pairs, measure=measure))
+    except BadInput:  # a recording that is no run of its own: perturbed, or without the folder of its tensors
+        return None
+    rows = {finding.order for finding in differences}
+    return _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
+
+
+def _by_statistics(run: Values) -> Values:
+    if run.task == STATISTICS:
+        return run
+    other = replace(run, task=STATISTICS)
+    other.__dict__["parents"] = run.parents
+    return other
+
+
+def _measure_in_memory(
+    target: Run, golden: Run, pairs: pl.DataFrame, progress: Callable[[int, int], None]
+) -> pl.DataFrame:
+    """The metrics of all pairs; tensors that the models store the other way round are turned."""
+    from twinprobe._compare.one import file_metrics
+
+    columns = (pairs[name].to_list() for name in ("t_file", "g_file", "turn", "t_row", "g_row"))
+    files, golden_files, turns, rows, golden_rows = columns
+    assert isinstance(target, Values)
+    assert isinstance(golden, Values)
+
+    def load(row: int) -> HostTensor:
+        tensor = target.load(files[row])
+        turned = (rows[row] in target.turned) is not (golden_rows[row] in golden.turned)
+        return transposed(tensor) if turned or turns[row] is not None else tensor
+
+    def loaders(row: int) -> tuple[Loader, Loader]:
+        return lambda: load(row), lambda: golden.load(golden_files[row])
+
+    notes = [note for run in (target, golden) if run.live is not None for note in run.live.value if type(note) is Note]
+    work = 4 * sum(prod(note.shape) for note in notes)  # about how many bytes
+    return file_metrics(
+        target.path, golden.path, pairs, progress, work=work, load=lambda rows: iter([loaders(row) for row in rows])
+    )
+
+
+def _by_tolerance(compared: Comparison, rows: set[int]) -> Comparison:
+    """The same runs, judged by the tolerance instead of the noise: it may be narrower."""
+    import numpy as np
+
+    from twinprobe._judge.deviation import DIFFERS, IDENTICAL, ROUNDING, Deviation
+    from twinprobe._judge.verdicts import Thresholds, judge
+
+    measured = compared.evidence.deviation
+    state = measured.state.copy()
+    tensor = np.isfinite(measured.error)
+    state[tensor & (state == DIFFERS)] = ROUNDING
+    state[tensor & (state == ROUNDING) & (measured.error == 0)] = IDENTICAL
+    state[sorted(rows)] = DIFFERS
+    evidence = replace(compared.evidence, deviation=Deviation(state, measured.error, measured.nonfinite))
+    return replace(compared, evidence=evidence, judged=judge(compared.target, evidence, Thresholds(rounding=0.0)))
+
+
+def _claim(compared: Comparison, rows: set[int], phase: str) -> Claim | None:
+    """The first beginning that these rows show, in this phase."""
+    from twinprobe._judge.describe import describe
+    from twinprobe._judge.search import EXTRA, Beginning
+
+    target, judged, pairs = compared.target, compared.judged, compared.evidence.pairs
+    beginnings = [beginning for beginning in judged.beginnings if beginning.reaches]
+    if not beginnings and judged.first_row is not None:
+        beginnings = [Beginning(pairs["t_op"][judged.first_row], judged.first_row, "")]
+    ops = pairs["t_op"].to_list()
+    for beginning in beginnings:
+        seen_at = ops[beginning.arguments[0]] if beginning.cause == EXTRA else beginning.call
+        shown = {beginning.row, *beginning.arguments, *(row for row in rows if ops[row] in (beginning.call, seen_at))}
+        call = target.ops[seen_at] if seen_at is not None and seen_at >= 0 else ""
+        if call and shown & rows and _same_way(_phase(call), phase):
+            return Claim(describe(target, compared.golden, compared.evidence, judged, beginning), call)
+    return None
+
+
+def _phase(call: str) -> str:
+    return {BACKWARD: BACKWARD_PHASE, GRADIENTS: GRADIENT_PHASE}.get(parse_op(call).direction, FORWARD_PHASE)
+
+
+def _same_way(one: str, other: str) -> bool:
+    return one == other or (one in _WAY_BACK and other in _WAY_BACK)
+
+
+def first_difference(findings: list[Finding], raw: Values, base: Values, claim: Claim | None) -> First | None:
+    """The first difference among the findings of a step, in their order; None where all that decides agrees."""
     _settle_causes(findings, raw)
     phase = next((finding.phase for finding in findings if finding.differs and finding.decides), None)
     if phase is None:
         return None
-    found = [finding for finding in findings if finding.differs and finding.phase == phase]
-    if phase == GRADIENT_PHASE:
-        found = [finding for finding in found if finding.decides]
-    names = list(dict.fromkeys(finding.raw for finding in found))
-    chosen = names[0]
-    if phase in (FORWARD_PHASE, BACKWARD_PHASE):  # where a call encloses others, the first of these
-        for _ in names:  # a recording may hold circles
-            chosen = next((name for name in names if raw.parents.get(name) == chosen), chosen)
-    chosen = _named_by_its_layer(chosen, names, raw)
-    found = [finding for finding in found if finding.raw == chosen]
+    together = [finding for finding in findings if finding.differs and _same_way(finding.phase, phase)]
+    names = list(dict.fromkeys(finding.raw for finding in together))
+    fed = any(finding.place in _EXPLANATIONS for finding in together)
+    if claim is not None and not fed and _same_way(_phase(claim.call), phase):
+        divergence = claim.divergence
+        chosen, why = _named_by_its_layer(claim.call, names, raw), divergence.sentence
+        if divergence.op != claim.call and divergence.begins == "extra":
+            line = _line(raw, divergence.op)
+            why = f"{divergence.op}{f' ({line})' if line else ''}: {why}"
+    else:
+        chosen, why = next(finding.raw for finding in together if finding.phase == phase), ""
+    found = [finding for finding in together if finding.raw == chosen]
+    if phase == FORWARD_PHASE:  # only the caller of auto_diff knows that these are what the models were given
+        given = [f.gap.why for f in together if f.place == "input" and not parse_op(f.raw).body]
+        if given and all(SAME_NAN in text for text in given):
+            why = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({given[0]})"
+        elif given:
+            why = f"the two models are given different inputs; {why or given[0]}"
     causes = [finding.cause for finding in found]
     cause = next((cause for cause in (INJECTED, INSIDE, ARRIVES, INHERITED) if cause in causes), INJECTED)
-    given = [finding for finding in findings if finding.place == "input" and _is_model(finding.raw)]
-    why = _explain(found, raw, given) + _suspects(found, raw, base, alone)
-    partner = found[0].base
+    partner = found[0].base if found else chosen
     return First(
-        found[0].step, phase, chosen, partner, cause, why, found, _line(raw, chosen), _line(base, partner)
+        findings[0].step, found[0].phase if found else phase, chosen, partner, cause, why or _explain(found), found,
+        _line(raw, chosen), _line(base, partner),
     )  # fmt: skip
 
 
@@ -171,71 +304,27 @@ def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
 
 
 _EXPLANATIONS = {
-    # What differs, by place, the most telling first.
+    # Of a layer that is fed with the reference's values.
     "input as computed": "fed with the reference's values, it is handed others here: look at the code that calls it",
     "gradient as computed": (
         "fed with the reference's gradients, another one arrives at its output: look at what uses this output, between "
         "this layer and the next"
     ),
-    "gradient of output": (
-        "the gradient that arrives at its output differs: look at what uses this output, between this layer and the "
-        "next"
-    ),
-    "gradient of input": (
-        "the same gradient arrives at its output, but what it hands on differs: its backward is at fault"
-    ),
 }
 
 
-def _explain(found: list[Finding], raw: Values, given: list[Finding]) -> str:
-    """``given`` are the inputs of the models themselves; none where they were not recorded."""
-    places = {finding.place for finding in found}
-    why = found[0].gap.why
-    named = ", ".join(f.tensor.rpartition(".")[2] for f in found if f.place in ("parameter", "gradient"))
-    reason = next((text for place, text in _EXPLANATIONS.items() if place in places), "")
-    if "input" in places:
-        reason = "what goes in differs already, but every layer before it agrees: look at the code that calls it"
-        outside = [finding for finding in given if finding.differs]
-        if outside and all(SAME_NAN in finding.gap.why for finding in outside):
-            reason = f"both models are given the same NaN, which equals nothing; equal_nan=True lets it pass ({why})"
-        elif outside or (not given and raw.ops[:1] == [found[0].raw]):
-            reason = "the two models are given different inputs"
-    elif "buffer" in places:
-        buffers = ", ".join(finding.tensor for finding in found)
+def _explain(found: list[Finding]) -> str:
+    """What is no call of a recording, or nothing that the judge could tell more of."""
+    places, why = {finding.place for finding in found}, found[0].gap.why
+    named = ", ".join(finding.tensor for finding in found)
+    if "buffer" in places:
         when = "before anything runs" if found[0].phase == BEFORE_PHASE else "after the step"
-        reason = f"its buffers differ {when}: {buffers} ({why})"
-    elif "parameter" in places:
-        reason = f"its parameters differ before anything runs: {named}"
-    elif "output" in places:
-        reason = f"its inputs agree, its output does not ({why})"
-    elif "gradient" in places:
-        reason = f"the gradient of its parameter differs: {named} ({why})"
-    elif "loss" in places:
-        reason = f"the losses differ although all outputs agree ({why})"
-    return reason or why
+        return f"its buffers differ {when}: {named} ({why})"
+    if "loss" in places:
+        return f"the losses differ although all outputs agree ({why})"
+    return next((text for place, text in _EXPLANATIONS.items() if place in places), f"{named}: {why}")
 
 
-def _suspects(found: list[Finding], raw: Values, base: Values, alone: tuple[list[str], list[str]]) -> str:
-    """Calls beside the guilty one that the other model does not make."""
-    if found[0].phase != FORWARD_PHASE or all(finding.place != "input" for finding in found):
-        return ""
-    text = ""
-    for who, run, name, names in (("raw", raw, found[0].raw, alone[0]), ("base", base, found[0].base, alone[1])):
-        around = run.parents.get(name)
-        order = {call: number for number, call in enumerate(run.ops)}
-        beside = [call for call in names if run.parents.get(call) == around and order.get(call, 0) < order.get(name, 0)]
-        if beside:
-            line = _line(run, beside[-1])
-            text += f"; only the {who} model calls {beside[-1]}" + (f" ({line})" if line else "")
-    return text
-
-
-def _is_model(name: str) -> bool:
-    op = parse_op(name)
-    return op.is_module and not op.body
-
-
-# Recordings may come from elsewhere, so a framework's files are told by where packages usually lie.
 _FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspore/", "<frozen", "<__array")
 
 

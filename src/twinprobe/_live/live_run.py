@@ -20,12 +20,11 @@ from twinprobe._record.rows import Leaf as PlainLeaf
 from twinprobe._record.stacks import StackTable
 from twinprobe._record.writer import Problems
 from twinprobe._runs.names import BACKWARD, FORWARD
-from twinprobe._runs.places import inside
 from twinprobe._runs.run import Run
 from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle, table_of
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe.errors import DamagedTensor
 
 # Inputs and outputs of a call, in the order of roles, in which its rows stand.
 _PARTS = {
@@ -257,6 +256,7 @@ class Values(Run):
     to_host: ToHost | None = None
     measured: bool = True
     stack_table: StackTable | None = None
+    ask_settings: Callable[[], dict[str, Any]] = dict  # asked when a difference is judged: Paddle takes a while
 
     @cached_property
     def stacks(self) -> Stacks:
@@ -280,17 +280,17 @@ class Values(Run):
         assert self.live is not None
         alike: dict[tuple[Any, ...], Leaf] = {}
 
-        def leaf_of(value: Any) -> Leaf | None:
+        def leaf_of(row: int, value: Any) -> Leaf | None:
             if type(value) is not Note:
                 return _plain(value)
             if to_host is not None:
-                return _leaf(value, to_host)
+                return _leaf(value, to_host, row)
             key = value.type, value.dtype, value.shape, value.requires_grad
             if key not in alike:
-                alike[key] = _leaf(value, None)
+                alike[key] = _leaf(value, None, row)
             return alike[key]
 
-        leaves = [leaf_of(value) for value in self.live.value]
+        leaves = [leaf_of(row, value) for row, value in enumerate(self.live.value)]
         return table_of(zip(*(self.columns[name] for name in ("op", "role", "name")), leaves, strict=True))
 
     @cached_property
@@ -311,7 +311,18 @@ class Values(Run):
                 return HostTensor("float32", note.shape, np.empty(0, np.float32)) if 0 in note.shape else None
             return _hosted(note.row, self.to_host)
         file = self.table["file"][row]
-        return open_tensor(inside(self.tensor_folder, file)) if file else None
+        return super().load(file) if file else None
+
+    @property
+    def in_memory(self) -> bool:
+        return self.live is not None
+
+    def load(self, name: str) -> HostTensor:
+        """The tensor that the column ``file`` names: of a run in memory it holds the number of the row."""
+        tensor = super().load(name) if self.live is None else self.tensor(int(name))
+        if tensor is None:
+            raise DamagedTensor("was written to before it was compared")
+        return tensor
 
     def release(self) -> None:
         """Nobody asks for the tensors of a live run any more."""
@@ -356,15 +367,19 @@ def live_run(engine: MemoryEngine, *, title: str, framework: str, to_host: ToHos
     assert engine.step is not None
     run.__dict__["parents"] = dict(engine.parents)
     run.stack_table = engine.step.stacks
+    run.ask_settings = engine.framework.settings
     return run
 
 
 def read_run(run: Run) -> Values:
     """A run from a folder in the same form."""
-    return Values(run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes)
+    return Values(
+        run.path, run.task, run.level, run.framework, run.ops, run.table, run.notes,
+        sketch_file=run.sketch_file, settings=run.settings,
+    )  # fmt: skip
 
 
-def _leaf(note: Note, to_host: ToHost | None) -> Leaf:
+def _leaf(note: Note, to_host: ToHost | None, number: int) -> Leaf:
     """What a table tells of a tensor; with its statistics where ``to_host`` brings it to the host."""
     leaf = Leaf(note.type, note.dtype, list(note.shape), requires_grad=note.requires_grad, kind=TENSOR)
     if to_host is not None and note.row is not None and note.row.payload is not None:
@@ -374,6 +389,8 @@ def _leaf(note: Note, to_host: ToHost | None) -> Leaf:
         if row.values is None:
             row.values = statistics(_hosted(row, to_host))
         leaf.Max, leaf.Min, leaf.Mean, leaf.Norm = row.values.max, row.values.min, row.values.mean, row.values.norm
+        leaf.data_name = str(number)
+        leaf.layout = (note.extra or {}).get("layout")
     return leaf
 
 

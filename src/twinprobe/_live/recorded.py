@@ -14,6 +14,7 @@ from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
 from twinprobe._align.rows import pair_parameters
 from twinprobe._live.comparing import PHASES, Comparison
+from twinprobe._live.findings import judge_runs
 from twinprobe._live.live_run import Values, read_run
 from twinprobe._live.measuring import find_differences, parameter_of
 from twinprobe._live.model_state import KeptState, copying
@@ -127,6 +128,7 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
     options = comparison.options
     matches = match_runs(tested, reference, comparison.layer_map, paths, None)
     found = find_differences(tested, reference, matches, options.tolerance, step, PHASES[options.phase])
+    claim = judge_runs(tested, reference, matches, found)
     tested.release()
     reference.release()
     if options.only:  # each of them decides
@@ -140,7 +142,7 @@ def _compare(comparison: Comparison, tested: Values, reference: Values, paths: P
         comparison.notes += matches.notes
         if reference.task != "tensor":
             comparison.notes.append("the recording holds statistics only: equal statistics do not prove equal tensors")
-    comparison.add(found, [], tested, reference, matches)
+    comparison.add(found, [], tested, reference, claim)
 
 
 def inputs_of(reference: Values, raw: Model) -> Any:

@@ -21,7 +21,18 @@ import numpy as np
 from twinprobe._record.config import load_config
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.rows import Entry
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, MissingPackage
+
+
+@contextmanager
+def needing(module: str, name: str, package: str) -> Iterator[None]:
+    """What is imported in here needs a framework: its absence is told with the package to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise MissingPackage(f"twinprobe.{module} needs {name}", hint=f"pip install {package}") from None
 
 
 class _Verb:

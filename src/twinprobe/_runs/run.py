@@ -97,7 +97,7 @@ class Run:
         """The tensor that the column ``file`` of the table names."""
         return open_named(self.tensor_folder, name)
 
-    @property
+    @cached_property
     def single_points(self) -> bool:
         """Whether these are values without calls: a debug.json, a checkpoint, or sketches of one."""
         without_calls = self.content is not None and not self.content.has_calls

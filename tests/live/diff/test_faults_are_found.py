@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 from torch_pairs import Branches, Chain, Residual, numbers
 
-from twinprobe import auto_diff
+from twinprobe import auto_diff, compare
+from twinprobe.torch import record
 
 
 def test_a_fault_in_a_layer_is_injected_there_and_inherited_after_it() -> None:
@@ -73,7 +78,44 @@ def test_code_between_layers_is_named_with_its_line() -> None:
     assert not result
     assert result.first.raw == "Module.linear2.Linear.forward.0"
     assert "torch_pairs.py" in result.first.raw_line
-    assert "only the raw model calls Tensor.__mul__" in result.first.why
+    assert result.first.why.startswith("Tensor.__mul__.0.forward (")
+    assert "only the target run makes this call" in result.first.why
+
+
+def scaled_weight() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    base, raw = Chain(), Chain()
+    raw.load_state_dict(base.state_dict())
+    with torch.no_grad():
+        raw.layers[2].weight[1, 1] += 0.1
+    return base, raw, numbers(4, 8)
+
+
+def other_activation() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    base, raw = (
+        nn.Sequential(nn.Linear(6, 6), nn.GELU(approximate=kind), nn.Linear(6, 6)) for kind in ("none", "tanh")
+    )  # fmt: skip
+    raw.load_state_dict(base.state_dict())
+    return base, raw, numbers(4, 6)
+
+
+def extra_call() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    base, raw = Residual(), Residual(lambda h: h * 1.01)
+    raw.load_state_dict(base.state_dict())
+    return base, raw, numbers(4, 12)
+
+
+@pytest.mark.parametrize(("fault", "level"), [(scaled_weight, "L0"), (other_activation, "L0"), (extra_call, "mix")])
+def test_a_fault_recorded_or_run_live_gets_the_same_sentence(fault: Any, level: str, tmp_path: Path) -> None:
+    """Inside a layer without layers auto_diff records no functions; between layers it does."""
+    base, raw, x = fault()
+    for model, name in ((base, "golden"), (raw, "target")):
+        with record(model, tmp_path / name, level=level, task="tensor"):
+            model(x).mean().backward()
+    recorded = compare(tmp_path / "target", tmp_path / "golden").first
+    live = auto_diff(base, raw, x, auto_weights=False, quiet=True).first
+    assert recorded.sentence
+    assert live.why.endswith(recorded.sentence)
+    assert recorded.op in (live.raw, live.why.partition(" ")[0])
 
 
 def test_different_inputs_are_said_to_be_the_reason() -> None:

@@ -154,6 +154,14 @@ def test_what_is_written_unseen_is_never_compared_as_it_is_afterwards() -> None:
     found = [one for one in result.findings if (one.raw, one.place) == ("Module.one.Linear.forward.0", "output")]
     # Left out and said; where PyTorch is too old for holding tensors, copied in time.
     assert any("cannot be watched" in note for note in result.notes) is not bool(found)
+
+    def wrong(h: torch.Tensor) -> torch.Tensor:
+        return h.mul_(3)
+
+    result = auto_diff(Between(lambda h: h * 2), Between(torch.jit.script(wrong)), X, quiet=True)
+    assert not result
+    assert result.first.raw == "Module.two.Linear.forward.0"
+    assert result.first.why
     assert not any(one.differs for one in found)
 
 
