@@ -241,7 +241,7 @@ def _together(name: str, values: list[float]) -> float:
     if kind == "norm":
         return math.sqrt(sum(value * value for value in values))
     if kind == "max":
-        return float(np.max(values))  # NaN stays NaN
+        return float(np.max(np.abs(values)))  # of smallest and largest values, too; NaN stays NaN
     if kind == "samples":
         return float(sum(int(value) for value in values) % DIGEST)
     if kind == "digest":
