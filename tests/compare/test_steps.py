@@ -94,6 +94,17 @@ def test_every_change_is_found_in_its_step(
     assert bench.parting(f"{model} {loop}", level) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", list(bench.MODELS))
+def test_other_kernels_from_the_start_are_noise_and_another_dtype_is_not(model: str, tmp_path: Path) -> None:
+    bench.train(model, "plain", tmp_path / "golden")
+    for change in ("kernel", "dtype"):
+        bench.train(model, "plain", tmp_path / change, change, 0)
+    kernel, dtype = (compare_steps(tmp_path / change, tmp_path / "golden").parting for change in ("kernel", "dtype"))
+    assert kernel.sentence == "the runs agree in all 60 steps, within noise"
+    assert (dtype.step, dtype.cause) == (0, "dtype")
+
+
 def test_full_recordings_are_compared_over_their_steps_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, decay in (("golden", 0.0), ("target", 0.5)):
         torch.manual_seed(0)
