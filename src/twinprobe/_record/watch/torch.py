@@ -113,8 +113,9 @@ class TorchWatcher(Watcher):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
+        if self._backward is not None and getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward
+        self._backward = None
 
     def _hook_entry(self, module: torch.nn.Module, series: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
