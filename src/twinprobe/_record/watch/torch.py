@@ -35,6 +35,7 @@ _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  #
 _MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
+_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
@@ -297,7 +298,7 @@ class TorchWatcher(Watcher):
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        self._measure("parameter", [(name, one.detach()) for name, one in self._parameters if one.requires_grad])
+        self._measure("parameter", [(name, one) for name, one in self._parameters if one.requires_grad])
 
     def _note_gradients(self, _gradients: bool) -> None:
         """The gradients as the optimizer sees them: exchanged between ranks, unscaled, clipped."""
@@ -513,6 +514,8 @@ def _norms_and_largest(device: torch.device, tensors: list[torch.Tensor]) -> tup
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a distributed tensor: asking for the whole would start an exchange between ranks."""
+    if type(tensor) in _PLAIN_TENSORS:  # most are, and asking them for what they do not have is slow
+        return tensor
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
 
