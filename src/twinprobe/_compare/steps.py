@@ -166,11 +166,13 @@ def _take_calls(run: Run, row: dict[str, float]) -> None:
         numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
         if role == INPUT:
             if op == 0:
-                row.update(_numbers(f"input.{name.rpartition('.input.')[2]}", numbers))
+                row.update(_numbers(f"input.{name.rpartition('.input.')[2]}", numbers | {"min": low}))
             continue
         title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"
         if outputs.setdefault(title, name) == name:
             row.update(_numbers(f"output.{title}", numbers))
+            if "dropout" in (call.cls or call.body).lower():
+                row[f"output.{title}.drops"] = 1.0
         if shape in ("[]", "()", "") and re.search("loss|cross_entropy", name, re.IGNORECASE) and mean is not None:
             row["loss"] = float(mean)
 

@@ -268,10 +268,20 @@ def _by_module(trend: Trend, at: int, names: list[str]) -> Parting:
     size = max(measured, default=0.0)
     eps = max(_value(trend, at, dtype)) if dtype in trend.names else _EXACT
     cause, why = _module_cause(size, size / max(eps, _EXACT), _changed(trend, at))
+    inputs = [name for name in trend.names if name.startswith("input.")]
+    if f"output.{module}.drops" in trend.names:
+        cause, why = "random numbers", "its random numbers differ (dropout, seed)"
+    elif (
+        names[0] == next(name for name in trend.names if name.startswith("output."))
+        and inputs
+        and not any(name.endswith((".digest", ".norm")) for name in inputs)
+    ):  # whole numbers, of which a recording of statistics keeps the extremes
+        cause, why = "data", "it is the first call and takes whole numbers, of which only statistics are recorded"
     if dtype in own:
         a, b = (_dtype(value) for value in _value(trend, at, dtype))
         cause, why = "dtype", f"its dtype is {a} against {b}"
-    sentence = f"{_from(trend, at)}{module} differs though the data and all parameters agree: {why}"
+    agree = "all parameters" if cause == "data" else "the data and all parameters"
+    sentence = f"{_from(trend, at)}{module} differs though {agree} agree: {why}"
     return _parting(trend, at, cause, module, sentence)
 
 

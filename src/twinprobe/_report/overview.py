@@ -244,7 +244,7 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
 
 def _curves(trend: Trend, every: int) -> dict[str, Any]:
     rows = slice(None, None, every)
-    hidden = ".digest", ".samples", ".eps", ".residue"
+    hidden = ".digest", ".samples", ".eps", ".residue", ".drops"
     shown = [at for at, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
     shown = [at for at in shown if not trend.names[at].endswith(hidden)]
     shown.sort(key=lambda at: trend.names[at] not in _HEAD)
