@@ -292,7 +292,10 @@ def parting(only: str, level: str) -> int:
                 train(model, loop, folder, change, at, level)
             found = compare_steps(folder, golden).parting
             shutil.rmtree(folder)
-            steps, causes = found.step == at, found.cause == CHANGES[change].cause
+            expected = {CHANGES[change].cause}
+            if level != "watch" and change == "sample order":
+                expected.add("data")  # statistics of whole numbers do not tell one order from another
+            steps, causes = found.step == at, found.cause in expected
             count, right_step, right_cause = count + 1, right_step + steps, right_cause + causes
             marks = f"{'ok' if steps else 'WRONG':5} {'ok' if causes else 'WRONG':5}"
             print(f"{model:7} {loop:13} {change:14} step {at:2d}  {marks} {found.sentence}", flush=True)

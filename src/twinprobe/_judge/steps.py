@@ -132,6 +132,12 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
         shown = np.maximum.accumulate(np.maximum(finite, np.median(finite, axis=1, keepdims=True)), axis=0)
         noise[0, columns] = base[columns]
         noise[1:, columns] = np.maximum(_GROWTH * shown[:-1], base[columns])
+    rates = [at for at, name in enumerate(names) if name.startswith("group.") and name.endswith(".lr")]
+    for at, name in enumerate(names):
+        # Adam turns a gradient that is noise into a whole step, so one element may go the other way each time.
+        if rates and name.startswith("parameter.") and name.endswith(".max"):
+            step = 2 * np.abs(golden[:, rates]).max(axis=1) / np.maximum(np.abs(golden[:, at]), _EXACT)
+            noise[1:, at] = np.maximum(noise[1:, at], step[1:])
     return noise
 
 
@@ -262,10 +268,20 @@ def _by_module(trend: Trend, at: int, names: list[str]) -> Parting:
     size = max(measured, default=0.0)
     eps = max(_value(trend, at, dtype)) if dtype in trend.names else _EXACT
     cause, why = _module_cause(size, size / max(eps, _EXACT), _changed(trend, at))
+    inputs = [name for name in trend.names if name.startswith("input.")]
+    if f"output.{module}.drops" in trend.names:
+        cause, why = "random numbers", "its random numbers differ (dropout, seed)"
+    elif (
+        names[0] == next(name for name in trend.names if name.startswith("output."))
+        and inputs
+        and not any(name.endswith((".digest", ".norm")) for name in inputs)
+    ):  # whole numbers, of which a recording of statistics keeps the extremes
+        cause, why = "data", "it is the first call and takes whole numbers, of which only statistics are recorded"
     if dtype in own:
         a, b = (_dtype(value) for value in _value(trend, at, dtype))
         cause, why = "dtype", f"its dtype is {a} against {b}"
-    sentence = f"{_from(trend, at)}{module} differs though the data and all parameters agree: {why}"
+    agree = "all parameters" if cause == "data" else "the data and all parameters"
+    sentence = f"{_from(trend, at)}{module} differs though {agree} agree: {why}"
     return _parting(trend, at, cause, module, sentence)
 
 
