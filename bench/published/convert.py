@@ -41,15 +41,15 @@ def randomise(model: nn.Module) -> nn.Module:
 
 
 def in_order(target: nn.Module, golden: nn.Module) -> dict[str, set[str]]:
-    """Copy weights that both models register in one order and shape."""
+    """Copy weights that both models register in one order and size: a linear layer may be a convolution."""
     mine, theirs = target.state_dict(), golden.state_dict()
     pairs = list(zip(mine.items(), theirs.items(), strict=True))
     layers: dict[str, set[str]] = {}
     for (name, value), (other, source) in pairs:
-        if value.shape != source.shape:
+        if value.numel() != source.numel():
             raise ValueError(f"{name} {tuple(value.shape)} is not {other} {tuple(source.shape)}")
         with torch.no_grad():
-            value.copy_(source)
+            value.copy_(source.reshape(value.shape))
         layers.setdefault(owner(name), set()).add(owner(other))
     return layers
 

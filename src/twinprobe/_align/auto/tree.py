@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from math import prod
 
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.auto.words import (
     CONV,
     LAYER_CALLS,
     LINEAR,
+    POINTWISE,
     above,
     class_kind,
     convolution,
@@ -321,7 +323,10 @@ class Facts:
         taken, given = self.input_row(node), self.output_row(node)
         weight, bias = self._named(rows, shapes)
         if kind == CONV:
-            kind = convolution(shapes.get(weight, ()))
+            kind = convolution(shapes.get(weight, ()), prints.shape(taken), prints.shape(given))
+        if kind == POINTWISE and weight in shapes:  # on all of its input at once, whatever that looks like
+            wide = shapes[weight]
+            shapes[weight] = wide[0], prod(wide[1:]), *(1 for _ in wide[2:])
         return Layer(
             nodes=(node,), kind=kind, path=path, cls=tree.cls[node],
             meaning=meaning(path), around=surroundings(above(path)),

@@ -228,7 +228,7 @@ def behaviour(weights: list[Shape], taken: Shape | None, given: Shape | None, ta
     """What parameters and shapes prove: a linear map, a norm, an embedding, a convolution; else nothing."""
     wide = [shape for shape in weights if len(shape) >= 2]
     if len(wide) == 1 and len(wide[0]) >= 3 and given is not None:
-        return convolution(wide[0])
+        return convolution(wide[0], taken, given)
     if len(wide) == 1 and len(wide[0]) == 2 and given:
         if takes_integers and given[-1] == wide[0][1]:
             return EMBEDDING
@@ -241,9 +241,13 @@ def behaviour(weights: list[Shape], taken: Shape | None, given: Shape | None, ta
     return OTHER
 
 
-def convolution(weight: Shape) -> str:
-    """What kind of convolution has this weight."""
-    return POINTWISE if len(weight) >= 3 and weight[1] > 1 and set(weight[2:]) == {1} else CONV
+def convolution(weight: Shape, taken: Shape | None, given: Shape | None) -> str:
+    """What kind of convolution has this weight. One that covers its whole input at once is a linear layer on it."""
+    if len(weight) < 3 or weight[1] <= 1:
+        return CONV
+    axes = len(weight) - 2
+    covers = taken and given and taken[-axes:] == weight[2:] and set(given[-axes:]) == {1}
+    return POINTWISE if covers or set(weight[2:]) == {1} else CONV
 
 
 def layer_kind(prints: Prints, op: int, cls: str, weights: list[Shape]) -> str:
