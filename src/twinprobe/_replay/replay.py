@@ -24,7 +24,7 @@ from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import OUTPUT, TENSOR
-from twinprobe.errors import MissingPackage
+from twinprobe.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
     import polars as pl
@@ -443,12 +443,15 @@ def isolate(
     if evidence.mode != TENSORS or flow is None:
         found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
         return found
+    _need_torch()
     suspects = _suspects(target, golden, evidence, judged, flow)
-    if not suspects:
-        return found
     sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
-    calls = [read_calls(run, names) for run, names in sides]
-    expected = [expectations(run, names) for run, names in sides]
+    try:
+        calls = [read_calls(run, names) for run, names in sides if names]
+    except BadInput as error:  # a run that was put together from several ranks, another tool's dump
+        found.notes.append(f"nothing was replayed: {error}")
+        return found
+    expected = [expectations(run, names) for run, names in sides if names]
     rows = _value_rows(flow, (evidence.pairs["t_kind"] == TENSOR).to_numpy())
     reasons: dict[str, int] = {}
     done = 0
@@ -456,15 +459,17 @@ def isolate(
         if time.monotonic() > until:
             break
         done += 1
-        pair = calls[0][name], calls[1][other]
-        result = replay_pair(*pair, room=room, expected=(expected[0][name], expected[1][other]))
+        own, golden_own = calls[0].pop(name, None), calls[1].pop(other, None)  # their tensors go with them
+        if own is None or golden_own is None:
+            continue
+        result = replay_pair(own, golden_own, room=room, expected=(expected[0][name], expected[1][other]))
         for reason in dict.fromkeys(result.reasons.values()) if not result.values else ():
             reasons[reason] = reasons.get(reason, 0) + 1
         for value in result.values:
-            own = rows.get(backward_of(pair[0].op) if value.name.startswith("backward.") else name, [])
+            gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
             at = int(value.name.rpartition(".")[2])
-            if at < len(own):
-                found.note(own[at], value.target, value.golden)
+            if at < len(gave):
+                found.note(gave[at], value.target, value.golden)
     _pass_outwards(found, flow)
     left = len(suspects) - done
     found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
