@@ -308,8 +308,12 @@ def _join_equal(call: Call) -> None:
     def joined(leaf: Any) -> Any:
         if not isinstance(leaf, Slot) or not _is_float(leaf.value):
             return leaf
-        same = (one for one in known if one.requires_grad == leaf.requires_grad and torch.equal(one.value, leaf.value))
-        found = next(same, None)
+        alike = [
+            one
+            for one in known
+            if (one.shape, one.dtype, one.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
+        ]
+        found = next((one for one in alike if torch.equal(one.value, leaf.value)), None)
         if found is None:
             known.append(leaf)
         return found or leaf
@@ -499,13 +503,16 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
 
 def _pass_outwards(found: Isolated, flow: Flow) -> None:
     """A module that gives what the last call inside it gave is as guilty as that call."""
+    columns = (found.target_eps, found.target_times, found.golden_eps, found.golden_times)
+    replayed = ~np.isnan(found.target_times) | ~np.isnan(found.golden_times)
     known: dict[tuple[int, int], int] = {}
     outputs = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist()
     for row in sorted(outputs, key=lambda row: int(flow.of_row[row])):  # inner calls come before those around them
         call, mark = int(flow.of_row[row]), int(flow.mark[row])
         inner = known.get((call, mark))
-        if np.isnan(found.times[row]) and inner is not None:
-            for values in (found.target_eps, found.target_times, found.golden_eps, found.golden_times):
+        if not replayed[row] and inner is not None:
+            replayed[row] = True
+            for values in columns:
                 values[row] = values[inner]
-        if not np.isnan(found.times[row]):
+        if replayed[row]:
             known[int(flow.parent[call]), mark] = row
