@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from replay_tools import Faulty, record
+from replay_tools import Faulty, record, small
 
 import twinprobe
 import twinprobe.torch
@@ -174,3 +174,14 @@ def test_a_healthy_pair_stays_without_a_claim(dtype: torch.dtype, tmp_path: Path
     assert pair.summary.first is None
     assert pair.evidence.isolated is not None
     assert not (pair.evidence.isolated.times > 4).any()
+
+
+def test_calls_that_only_golden_makes_are_no_hindrance(two_faults: Path, tmp_path: Path) -> None:
+    model = small()
+    model.layers[0].register_forward_hook(lambda _module, _args, out: out.sin().asin())
+    with twinprobe.torch.record(model, tmp_path / "golden", level="mix", task="tensor"):
+        model(torch.arange(24).reshape(2, 12)).backward()
+    summary = next(iter(twinprobe.compare(two_faults, tmp_path / "golden", replay=True).pairs.values())).summary
+    assert summary.golden_only
+    named = [one.op for one in (summary.first, *summary.others) if one is not None]
+    assert {"Functional.gelu.1.forward", "Functional.softmax.3.forward"} <= set(named)

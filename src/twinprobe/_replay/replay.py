@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from twinprobe._judge.deviation import bools
 from twinprobe._judge.flow import Flow, trace
 from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
@@ -456,7 +457,7 @@ def isolate(
         found.notes.append(f"nothing was replayed: {error}")
         return found
     expected = [expectations(run, names) for run, names in sides if names]
-    rows = _value_rows(flow, (evidence.pairs["t_kind"] == TENSOR).to_numpy())
+    rows = _value_rows(flow, bools(evidence.pairs["t_kind"] == TENSOR))
     reasons: dict[str, int] = {}
     done = 0
     for name, other in suspects:
@@ -487,7 +488,7 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
     assert judged.noise is not None
     other = evidence.pairs["g_op"].fill_null(-1).to_numpy()
     outputs = (flow.role == OUTPUT) & (flow.of_row >= 0) & (other >= 0)
-    outputs &= (evidence.pairs["t_kind"] == TENSOR).to_numpy()
+    outputs &= bools(evidence.pairs["t_kind"] == TENSOR)
     counterpart = dict(zip(flow.of_row[outputs].tolist(), other[outputs].tolist(), strict=True))
     times = np.nan_to_num(judged.noise.times, nan=0.0)
     suspicion = {beginning.call: np.inf for beginning in judged.beginnings}
