@@ -185,3 +185,23 @@ def test_calls_that_only_golden_makes_are_no_hindrance(two_faults: Path, tmp_pat
     assert summary.golden_only
     named = [one.op for one in (summary.first, *summary.others) if one is not None]
     assert {"Functional.gelu.1.forward", "Functional.softmax.3.forward"} <= set(named)
+
+
+def test_two_healthy_functions_do_not_clear_each_other(golden: Path, tmp_path: Path) -> None:
+    """gelu and its approximation are both right by themselves; the runs part there all the same."""
+    model = small()
+    right = torch.nn.functional.gelu
+    calls = iter(range(4))
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return right(x, approximate="tanh" if next(calls) == 1 else "none")
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        twinprobe.torch.record(model, tmp_path / "run", level="mix", task="tensor"),
+    ):
+        patch.setattr(torch.nn.functional, "gelu", other)
+        model(torch.arange(24).reshape(2, 12)).backward()
+    found = twinprobe.compare(tmp_path / "run", golden, replay=True)
+    assert found.first is not None
+    assert found.first.op == "Functional.gelu.1.forward"

@@ -229,14 +229,20 @@ class Isolated:
     golden_times: Floats
     notes: list[str] = field(default_factory=list)
 
-    def note(self, row: int, target: Any, golden: Any) -> None:
-        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None."""
+    def note(self, row: int, target: Any, golden: Any, *, clears: bool) -> None:
+        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None.
+
+        ``clears``: both sides made the same call, so that healthy results on both sides explain all that differs.
+        """
+        known = [error for error in (target, golden) if error is not None]
+        counts = clears or any(error.times > Thresholds().suspicious for error in known)
         for error, eps, times in (
             (target, self.target_eps, self.target_times),
             (golden, self.golden_eps, self.golden_times),
         ):
             if error is not None:
-                eps[row], times[row] = error.eps, error.times
+                eps[row] = error.eps
+                times[row] = error.times if counts else np.nan
 
     @property
     def times(self) -> Floats:

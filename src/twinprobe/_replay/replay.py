@@ -467,6 +467,7 @@ def isolate(
         own, golden_own = calls[0].pop(name, None), calls[1].pop(other, None)  # their tensors go with them
         if own is None or golden_own is None:
             continue
+        alike = _plain_parts(own) == _plain_parts(golden_own)  # gelu and silu may both be right, and yet differ
         result = replay_pair(own, golden_own, room=room, expected=(expected[0][name], expected[1][other]))
         for reason in dict.fromkeys(result.reasons.values()) if not result.values else ():
             reasons[reason] = reasons.get(reason, 0) + 1
@@ -474,13 +475,20 @@ def isolate(
             gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
             at = int(value.name.rpartition(".")[2])
             if at < len(gave):
-                found.note(gave[at], value.target, value.golden)
+                found.note(gave[at], value.target, value.golden, clears=alike)
     _pass_outwards(found, flow)
     left = len(suspects) - done
     found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
     worst = sorted(reasons.items(), key=lambda item: -item[1])[:_MOST_REASONS]
     found.notes += [f"{count:,} of them could not be: {reason}" for reason, count in worst]
     return found
+
+
+def _plain_parts(call: Call) -> tuple[Any, ...]:
+    """What makes two calls the same apart from their tensors: the function and the plain arguments."""
+    op = call.op
+    arguments = mapped([call.args, call.kwargs], lambda leaf: "tensor" if isinstance(leaf, Slot) else leaf)
+    return op.prefix, op.body if not op.is_module else "", op.cls, arguments
 
 
 def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow: Flow) -> list[tuple[str, str]]:
