@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from replay_tools import Faulty, record
+from replay_tools import Faulty, record, small
 
 import twinprobe
 import twinprobe.torch
@@ -55,8 +55,10 @@ def test_compare_with_replay_finds_both_faults(golden: Path, two_faults: Path, t
     assert float(errors["Functional.softmax.3.forward.output.0"]) > 4000
     assert float(errors["Functional.gelu.3.forward.output.0"]) < 2  # innocent, though its output differs
     assert errors["Functional.gelu.3.forward.input.0"] is None
-    # The folder of the result names both recordings.
+    # The folder of the result names both recordings; one without the json does not.
     assert main(["replay", str(tmp_path), "--call", "Functional.gelu.1.forward", "--quiet", "--fail-on"]) == 1
+    next(tmp_path.rglob("*.json")).unlink()
+    assert main(["replay", str(tmp_path), "--call", "Functional.gelu.1.forward"]) == 2
 
 
 def test_a_comparison_replays_no_longer_than_it_may(golden: Path, two_faults: Path) -> None:
@@ -172,3 +174,34 @@ def test_a_healthy_pair_stays_without_a_claim(dtype: torch.dtype, tmp_path: Path
     assert pair.summary.first is None
     assert pair.evidence.isolated is not None
     assert not (pair.evidence.isolated.times > 4).any()
+
+
+def test_calls_that_only_golden_makes_are_no_hindrance(two_faults: Path, tmp_path: Path) -> None:
+    model = small()
+    model.layers[0].register_forward_hook(lambda _module, _args, out: out.sin().asin())
+    with twinprobe.torch.record(model, tmp_path / "golden", level="mix", task="tensor"):
+        model(torch.arange(24).reshape(2, 12)).backward()
+    summary = next(iter(twinprobe.compare(two_faults, tmp_path / "golden", replay=True).pairs.values())).summary
+    assert summary.golden_only
+    named = [one.op for one in (summary.first, *summary.others) if one is not None]
+    assert {"Functional.gelu.1.forward", "Functional.softmax.3.forward"} <= set(named)
+
+
+def test_two_healthy_functions_do_not_clear_each_other(golden: Path, tmp_path: Path) -> None:
+    """gelu and its approximation are both right by themselves; the runs part there all the same."""
+    model = small()
+    right = torch.nn.functional.gelu
+    calls = iter(range(4))
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return right(x, approximate="tanh" if next(calls) == 1 else "none")
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        twinprobe.torch.record(model, tmp_path / "run", level="mix", task="tensor"),
+    ):
+        patch.setattr(torch.nn.functional, "gelu", other)
+        model(torch.arange(24).reshape(2, 12)).backward()
+    found = twinprobe.compare(tmp_path / "run", golden, replay=True)
+    assert found.first is not None
+    assert found.first.op == "Functional.gelu.1.forward"

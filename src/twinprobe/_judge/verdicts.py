@@ -231,21 +231,33 @@ class Isolated:
     golden_times: Floats
     notes: list[str] = field(default_factory=list)
 
-    def note(self, row: int, target: Any, golden: Any) -> None:
-        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None."""
+    def note(self, row: int, target: Any, golden: Any, *, clears: bool) -> None:
+        """Keep what was found of a row: of each side an error with ``eps`` and ``times``, or None.
+
+        ``clears``: both sides made the same call, so that healthy results on both sides explain all that differs.
+        """
+        known = [error for error in (target, golden) if error is not None]
+        counts = clears or any(error.times > Thresholds().suspicious for error in known)
         for error, eps, times in (
             (target, self.target_eps, self.target_times),
             (golden, self.golden_eps, self.golden_times),
         ):
             if error is not None:
-                eps[row], times[row] = error.eps, error.times
+                eps[row] = error.eps
+                times[row] = error.times if counts else np.nan
 
     @property
     def times(self) -> Floats:
-        """How far off the worse side is by itself; where both are off alike, the runs do not part."""
-        worse, better = np.fmax(self.target_times, self.golden_times), np.fmin(self.target_times, self.golden_times)
+        """How far off the worse side is by itself; where both are off alike, the runs do not part.
+
+        Nothing is known of a call with a healthy side where the other could not be replayed.
+        """
+        worse = np.fmax(self.target_times, self.golden_times)
         with np.errstate(invalid="ignore"):
-            apart: Floats = worse - np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            better = np.minimum(self.target_times, self.golden_times)
+            alike = np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            unsure = np.isnan(better) & (worse <= Thresholds().suspicious)
+        apart: Floats = np.where(unsure, np.nan, worse - alike)
         return apart
 
 
