@@ -17,7 +17,7 @@ import twinprobe
 from twinprobe._cli import main
 
 # A plain loop without an optimizer of PyTorch, which each of the six programs would need another second and a half to
-# import (test_child.py and the slow tests have one). `b` has another kernel for silu in its second layer from step 4 on,
+# import (test_child.py and the slow tests have one). `b` has another kernel for silu, wrong in layer 1 from step 4 on,
 # below everything that Python sees.
 KERNEL = """
 import sys

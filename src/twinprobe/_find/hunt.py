@@ -39,7 +39,7 @@ WATCH, STEP, TENSORS, REPLAY, CONFIRM = "watch", "step", "tensors", "replay", "c
 REPRODUCER = "reproducer"
 PAGE, RESULT = "find.html", "find.json"
 SEED = 1234
-_BACK = 1  # steps that the search goes back where a step begins with other parameters
+_TRIES = 3  # steps that are recorded until one shows where the difference begins
 _ROUNDING = 64.0  # epsilons: a tolerance for what the judge takes for noise
 _AROUND = 3  # calls before and after a suspect whose tensors are kept
 
@@ -157,17 +157,23 @@ class _Hunt:
     def _record_step(self) -> None:
         """Record the first differing step on both sides, and find the call where it begins."""
         found = self.found
-        place = next(at for at, (step, _) in enumerate(self._steps) if step == found.step)
-        for at in range(place, max(place - _BACK, 0) - 1, -1):
+        at = next(place for place, (step, _) in enumerate(self._steps) if step == found.step)
+        tried: set[int] = set()
+        while True:
+            tried.add(at)
             numbers = self._steps[at]
             folders = self._run(STEP, [{"level": "mix", "step": [step]} for step in numbers], list(numbers))
             paths = [folder / f"step{step}" for folder, step in zip(folders, numbers, strict=True)]
             chosen = self._first_of(next(_steps(*paths))[1])
-            begins = chosen and chosen[1].summary.first and chosen[1].summary.first.begins
-            if begins != PARAMETER or not at:
+            first = chosen[1].summary.first if chosen else None
+            # A step that begins with other parameters was parted by the update before it, however little of that was
+            # watched; one that agrees is followed by the one that was seen to differ.
+            after = at + 1 if first is None else at - 1 if first.begins == PARAMETER else at
+            if after in tried or len(tried) == _TRIES or not 0 <= after < len(self._steps):
                 break
-            # The update before has made that difference, less than what was watched shows.
-            self._say(f"  the parameters differ at the beginning of step {numbers[0]}: looking at the step before")
+            self._say(f"  step {numbers[0]} {'agrees' if first is None else 'begins with other parameters'}: "
+                      f"looking at step {self._steps[after][0]}")  # fmt: skip
+            at = after
         found.step = numbers[0]
         if chosen is None:
             self._end(STEP, f"Step {found.step} agrees when it is recorded: it is not the same in every run.")
