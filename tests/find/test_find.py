@@ -397,3 +397,25 @@ def test_a_recording_in_place_of_a_program(tmp_path: Path) -> None:
     assert not again
     assert found_in(tmp_path / "again")["step"] == 102
     assert found_in(tmp_path / "again")["first"]["begins"] == "outside"
+
+
+@pytest.mark.slow
+def test_a_hunt_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    golden = write(tmp_path, KERNEL)
+    words = ["find", f"{golden} b", golden, "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "out/step/target.facts/torch").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted" in error) == (130, True)
+    left = found_in(tmp_path / "out")
+    assert (left["step"], left["interrupted"], list(left["stages"])) == (4, True, ["watch"])
+    assert "from step 4 on" in (tmp_path / "out/find.html").read_text(encoding="utf-8")
+    watched = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/watch").glob("*.log")}
+    assert main([*words, "--resume", "--quiet"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/watch").glob("*.log")} == watched
+    found = found_in(tmp_path / "out")
+    assert (found["interrupted"], found["first"]["op"]) == (False, "Functional.silu.1.forward")

@@ -175,16 +175,17 @@ def last_words(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL))
         text = file.read().decode("utf-8", "replace")
-    lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
-    error = ""
-    for at, line in enumerate(lines):
+    lines = [(found[0] if (found := _RANK_PREFIX.match(line)) else "", _RANK_PREFIX.sub("", line.rstrip()))
+             for line in text.splitlines()]  # fmt: skip
+    errors: dict[str, str] = {}  # the last of each process; the process that failed first comes first
+    for at, (process, line) in enumerate(lines):
         if line.endswith("Traceback (most recent call last):"):  # a progress bar may stand before it
-            after = (one for one in lines[at + 1 :] if one and not one.startswith((" ", "\t")))
+            after = (one for own, one in lines[at + 1 :] if own == process and one and not one.startswith((" ", "\t")))
             told = next(after, "")
             if told and "ChildFailedError" not in told:  # the launcher's own, which only says that a process failed
-                error = told
-    spoken = [line for line in lines if line.strip() and not line.startswith("twinprobe: ")]
-    return error or (spoken[-1].strip() if spoken else "it printed nothing")
+                errors[process] = told
+    spoken = [line for _, line in lines if line.strip() and not line.startswith("twinprobe: ")]
+    return next(iter(errors.values()), spoken[-1].strip() if spoken else "it printed nothing")
 
 
 def _unwatched(program: Side, notes: Path, log: Path) -> BadInput:
