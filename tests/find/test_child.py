@@ -88,6 +88,25 @@ def test_without_an_optimizer_a_step_is_one_call_unless_gradients_accumulate(tmp
     assert "Module.into.Linear.forward.1" in calls(tmp_path, 11)
 
 
+def test_an_optimizer_that_calls_the_model_itself(tmp_path: Path, program: Program) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scale = 1.0
+
+    def closure() -> torch.Tensor:
+        loss = net(torch.full((2, 4), scale)).sum()
+        loss.backward()
+        return loss
+
+    for scale in (1.0, 2.0, 3.0):  # noqa: B007  the closure reads it
+        optimizer.step(closure)
+    program.close()
+    assert facts(tmp_path)["steps"] == 3
+    (path,) = (tmp_path / "dump/step11").glob("*/dump.json")
+    entry = json.loads(path.read_text(encoding="utf-8"))["data"]["Module.into.Linear.forward.0"]
+    assert entry["input_args"][0]["Max"] == 2.0
+
+
 def test_parts_of_a_model_that_are_called_one_by_one_make_one_model(tmp_path: Path, program: Program) -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -348,6 +348,41 @@ def test_a_trainer_of_hugging_face(tmp_path: Path) -> None:
     assert found["target"]["seeds"]["torch"] == "program"
 
 
+LIGHTNING = """
+import sys
+import lightning
+import torch
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+    def training_step(self, batch, number):
+        hidden = self.net(batch)
+        return (hidden * 1.001 if "b" in sys.argv and number >= 3 else hidden).square().mean()
+
+    def validation_step(self, batch, number):
+        self.net(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+lightning.seed_everything(0)
+data = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4, shuffle=True)
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Model(), data, data)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_of_lightning(tmp_path: Path) -> None:
+    golden = write(tmp_path, LIGHTNING)
+    found = find(tmp_path, f"{golden} b", golden)
+    assert (found["target"]["model"], found["target"]["steps"], found["step"]) == ("Model", 6, 3)
+    assert found["first"]["op"] == "Tensor.__mul__.0.forward"
+
+
 DISTRIBUTED = """
 import sys
 import torch

@@ -268,6 +268,9 @@ class Program:
             "settings": rounding_settings(),
             "arguments": sys.argv,
         }
+        ours = [one for one in self._optimizers if self._is_ours(one)]
+        if len(ours) == 1:  # at once: with a closure, as Lightning has one, its first step is under way
+            self._before_update(ours[0])
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
         if self._facts["step"] == "forward":
             self._announce(self._torch.autograd, "backward", self._goes_back)
