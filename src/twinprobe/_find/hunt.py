@@ -7,6 +7,7 @@ Each stage is a folder of plain recordings below the output folder: ``watch``, `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,10 @@ class _Hunt:
                     self._record_step()
         except KeyboardInterrupt:
             self.found.interrupted = True
+            watched = [output / WATCH / one.name for one in self._sides]
+            if not self.found.stages and all(map(watch_files, watched)):  # both have come some way
+                with suppress(TwinProbeError):
+                    self._find_step(watched)
             self.found.notes.append("interrupted; --resume goes on from here")
             raise
         finally:
@@ -136,6 +141,10 @@ class _Hunt:
         """Run both programs and find the first step that differs."""
         first, count = self._request.from_step, self._request.steps
         folders = self._run(WATCH, [{"level": "watch"}] * 2, [None if count is None else first + count - 1] * 2)
+        self._find_step(folders)
+
+    def _find_step(self, folders: Sequence[Path]) -> None:
+        """The first step that differs in what was watched."""
         compared = compare_steps(folders[0], folders[1])
         if self.found.exact:
             compared = _to_the_bit(compared)
@@ -297,12 +306,12 @@ class _Hunt:
             task = Task({**record, **digests}, request.seed, request.from_step, end)
             folder = request.output / stage / one.name
             self._say(f"{stage}: running the {one.name} program: {one.text}")
-            ran = run_program(one, folder, task, reuse=request.resume)
+            facts = run_program(one, folder, task, reuse=request.resume)
             folders.append(folder)
-            told.append(ran.facts)
+            told.append(facts)
             described = getattr(self.found, one.name)
             if "model" not in described:
-                described |= _description(ran.facts)
+                described |= _description(facts)
                 self._say(f"  {one.name}: {_words(described)}")
         if len(told) == 2 and not self.found.settings:
             settings = [facts[0]["settings"] for facts in told]
