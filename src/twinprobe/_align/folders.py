@@ -23,12 +23,15 @@ class FolderPair:
 
 
 def pair_folders(
-    target: Path, golden: Path, *, ranks: set[int] | None = None, steps: set[int] | None = None
+    target: Path, golden: Path, *, ranks: set[int] | None = None, steps: set[int] | None = None, shift: int = 0
 ) -> tuple[list[FolderPair], list[str], list[str]]:
-    """Pair steps and ranks by their numbers: the pairs, notes, and what was asked for but is not on both sides."""
+    """Pair steps and ranks by their numbers: the pairs, notes, and what was asked for but is not on both sides.
+
+    ``shift``: so much the golden run counts its steps ahead of the target.
+    """
     sides = [_wanted(run_folders(root), ranks, steps) for root in (target, golden)]
-    by_step = [_group(side) for side in sides]
-    lost = _missing("step", target, golden, by_step[0].keys(), by_step[1].keys())
+    by_step = [_group(sides[0]), {(mode, step - shift): found for (mode, step), found in _group(sides[1]).items()}]
+    lost = _missing("step", target, golden, by_step[0].keys(), by_step[1].keys(), shift)
     for what, asked in (("rank", ranks), ("step", steps)):
         absent = set(asked or ()) - {getattr(folder.key, what) for side in sides for folder in side}
         lost += [f"neither {target} nor {golden} has {what}{number}" for number in sorted(absent)]
@@ -81,18 +84,18 @@ def _pair_ranks(
     return pairs, [], _missing(what, target, golden, {folder.key.rank for folder in left}, numbers.keys())
 
 
-def _missing(what: str, target: Path, golden: Path, left: object, right: object) -> list[str]:
+def _missing(what: str, target: Path, golden: Path, left: object, right: object, shift: int = 0) -> list[str]:
     ours, theirs = set(left), set(right)  # type: ignore[call-overload]
     notes = []
-    for root, only in ((target, ours - theirs), (golden, theirs - ours)):
+    for root, only, ahead in ((target, ours - theirs, 0), (golden, theirs - ours, shift)):
         if only:
-            names = ", ".join(_name(what, key) for key in sorted(only))
+            names = ", ".join(_name(what, key, ahead) for key in sorted(only))
             notes.append(f"only {root} has {names}: left out")
     return notes
 
 
-def _name(what: str, key: object) -> str:
-    number = key[1] if isinstance(key, tuple) else key
+def _name(what: str, key: object, ahead: int) -> str:
+    number = key[1] + ahead if isinstance(key, tuple) else key
     prefix = f"{key[0]}/" if isinstance(key, tuple) and key[0] else ""
     return f"{prefix}{what}{number}"
 

@@ -27,7 +27,7 @@ from twinprobe._compare.ranks import (
 )
 from twinprobe._compare.request import Job, Outcome, RankOutcome, Request, arranged, job_mark, job_name, once
 from twinprobe._compare.slices import Cut, TooLarge, cutting, gathering
-from twinprobe._compare.steps import add_steps, run_watched
+from twinprobe._compare.steps import add_steps, run_watched, step_shift
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.ranks import find_culprits
 from twinprobe._report.analysis import call_report, write_calls, write_culprits
@@ -103,7 +103,8 @@ def plan(request: Request) -> tuple[list[Job], list[str], list[str]]:
         return _file_jobs(request, *whole), [], []
     ranks, steps = (None if asked is None else set(asked) for asked in (request.ranks, request.steps))
     try:
-        pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps)
+        shift = step_shift(request.target, request.golden) if steps is None else 0
+        pairs, notes, lost = pair_folders(request.target, request.golden, ranks=ranks, steps=steps, shift=shift)
     except BadInput:
         if is_foreign(request.target) and is_foreign(request.golden):
             return _file_jobs(request, *whole), [], []

@@ -95,10 +95,27 @@ def steps_of(
         if first is not None:
             differing.setdefault(job.key.step, f"{first.op}: {first.sentence}")
     try:
-        return compare_steps(request.target, request.golden, ranks=request.ranks, steps=numbers, differing=differing)
+        found = compare_steps(
+            request.target, request.golden, ranks=request.ranks, steps=request.steps, differing=differing
+        )
     except BadInput as error:  # single points, or names that only a mapping file pairs
         notes.append(f"the steps are compared one by one only: {error}")
         return None
+    notes += found.notes
+    return found
+
+
+def step_shift(target: Path, golden: Path) -> int:
+    """How far the golden run counts its steps ahead of the target, where the numbers do not fit but the data do."""
+    folders = [run_folders(path) for path in (target, golden)]
+    numbers = [{found.key.step for found in side} for side in folders]
+    if numbers[0] == numbers[1] or min(map(len, numbers)) < 2 or any(one.key.graph_mode for one in folders[0]):
+        return 0
+    try:
+        trend = compare_steps(target, golden).trends[0]
+    except BadInput:
+        return 0
+    return int(trend.golden_steps[0] - trend.steps[0]) if trend.order == "data" else 0
 
 
 # Reading: the numbers of each step, whoever recorded them.

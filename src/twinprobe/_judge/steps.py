@@ -132,6 +132,12 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
         shown = np.maximum.accumulate(np.maximum(finite, np.median(finite, axis=1, keepdims=True)), axis=0)
         noise[0, columns] = base[columns]
         noise[1:, columns] = np.maximum(_GROWTH * shown[:-1], base[columns])
+    rates = [at for at, name in enumerate(names) if name.startswith("group.") and name.endswith(".lr")]
+    for at, name in enumerate(names):
+        # Adam turns a gradient that is noise into a whole step, so one element may go the other way each time.
+        if rates and name.startswith("parameter.") and name.endswith(".max"):
+            step = 2 * np.abs(golden[:, rates]).max(axis=1) / np.maximum(np.abs(golden[:, at]), _EXACT)
+            noise[1:, at] = np.maximum(noise[1:, at], step[1:])
     return noise
 
 

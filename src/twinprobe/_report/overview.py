@@ -255,10 +255,10 @@ def _curves(trend: Trend, every: int) -> dict[str, Any]:
         known = trend.known[rows, at]
         pair = [_plain(np.where(known, side[rows, at], np.nan)) for side in (trend.target, trend.golden)]
         noise = trend.noise[rows, at]
-        same = pair[0] == pair[1]
+        apart_at_all = bool(trend.difference[rows, at].any())  # six digits may hide it
         series.append({
-            "name": visible(trend.names[at]), "target": pair[0], "golden": None if same else pair[1],
-            "difference": None if same else _plain(trend.difference[rows, at]),
+            "name": visible(trend.names[at]), "target": pair[0], "golden": None if pair[0] == pair[1] else pair[1],
+            "difference": _plain(trend.difference[rows, at]) if apart_at_all else None,
             "noise": _plain(noise) if noise.any() else None,
             "first": int(trend.steps[first[at]]) if at in first else None,
         })  # fmt: skip

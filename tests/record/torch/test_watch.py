@@ -136,6 +136,7 @@ def test_a_step_is_an_optimizer_step_whatever_else_is_called(tmp_path: Path) -> 
             optimizer.zero_grad()
             with torch.no_grad():
                 loss_of(network, tokens[0])
+        loss_of(network, tokens[0])  # which no update follows
     found = watched(tmp_path / "run")
     assert found.steps.tolist() == [0, 1, 2]
     assert column(found, "loss") == pytest.approx(np.array(losses).reshape(3, 2).mean(axis=1))
@@ -277,6 +278,7 @@ def test_loggers_hear_of_loss_learning_rate_and_norms(tmp_path: Path) -> None:
 def test_a_bad_setting_is_refused_before_the_training(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=words):
         trained(tmp_path / "run", **options)
+    loss_of(make()[0], make()[2][0]).backward()  # and nothing is left behind
 
 
 def test_keys_of_watching_belong_to_its_level(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, MissingPackage
 
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
 
@@ -94,7 +94,12 @@ class Watcher:
                 raise BadInput(
                     "holds an earlier recording, which is not overwritten", where=path, hint="give another dump_path"
                 )
-            self.attach(model)
+            try:
+                self.attach(model)
+            except BaseException:
+                self.detach()
+                self.begun = self.active = False
+                raise
             self.attached = True
 
     def stop(self) -> None:
@@ -128,7 +133,7 @@ class Watcher:
         if self.attached:
             self.attached = self.begun = self.active = False
             self._guarded("stopping", self.detach)
-            if self.step.forwards or self.step.ended:
+            if not self.has_optimizer:  # otherwise what follows its last step is none
                 self.end_step()
         self._write_last()
         if self._stream is not None:
@@ -241,7 +246,7 @@ def _together(name: str, values: list[float]) -> float:
     if kind == "norm":
         return math.sqrt(sum(value * value for value in values))
     if kind == "max":
-        return float(np.max(values))  # NaN stays NaN
+        return float(np.max(np.abs(values)))  # of smallest and largest values, too; NaN stays NaN
     if kind == "samples":
         return float(sum(int(value) for value in values) % DIGEST)
     if kind == "digest":
@@ -268,8 +273,10 @@ class _TensorBoard:
 
 def _sink(given: Any, folder: Path) -> Any:
     if given == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
-
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingPackage('sinks "tensorboard" needs TensorBoard', hint="pip install tensorboard") from None
         return _TensorBoard(SummaryWriter(str(folder / "tensorboard")))
     if callable(getattr(given, "add_scalar", None)):
         return _TensorBoard(given)

@@ -35,6 +35,7 @@ _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  #
 _MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
+_PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
@@ -114,8 +115,9 @@ class TorchWatcher(Watcher):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
+        if self._backward is not None and getattr(torch.autograd.backward, "__wrapped__", None) is self._backward:
             torch.autograd.backward = self._backward
+        self._backward = None
 
     def _hook_entry(self, module: torch.nn.Module, series: Any) -> None:
         def before(module: Any, args: Any, kwargs: Any) -> None:
@@ -211,7 +213,12 @@ class TorchWatcher(Watcher):
             if self._once(values.device, [(ids, values)]):
                 return
             norm = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
-            self._values.append((ids, torch.stack((norm, _largest([values])[0], values.mean(dtype=torch.float32)))))
+            if values.device.type == "cpu":
+                largest = list(torch.aminmax(values))  # put together on the host: each operation costs 20 us here
+            else:
+                largest = [torch.linalg.vector_norm(values, math.inf, dtype=torch.float32)]
+            self._values += [([ids[0]], norm), *(([ids[1]], one) for one in largest)]
+            self._values.append(([ids[2]], values.mean(dtype=torch.float32)))
 
         def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
             if self._observing:
@@ -295,7 +302,7 @@ class TorchWatcher(Watcher):
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
-        self._measure("parameter", [(name, one.detach()) for name, one in self._parameters if one.requires_grad])
+        self._measure("parameter", [(name, one) for name, one in self._parameters if one.requires_grad])
 
     def _note_gradients(self, _gradients: bool) -> None:
         """The gradients as the optimizer sees them: exchanged between ranks, unscaled, clipped."""
@@ -318,8 +325,9 @@ class TorchWatcher(Watcher):
         for (device, _), (places, found) in groups.items():
             if self._once(device, list(zip(places, found, strict=True))):
                 continue
-            self._values.append(([place[0] for place in places], torch.stack(_norms(found, 2.0))))
-            self._values.append(([place[1] for place in places], _largest(found)))
+            norms, largest = _norms_and_largest(device, found)
+            self._values.append(([place[0] for place in places], norms))
+            self._values.append(([place[1] for place in places], largest))
 
     def _once(self, device: torch.device, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> bool:
         """Whether these were measured by kernels that read each tensor once."""
@@ -487,25 +495,31 @@ def _code(value: Any) -> int:
     return 0 if value is None else zlib.crc32(str(value).encode()) % DIGEST
 
 
-def _norms(tensors: list[torch.Tensor], order: float) -> Any:
-    """The norms of tensors of one dtype and device, in float32."""
-    if tensors[0].dtype in (torch.float32, torch.float64):
-        return torch._foreach_norm(tensors, order)
-    if _NORM_HAS_DTYPE:
-        return torch._foreach_norm(tensors, order, dtype=torch.float32)
-    return [torch.linalg.vector_norm(one, order, dtype=torch.float32) for one in tensors]
-
-
-def _largest(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """The largest magnitude of each. On a processor the norm of infinite order takes twenty times as long."""
-    if tensors[0].device.type != "cpu":
-        return torch.stack(_norms(tensors, float("inf")))
-    lows, highs = zip(*(torch.aminmax(one) for one in tensors), strict=True)
-    return torch.maximum(torch.stack(highs), -torch.stack(lows))
+def _norms_and_largest(device: torch.device, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The norm and the largest magnitude of each tensor; they are of one dtype."""
+    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    if device.type == "cpu":
+        # One tensor after the other, while it is in the cache. The norm of infinite order takes twenty times as long.
+        norms, lows, highs = [], [], []
+        for one in tensors:
+            norms.append(torch.linalg.vector_norm(one, dtype=dtype))
+            low, high = torch.aminmax(one)
+            lows.append(low)
+            highs.append(high)
+        return torch.stack(norms), torch.maximum(torch.stack(highs), -torch.stack(lows))
+    if tensors[0].dtype == dtype:
+        found = [torch._foreach_norm(tensors, order) for order in (2.0, math.inf)]
+    elif _NORM_HAS_DTYPE:
+        found = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
+    else:
+        found = [[torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors] for order in (2.0, math.inf)]
+    return torch.stack(found[0]), torch.stack(found[1])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a distributed tensor: asking for the whole would start an exchange between ranks."""
+    if type(tensor) in _PLAIN_TENSORS:  # most are, and asking them for what they do not have is slow
+        return tensor
     local = getattr(tensor, "_local_tensor", None)
     return tensor if local is None else local
 
