@@ -1,7 +1,7 @@
 """How good the judge is: planted bugs, clean pairs and harmless artefacts, recorded and compared.
 
     python bench judge [--only GLOB] [--kinds bugs,clean,artefacts] [--dtype float32,bf16,autocast]
-                       [--tasks statistics,tensor] [--levels mix,L0] [--keep DIR] [--slow] [--with-msprobe]
+                       [--tasks statistics,tensor] [--levels mix,L0] [--keep DIR] [--slow] [--replay] [--with-msprobe]
 
 Records pairs of runs of small models (and some 512 wide) with the public recorder, asks `twinprobe compare` about each,
 and prints how often the planted call was named first, and how often something was claimed where nothing is wrong. What
@@ -69,6 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     ]
     print(f"comparing {len(questions)} pairs ...", file=sys.stderr, flush=True)
     os.environ["TWINPROBE_THREADS"] = "1"
+    if options.replay:
+        os.environ[scoring.REPLAY] = "1"
     if options.workers == 1:
         outcomes = [ask(question) for question in questions]
     else:
@@ -128,6 +130,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="run the pairs without recording: are they what they claim?"
     )
+    parser.add_argument("--replay", action="store_true", help="compare --replay, of the runs with tensors")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument(
         "--with-msprobe", nargs="?", const="install", metavar="PYTHON",

@@ -344,6 +344,9 @@ def _compared_paths(result: Path) -> list[Path]:
         with suppress(msgspec.DecodeError, KeyError, TypeError):
             summary = msgspec.json.decode(first + b"}")["summary"]
             return [_path(str(summary[side]["path"])) for side in ("target", "golden")]
+    if result.is_dir() and any(result.rglob("compare_result*")):
+        hint = "compare with --format json, or name both recordings"
+        raise BadInput("holds results that do not say which recordings were compared", where=result, hint=hint)
     return []
 
 

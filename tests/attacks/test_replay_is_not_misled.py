@@ -176,3 +176,19 @@ def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     path = dump(tmp_path, "Torch.cat.0.forward", [deep])
     found = twinprobe.replay(path, call="Torch.cat.0.forward")
     assert found.reasons == {"target": "its arguments are nested deeper than 40 levels"}
+
+
+def test_a_comparison_goes_on_past_calls_that_attack(tmp_path: Path) -> None:
+    sides = []
+    for side, factor in (("target", 2.0), ("golden", 1.0)):
+        path = dump(tmp_path / side, "Torch.load.0.forward", [X, value("touch owned")])
+        np.save(path.parent / "dump_tensor_data/y.npy", np.full((2, 3), factor, np.float32))
+        document = json.loads(path.read_text())
+        result = tensor(data_name="y.npy", norm=factor * 6**0.5, high=factor, low=factor, mean=factor)
+        document["data"]["Torch.load.0.forward"]["output"] = [result]
+        path.write_text(json.dumps(document))
+        sides.append(path)
+    found = twinprobe.compare(*sides, replay=True)
+    assert found.first is not None  # judged without the evidence
+    assert found.first.op == "Torch.load.0.forward"
+    assert "is not in the list of functions that may be called" in found.summary

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from operations import FEW, OPERATIONS, REST, All, tensors
+from replay_tools import Faulty, record
 
 import twinprobe
 import twinprobe.torch
@@ -98,8 +99,6 @@ def test_a_wrong_gradient_is_shown(golden: Path, two_faults: Path, tmp_path: Pat
 
 
 def test_shrinking_leaves_the_wrong_row_only(golden: Path, tmp_path: Path) -> None:
-    from replay_tools import record
-
     def one_row(out: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros_like(out)
         mask[1, 5, 7] = 0.01
@@ -115,3 +114,34 @@ def test_shrinking_leaves_the_wrong_row_only(golden: Path, tmp_path: Path) -> No
     header = (tmp_path / "out/inputs.safetensors").read_bytes()
     size = int.from_bytes(header[:8], "little")
     assert json.loads(header[8 : 8 + size])["recorded"]["shape"] == [1, 1, 1]
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.reshape(2, 12, 4, 8).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum()
+
+
+def test_shrinking_keeps_one_head_and_all_tokens_under_a_causal_mask(tmp_path: Path) -> None:
+    """The mask counts places: a later slice of the tokens would be another call."""
+
+    def one_token(out: torch.Tensor) -> torch.Tensor:
+        wrong = torch.zeros_like(out)
+        wrong[1, 2, 7] = 0.1
+        return out + wrong
+
+    torch.manual_seed(0)
+    model = Attention()
+    with (
+        Faulty({("scaled_dot_product_attention", 0): one_token}),
+        twinprobe.torch.record(model, tmp_path / "run", level="L1", task="tensor"),
+    ):
+        model(torch.randn(2, 12, 32)).backward()
+    call = "Functional.scaled_dot_product_attention.0.forward"
+    found = twinprobe.reproduce(tmp_path / "run", call=call, output_path=tmp_path / "out", shrink=True)
+    assert [shape[:3] for shape in found.shapes.values()] == [[1, 1, 12]] * 3
+    assert run_script(tmp_path / "out", "recorded") == 1

@@ -91,8 +91,9 @@ def describe(
     what = _sentence(evidence, judged, beginning, found)
     isolated = evidence.isolated
     if isolated is not None and np.isfinite(isolated.times[at]):
-        sides = f"{isolated.target_eps[at]:.3g} eps in the target, {isolated.golden_eps[at]:.3g} eps in golden"
-        what += f"; by itself it is off by {sides}"
+        sides = (("the target", isolated.target_eps[at]), ("golden", isolated.golden_eps[at]))
+        shown = ", ".join(f"{eps:.3g} eps in {who}" for who, eps in sides if not isnan(eps))
+        what += f"; by itself it is off by {shown}"
     own = name.removeprefix(op).strip(".") or name
     place = own if own != name else name
     return Divergence(

@@ -240,10 +240,16 @@ class Isolated:
 
     @property
     def times(self) -> Floats:
-        """How far off the worse side is by itself; where both are off alike, the runs do not part."""
-        worse, better = np.fmax(self.target_times, self.golden_times), np.fmin(self.target_times, self.golden_times)
+        """How far off the worse side is by itself; where both are off alike, the runs do not part.
+
+        Nothing is known of a call with a healthy side where the other could not be replayed.
+        """
+        worse = np.fmax(self.target_times, self.golden_times)
         with np.errstate(invalid="ignore"):
-            apart: Floats = worse - np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            better = np.minimum(self.target_times, self.golden_times)
+            alike = np.where(np.isfinite(better), np.maximum(better - 1.0, 0.0), 0.0)
+            unsure = np.isnan(better) & (worse <= Thresholds().suspicious)
+        apart: Floats = np.where(unsure, np.nan, worse - alike)
         return apart
 
 

@@ -499,9 +499,5 @@ def devices_here() -> list[str]:
     """The devices of this machine beside its processor."""
     import torch
 
-    found = []
-    for name in ("cuda", "npu", "xpu", "mps"):
-        space = getattr(torch, name, None) or getattr(torch.backends, name, None)
-        if space is not None and getattr(space, "is_available", bool)():
-            found.append(name)
-    return found
+    spaces = {name: getattr(torch, name, None) for name in ("cuda", "npu", "xpu")} | {"mps": torch.backends.mps}
+    return [name for name, space in spaces.items() if space is not None and space.is_available()]

@@ -24,7 +24,7 @@ from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import TENSORS, Run
 from twinprobe._runs.table import OUTPUT, TENSOR
-from twinprobe.errors import MissingPackage
+from twinprobe.errors import BadInput, MissingPackage
 
 if TYPE_CHECKING:
     import polars as pl
@@ -308,8 +308,12 @@ def _join_equal(call: Call) -> None:
     def joined(leaf: Any) -> Any:
         if not isinstance(leaf, Slot) or not _is_float(leaf.value):
             return leaf
-        same = (one for one in known if one.requires_grad == leaf.requires_grad and torch.equal(one.value, leaf.value))
-        found = next(same, None)
+        alike = [
+            one
+            for one in known
+            if (one.shape, one.dtype, one.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
+        ]
+        found = next((one for one in alike if torch.equal(one.value, leaf.value)), None)
         if found is None:
             known.append(leaf)
         return found or leaf
@@ -443,12 +447,15 @@ def isolate(
     if evidence.mode != TENSORS or flow is None:
         found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
         return found
+    _need_torch()
     suspects = _suspects(target, golden, evidence, judged, flow)
-    if not suspects:
-        return found
     sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
-    calls = [read_calls(run, names) for run, names in sides]
-    expected = [expectations(run, names) for run, names in sides]
+    try:
+        calls = [read_calls(run, names) for run, names in sides if names]
+    except BadInput as error:  # a run that was put together from several ranks, another tool's dump
+        found.notes.append(f"nothing was replayed: {error}")
+        return found
+    expected = [expectations(run, names) for run, names in sides if names]
     rows = _value_rows(flow, (evidence.pairs["t_kind"] == TENSOR).to_numpy())
     reasons: dict[str, int] = {}
     done = 0
@@ -456,15 +463,17 @@ def isolate(
         if time.monotonic() > until:
             break
         done += 1
-        pair = calls[0][name], calls[1][other]
-        result = replay_pair(*pair, room=room, expected=(expected[0][name], expected[1][other]))
+        own, golden_own = calls[0].pop(name, None), calls[1].pop(other, None)  # their tensors go with them
+        if own is None or golden_own is None:
+            continue
+        result = replay_pair(own, golden_own, room=room, expected=(expected[0][name], expected[1][other]))
         for reason in dict.fromkeys(result.reasons.values()) if not result.values else ():
             reasons[reason] = reasons.get(reason, 0) + 1
         for value in result.values:
-            own = rows.get(backward_of(pair[0].op) if value.name.startswith("backward.") else name, [])
+            gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
             at = int(value.name.rpartition(".")[2])
-            if at < len(own):
-                found.note(own[at], value.target, value.golden)
+            if at < len(gave):
+                found.note(gave[at], value.target, value.golden)
     _pass_outwards(found, flow)
     left = len(suspects) - done
     found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
@@ -494,13 +503,16 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
 
 def _pass_outwards(found: Isolated, flow: Flow) -> None:
     """A module that gives what the last call inside it gave is as guilty as that call."""
+    columns = (found.target_eps, found.target_times, found.golden_eps, found.golden_times)
+    replayed = ~np.isnan(found.target_times) | ~np.isnan(found.golden_times)
     known: dict[tuple[int, int], int] = {}
     outputs = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist()
     for row in sorted(outputs, key=lambda row: int(flow.of_row[row])):  # inner calls come before those around them
         call, mark = int(flow.of_row[row]), int(flow.mark[row])
         inner = known.get((call, mark))
-        if np.isnan(found.times[row]) and inner is not None:
-            for values in (found.target_eps, found.target_times, found.golden_eps, found.golden_times):
+        if not replayed[row] and inner is not None:
+            replayed[row] = True
+            for values in columns:
                 values[row] = values[inner]
-        if not np.isnan(found.times[row]):
+        if replayed[row]:
             known[int(flow.parent[call]), mark] = row
