@@ -350,7 +350,7 @@ class Program:
             # As if the program had ended here: nothing of it is killed, and all it has to clean up is cleaned up.
             self._facts["stopped"] = True
             if self._watches:
-                self._recorder.step.forwards = 0  # of the next step, which has just begun
+                self._recorder.has_optimizer = True  # so that the step which has just begun is none
             self.close()
             raise SystemExit(0)
 
