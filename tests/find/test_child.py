@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from twinprobe._find.child import Program
+from twinprobe._runs.watch import read_watch
 
 
 class Net(torch.nn.Module):
@@ -88,6 +89,25 @@ def test_without_an_optimizer_a_step_is_one_call_unless_gradients_accumulate(tmp
     assert "Module.into.Linear.forward.1" in calls(tmp_path, 11)
 
 
+def test_an_optimizer_that_calls_the_model_itself(tmp_path: Path, program: Program) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scale = 1.0
+
+    def closure() -> torch.Tensor:
+        loss = net(torch.full((2, 4), scale)).sum()
+        loss.backward()
+        return loss
+
+    for scale in (1.0, 2.0, 3.0):  # noqa: B007  the closure reads it
+        optimizer.step(closure)
+    program.close()
+    assert facts(tmp_path)["steps"] == 3
+    (path,) = (tmp_path / "dump/step11").glob("*/dump.json")
+    entry = json.loads(path.read_text(encoding="utf-8"))["data"]["Module.into.Linear.forward.0"]
+    assert entry["input_args"][0]["Max"] == 2.0
+
+
 def test_parts_of_a_model_that_are_called_one_by_one_make_one_model(tmp_path: Path, program: Program) -> None:
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -122,3 +142,27 @@ def test_copies_of_the_model_are_not_the_model(tmp_path: Path, program: Program)
         assert torch.equal(twin(torch.ones(2, 4)), restored(torch.ones(2, 4)))
     program.close()
     assert facts(tmp_path)["steps"] == 3
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_watch_ends_with_its_last_step(tmp_path: Path, trains: bool) -> None:
+    (tmp_path / "facts").mkdir()
+    record = {"dump_path": str(tmp_path / "dump"), "level": "watch"}
+    plan = {"record": record, "facts": str(tmp_path / "facts"), "seed": None, "from_step": 5, "last_step": 7,
+            "swap": None}  # fmt: skip
+    program = Program(plan)
+    net = Net()
+    program.attach(torch)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1) if trains else None
+
+    def train() -> None:
+        for _ in range(9):
+            loss = net(torch.ones(2, 4)).sum()
+            if optimizer is not None:
+                loss.backward()
+                optimizer.step()
+
+    with pytest.raises(SystemExit):
+        train()
+    assert (facts(tmp_path)["steps"], facts(tmp_path)["stopped"]) == (3, True)
+    assert read_watch(tmp_path / "dump/rank0/watch.arrows").steps.tolist() == [5, 6, 7]

@@ -17,7 +17,7 @@ import twinprobe
 from twinprobe._cli import main
 
 # A plain loop without an optimizer of PyTorch, which each of the six programs would need another second and a half to
-# import (test_child.py and the slow tests have one). From step 4 on `b` has another kernel for silu in layer 2,
+# import (test_child.py and the slow tests have one). `b` has another kernel for silu, wrong in layer 1 from step 4 on,
 # below everything that Python sees.
 KERNEL = """
 import sys
@@ -348,6 +348,41 @@ def test_a_trainer_of_hugging_face(tmp_path: Path) -> None:
     assert found["target"]["seeds"]["torch"] == "program"
 
 
+LIGHTNING = """
+import sys
+import lightning
+import torch
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+    def training_step(self, batch, number):
+        hidden = self.net(batch)
+        return (hidden * 1.001 if "b" in sys.argv and number >= 3 else hidden).square().mean()
+
+    def validation_step(self, batch, number):
+        self.net(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+lightning.seed_everything(0)
+data = torch.utils.data.DataLoader(torch.randn(24, 8), batch_size=4, shuffle=True)
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(Model(), data, data)
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_of_lightning(tmp_path: Path) -> None:
+    golden = write(tmp_path, LIGHTNING)
+    found = find(tmp_path, f"{golden} b", golden)
+    assert (found["target"]["model"], found["target"]["steps"], found["step"]) == ("Model", 6, 3)
+    assert found["first"]["op"] == "Tensor.__mul__.0.forward"
+
+
 DISTRIBUTED = """
 import sys
 import torch
@@ -397,3 +432,25 @@ def test_a_recording_in_place_of_a_program(tmp_path: Path) -> None:
     assert not again
     assert found_in(tmp_path / "again")["step"] == 102
     assert found_in(tmp_path / "again")["first"]["begins"] == "outside"
+
+
+@pytest.mark.slow
+def test_a_hunt_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    golden = write(tmp_path, KERNEL)
+    words = ["find", f"{golden} b", golden, "-o", str(tmp_path / "out")]
+    command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "out/step/target.facts/torch").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted" in error) == (130, True)
+    left = found_in(tmp_path / "out")
+    assert (left["step"], left["interrupted"], list(left["stages"])) == (4, True, ["watch"])
+    assert "from step 4 on" in (tmp_path / "out/find.html").read_text(encoding="utf-8")
+    watched = {path: path.stat().st_mtime_ns for path in (tmp_path / "out/watch").glob("*.log")}
+    assert main([*words, "--resume", "--quiet"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out/watch").glob("*.log")} == watched
+    found = found_in(tmp_path / "out")
+    assert (found["interrupted"], found["first"]["op"]) == (False, "Functional.silu.1.forward")

@@ -268,6 +268,9 @@ class Program:
             "settings": rounding_settings(),
             "arguments": sys.argv,
         }
+        ours = [one for one in self._optimizers if self._is_ours(one)]
+        if len(ours) == 1:  # at once: with a closure, as Lightning has one, its first step is under way
+            self._before_update(ours[0])
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
         if self._facts["step"] == "forward":
             self._announce(self._torch.autograd, "backward", self._goes_back)
@@ -347,7 +350,7 @@ class Program:
             # As if the program had ended here: nothing of it is killed, and all it has to clean up is cleaned up.
             self._facts["stopped"] = True
             if self._watches:
-                self._recorder.step.forwards = 0  # of the next step, which has just begun
+                self._recorder.has_optimizer = True  # so that the step which has just begun is none
             self.close()
             raise SystemExit(0)
 

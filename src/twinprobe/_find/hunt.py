@@ -7,6 +7,7 @@ Each stage is a folder of plain recordings below the output folder: ``watch``, `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ WATCH, STEP, TENSORS, REPLAY, CONFIRM = "watch", "step", "tensors", "replay", "c
 REPRODUCER = "reproducer"
 PAGE, RESULT = "find.html", "find.json"
 SEED = 1234
-_BACK = 1  # steps that the search goes back where a step begins with other parameters
+_TRIES = 3  # steps that are recorded until one shows where the difference begins
 _ROUNDING = 64.0  # epsilons: a tolerance for what the judge takes for noise
 _AROUND = 3  # calls before and after a suspect whose tensors are kept
 
@@ -124,6 +125,10 @@ class _Hunt:
                     self._record_step()
         except KeyboardInterrupt:
             self.found.interrupted = True
+            watched = [output / WATCH / one.name for one in self._sides]
+            if not self.found.stages and all(map(watch_files, watched)):  # both have come some way
+                with suppress(TwinProbeError):
+                    self._find_step(watched)
             self.found.notes.append("interrupted; --resume goes on from here")
             raise
         finally:
@@ -136,6 +141,10 @@ class _Hunt:
         """Run both programs and find the first step that differs."""
         first, count = self._request.from_step, self._request.steps
         folders = self._run(WATCH, [{"level": "watch"}] * 2, [None if count is None else first + count - 1] * 2)
+        self._find_step(folders)
+
+    def _find_step(self, folders: Sequence[Path]) -> None:
+        """The first step that differs in what was watched."""
         compared = compare_steps(folders[0], folders[1])
         if self.found.exact:
             compared = _to_the_bit(compared)
@@ -157,17 +166,23 @@ class _Hunt:
     def _record_step(self) -> None:
         """Record the first differing step on both sides, and find the call where it begins."""
         found = self.found
-        place = next(at for at, (step, _) in enumerate(self._steps) if step == found.step)
-        for at in range(place, max(place - _BACK, 0) - 1, -1):
+        at = next(place for place, (step, _) in enumerate(self._steps) if step == found.step)
+        tried: set[int] = set()
+        while True:
+            tried.add(at)
             numbers = self._steps[at]
             folders = self._run(STEP, [{"level": "mix", "step": [step]} for step in numbers], list(numbers))
             paths = [folder / f"step{step}" for folder, step in zip(folders, numbers, strict=True)]
             chosen = self._first_of(next(_steps(*paths))[1])
-            begins = chosen and chosen[1].summary.first and chosen[1].summary.first.begins
-            if begins != PARAMETER or not at:
+            first = chosen[1].summary.first if chosen else None
+            # A step that begins with other parameters was parted by the update before it, however little of that was
+            # watched; one that agrees is followed by the one that was seen to differ.
+            after = at + 1 if first is None else at - 1 if first.begins == PARAMETER else at
+            if after in tried or len(tried) == _TRIES or not 0 <= after < len(self._steps):
                 break
-            # The update before has made that difference, less than what was watched shows.
-            self._say(f"  the parameters differ at the beginning of step {numbers[0]}: looking at the step before")
+            self._say(f"  step {numbers[0]} {'agrees' if first is None else 'begins with other parameters'}: "
+                      f"looking at step {self._steps[after][0]}")  # fmt: skip
+            at = after
         found.step = numbers[0]
         if chosen is None:
             self._end(STEP, f"Step {found.step} agrees when it is recorded: it is not the same in every run.")
@@ -291,12 +306,12 @@ class _Hunt:
             task = Task({**record, **digests}, request.seed, request.from_step, end)
             folder = request.output / stage / one.name
             self._say(f"{stage}: running the {one.name} program: {one.text}")
-            ran = run_program(one, folder, task, reuse=request.resume)
+            facts = run_program(one, folder, task, reuse=request.resume)
             folders.append(folder)
-            told.append(ran.facts)
+            told.append(facts)
             described = getattr(self.found, one.name)
             if "model" not in described:
-                described |= _description(ran.facts)
+                described |= _description(facts)
                 self._say(f"  {one.name}: {_words(described)}")
         if len(told) == 2 and not self.found.settings:
             settings = [facts[0]["settings"] for facts in told]

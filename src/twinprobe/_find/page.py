@@ -85,12 +85,12 @@ def _verdict(found: Found) -> str:
     elif found.agrees:
         kicker = "no difference"
     else:
-        kicker = f"step {found.step}" + (f", {found.rank}" if found.rank else "")
+        module = first["module"] if first else ""
+        kicker = f"step {found.step}" + (f", {found.rank}" if found.rank else "") + (f", in {module}" if module else "")
     lines = [f'<p class="kicker">{_safe(kicker)}</p>', f"<h1>{_safe(first['op'] if first else found.sentence)}</h1>"]
     table = ""
     if first:
-        inside = f" in {first['module']}" if first["module"] and first["module"] not in first["op"] else ""
-        lines.append(f'<p class="sentence">{_safe(found.sentence)} {_safe(inside)}</p>')
+        lines.append(f'<p class="sentence">{_safe(found.sentence)}</p>')
         lines.append(f'<p class="sentence">{_safe(first["sentence"])}</p>')
         if first["stack_line"]:
             lines.append(f'<p class="stack-line">{_safe(first["stack_line"])}</p>')

@@ -10,9 +10,8 @@ import shlex
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,15 +35,6 @@ class Side:
     words: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     recording: Path | None = None
-
-
-@dataclass
-class Ran:
-    """A program that has run: where its recording lies, and what it told of itself, by process."""
-
-    folder: Path
-    facts: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 def is_command(given: str | os.PathLike[str]) -> bool:
@@ -93,19 +83,19 @@ class Task:
         return hashlib.sha256(repr(what).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> Ran:
+def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> list[dict[str, Any]]:
     """Run the program with its recording in ``folder``; what it prints goes to a log beside it.
 
-    ``reuse`` takes an earlier, finished run of the same task. BadInput where the program fails or cannot be watched.
+    Returns what its processes told of themselves. ``reuse`` takes an earlier, finished run of the same task. BadInput
+    where the program fails or cannot be watched.
     """
     notes, log, done = (folder.with_name(f"{folder.name}{suffix}") for suffix in (".facts", ".log", ".done"))
     if reuse and done.is_file() and done.read_text(encoding="utf-8").strip() == task.mark(program):
-        return Ran(folder, _facts(notes))
+        return [one for one in _facts(notes) if "error" not in one]
     for old in (folder, notes):
         shutil.rmtree(old, ignore_errors=True)  # what an interrupted run left
     done.unlink(missing_ok=True)
     notes.mkdir(parents=True)
-    began = time.monotonic()
     with TemporaryDirectory(prefix="twinprobe-find-") as path:
         place = Path(path)
         source = str(Path(__file__).resolve().parents[2])
@@ -128,11 +118,11 @@ def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> Ran:
         raise BadInput(f"the {program.name} program failed ({how}): {last_words(log)}", where=log)
     if not facts:
         raise _unwatched(program, notes, log)
-    failed = next((one["error"] for one in facts if "error" in one), None)
-    if failed is not None:
-        raise BadInput(f"the {program.name} program ran, but could not be recorded: {failed}", where=log)
+    recorded = [one for one in facts if "error" not in one]
+    if not recorded:
+        raise BadInput(f"the {program.name} program ran, but could not be recorded: {facts[0]['error']}", where=log)
     done.write_text(task.mark(program) + "\n", encoding="utf-8")
-    return Ran(folder, facts, time.monotonic() - began)
+    return recorded
 
 
 def _variables(program: Side, place: Path, seed: int | None) -> dict[str, str]:
@@ -175,16 +165,17 @@ def last_words(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL))
         text = file.read().decode("utf-8", "replace")
-    lines = [_RANK_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
-    error = ""
-    for at, line in enumerate(lines):
+    lines = [(found[0] if (found := _RANK_PREFIX.match(line)) else "", _RANK_PREFIX.sub("", line.rstrip()))
+             for line in text.splitlines()]  # fmt: skip
+    errors: dict[str, str] = {}  # the last of each process; the process that failed first comes first
+    for at, (process, line) in enumerate(lines):
         if line.endswith("Traceback (most recent call last):"):  # a progress bar may stand before it
-            after = (one for one in lines[at + 1 :] if one and not one.startswith((" ", "\t")))
+            after = (one for own, one in lines[at + 1 :] if own == process and one and not one.startswith((" ", "\t")))
             told = next(after, "")
             if told and "ChildFailedError" not in told:  # the launcher's own, which only says that a process failed
-                error = told
-    spoken = [line for line in lines if line.strip() and not line.startswith("twinprobe: ")]
-    return error or (spoken[-1].strip() if spoken else "it printed nothing")
+                errors[process] = told
+    spoken = [line for _, line in lines if line.strip() and not line.startswith("twinprobe: ")]
+    return next(iter(errors.values()), spoken[-1].strip() if spoken else "it printed nothing")
 
 
 def _unwatched(program: Side, notes: Path, log: Path) -> BadInput:

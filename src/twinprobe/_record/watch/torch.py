@@ -172,6 +172,8 @@ class TorchWatcher(Watcher):
             return
         if first:
             self._note_settings()
+            if not self.has_optimizer:  # nobody announces the update
+                self._note_parameters()
         if first or any(module is one for one in self._models):
             given = {str(at): value for at, value in enumerate(args)} | kwargs
             tensors = ((name, one) for name, value in given.items() for one in tensors_in(value, torch.Tensor, []))
@@ -277,7 +279,8 @@ class TorchWatcher(Watcher):
     def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
         if not self.wanted:
             return
-        self._note_parameters()
+        if not self._noted:
+            self._note_parameters()
         if with_gradients:
             self._note_gradients(False)
             self._note_groups(False, optimizer)
