@@ -16,7 +16,7 @@ import numpy as np
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.inside import pictures
+from twinprobe._report.inside import table_pictures
 
 if TYPE_CHECKING:
     import polars as pl
@@ -199,7 +199,7 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    inside = {} if packed["order"] else pictures(table, summary)
+    inside = {} if packed["order"] else table_pictures(table, summary)
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip
