@@ -176,17 +176,8 @@ def _digest(text: str) -> str:
 
 
 _SCRIPTS = (
-    "shared/names.js",
-    "words.js",
-    "dom.js",
-    "data.js",
-    "address.js",
-    "shared/tensor.js",
-    "plot.js",
-    "table.js",
-    "details.js",
-    "page.js",
-)
+    "shared/names.js", "words.js", "dom.js", "data.js", "address.js", "plot.js", "table.js", "details.js", "page.js",
+)  # fmt: skip
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
@@ -206,6 +197,7 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
     title = html.escape(visible(" ".join(part for part in parts if part)))
-    scripts = "\n".join(asset(name) for name in _SCRIPTS)
+    needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
+    scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
     fill(path, asset("page.html"), title=title, style=asset("page.css"), script=script, data=msgspec.Raw(data))
