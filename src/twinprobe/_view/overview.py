@@ -189,12 +189,12 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any]
         return None
     stack, layers = max(stacks.items(), key=lambda entry: len(entry[1]))
     numbers = sorted(layers)[:_MOST_LAYERS]
-    parts = list(dict.fromkeys(part for number in numbers for part in layers[number]))[:_MOST_PARTS]
+    names = list(dict.fromkeys(part for number in numbers for part in layers[number]))[:_MOST_PARTS]
     if len(numbers) < 2:
         return None
-    lines = [[layers[number].get(part, (None, None)) for part in parts] for number in numbers]
-    error, order = ([[point[at] for point in line] for line in lines] for at in (0, 1))
-    return {"stack": stack, "numbers": numbers, "parts": parts, "error": error, "order": order}
+    lines = [[layers[number].get(part, (None, None)) for part in names] for number in numbers]
+    errors, orders = ([[point[at] for point in line] for line in lines] for at in (0, 1))
+    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders}
 
 
 _EQUAL = 1e-9
