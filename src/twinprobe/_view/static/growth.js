@@ -126,7 +126,7 @@ export class GrowthView {
     // The layer that leaves the pack: whose errors stand furthest above the median of its siblings.
     const median = parts.map((_, part) => {
       const sorted = error.map((line) => Math.log10(Math.max(line[part] ?? 0, 1e-12))).sort((a, b) => a - b);
-      return sorted[Math.floor(sorted.length / 2)];
+      return sorted[Math.floor((sorted.length - 1) / 2)];
     });
     const lead = error.map((line) => Math.max(...line.map((value, part) => Math.log10(Math.max(value ?? 0, 1e-12)) - median[part])));
     const leader = lead.indexOf(Math.max(...lead));
