@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from twinprobe._cli import main
 from twinprobe._view.export import export_page
@@ -89,11 +90,21 @@ def test_every_page_fits_every_screen(
             page.goto(url)
             _settle(page, page_name)
             assert page.evaluate("document.documentElement.scrollWidth") == width, (page_name, width, scheme)
+            assert findings(page) == [], (page_name, width, scheme)
             file = folder / f"{page_name}_{width}_{scheme}.png"
             page.screenshot(path=str(file), full_page=width < 500)
             page.close()
             assert struct.unpack(">I", file.read_bytes()[16:20])[0] == width
             assert file.stat().st_size > 4_000  # something is on it
+
+
+def findings(page: Any) -> list[str]:
+    """What axe-core finds to be in somebody's way."""
+    return [
+        f"{entry['id']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
+        for entry in Axe().run(page).response["violations"]
+        if entry["impact"] in ("serious", "critical")
+    ]
 
 
 def _settle(page: Any, page_name: str) -> None:
