@@ -190,7 +190,8 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    inside = {} if packed["order"] else table_pictures(table, summary)
+    kept = "Data_name" in table.columns and packed["order"] is None
+    inside = table_pictures(table, summary) if kept else {}
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip

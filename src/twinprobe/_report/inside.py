@@ -80,8 +80,6 @@ def table_pictures(table: pl.DataFrame, summary: Summary) -> dict[str, dict[str,
     """Pictures for a report, by row: the first divergence, then what arose by itself, then the rest that differs."""
     import polars as pl
 
-    if "Data_name" not in table.columns:
-        return {}
     suspect = table.with_row_index("row").filter(
         (pl.col("Result") != "pass") & pl.col("Data_name").str.contains("', '")
     )
