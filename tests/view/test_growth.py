@@ -55,7 +55,7 @@ def test_layers_lie_over_each_other_and_the_odd_one_stands_out(drawn: Path) -> N
     assert f"Module.blocks.{ODD}.mlp.Linear.forward.0" in [node["name"] for node in injected["nodes"]]
 
 
-@pytest.mark.parametrize("home", ["server", "exported"])
+@pytest.mark.parametrize("home", ["server", pytest.param("exported", marks=pytest.mark.slow)])
 def test_the_page_draws_it_and_a_key_goes_to_the_node(
     page: Any, serve: Callable[..., str], drawn: Path, tmp_path: Path, home: str
 ) -> None:
