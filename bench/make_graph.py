@@ -27,11 +27,13 @@ CREATE TABLE tb_config (
 _EXTRAS = """
 CREATE TABLE tb_twinprobe (
     data_source TEXT NOT NULL, step INTEGER NOT NULL, rank INTEGER NOT NULL, node_name TEXT NOT NULL, error REAL,
-    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, PRIMARY KEY (step, rank, data_source, node_name)
+    verdict TEXT, origin TEXT, matched_by TEXT, node_order INTEGER, drift REAL, expected REAL, times REAL,
+    arguments TEXT, PRIMARY KEY (step, rank, data_source, node_name)
 ) WITHOUT ROWID;
 CREATE TABLE tb_twinprobe_summary (step INTEGER, rank INTEGER, key TEXT, value TEXT);
 INSERT INTO tb_twinprobe SELECT data_source, step, rank, node_name, precision_index * 0.06,
-    CASE precision_index WHEN 0 THEN 'pass' WHEN 1 THEN 'error' ELSE 'warning' END, '', 'name', node_order
+    CASE precision_index WHEN 0 THEN 'pass' WHEN 1 THEN 'error' ELSE 'warning' END, '', 'name', node_order,
+    precision_index, 1e-6, precision_index * 6e4, '{}'
     FROM tb_nodes WHERE data_source = 'NPU' ORDER BY node_name;
 """
 _FIRST = "SELECT node_name FROM tb_nodes WHERE data_source = 'NPU' AND precision_index > 0 ORDER BY node_order LIMIT 1"

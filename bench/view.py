@@ -1,4 +1,4 @@
-"""The page at 100,000 nodes a side: first picture, opening a 400-child module, frames while scrolling, memory.
+"""The page at 100,000 nodes a side: first picture, opening 400 children, frames and scripts of a scroll, memory.
 
     python bench/view.py [--nodes 100000] [--keep FOLDER]
 
@@ -36,6 +36,7 @@ OPEN = """async () => {
   while (calls('target').length < 5 || calls('golden').length < 5) await new Promise(requestAnimationFrame);
   return performance.now() - start;
 }"""  # noqa: E501
+FRAMES = 180
 SCROLL = """async () => {
   const pane = document.querySelector('.pane-target .scroller');
   const gaps = [];
@@ -72,7 +73,11 @@ def measure(folder: Path) -> dict[str, Any]:
             page.wait_for_selector(".details .table, .details .quiet", state="attached")
             page.wait_for_selector(".tabs .count", state="attached", timeout=60_000)
             times["open 400 children ms"] = round(page.evaluate(OPEN))
+            client = page.context.new_cdp_session(page)
+            client.send("Performance.enable")
+            before = _script_seconds(client)
             times["scroll frame ms"] = {key: round(value, 1) for key, value in page.evaluate(SCROLL).items()}
+            times["scripts a frame ms"] = round((_script_seconds(client) - before) * 1000 / FRAMES, 2)
             browser.close()
         status = Path(f"/proc/{server.pid}/status").read_text()
         peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
@@ -80,6 +85,11 @@ def measure(folder: Path) -> dict[str, Any]:
     finally:
         server.terminate()
         server.wait()
+
+
+def _script_seconds(client: Any) -> float:
+    found = {entry["name"]: entry["value"] for entry in client.send("Performance.getMetrics")["metrics"]}
+    return float(found["ScriptDuration"])
 
 
 def _first_visit(page: Any, url: str) -> dict[str, Any]:

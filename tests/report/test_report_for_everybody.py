@@ -23,7 +23,7 @@ def findings(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [pytest.param(1440, "light", marks=pytest.mark.slow), (390, "dark")])
 def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(open_page: Open, width: int, scheme: str) -> None:
     page = open_page(small_table(), scheme=scheme)
     page.set_viewport_size({"width": width, "height": 844})

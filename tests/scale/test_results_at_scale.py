@@ -258,6 +258,8 @@ def test_few_ranks_with_pages_have_a_map_and_an_index_with_links_to_all(
         page.get_by_text("compare_summary").first.click()
         page.wait_for_selector("canvas")
         assert "6 results (3 ranks, 2 steps)" in page.title()
+        places = page.locator("#rows td[data-name='steps and ranks']").all_inner_texts()
+        assert sorted(places) == ["step 3: rank 6, 8", "step 3: rank 7"]
         page.locator("canvas").focus()
         for key in ("ArrowDown", "ArrowRight", "Enter"):
             page.keyboard.press(key)

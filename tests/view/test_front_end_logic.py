@@ -125,6 +125,7 @@ def test_the_state_survives_the_address(run: Callable[..., Any]) -> None:
         "openTarget": [5, 900, 901], "openGolden": [0], "zoom": 0.75, "scroll": [1, 2, 3, 4], "color": "Max diff",
         "above": 1e-7, "tab": "matched", "listSide": "golden", "levels": [0, 2], "overflow": ["high"], "what": "apis",
         "q": "x y&z", "panel": False, "details": False, "tall": 300, "wide": 400, "injected": True,
+        "inside": "input.0", "growth": True,
         "lang": "zh", "theme": "dark",
     }  # fmt: skip
     got = run(

@@ -18,6 +18,7 @@ from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, Value
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._layout.merge import Merged, ShapeFitter
 from twinprobe._report.console import visible
+from twinprobe._report.inside import pictures
 from twinprobe._runs.run import Run
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 TARGET, GOLDEN = "NPU", "Bench"
 _CALLS_AT_A_TIME = 1024
+_MOST_SUSPECTS = 100
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Picture:
     golden: DrawnRun | None = None
     comparison: Comparison | None = None
     values: CallValues | None = None
+    inside: dict[str, Any] = field(default_factory=dict)
+    """Pictures of the tensors that differ, by the name of the value."""
 
     @property
     def micro_steps(self) -> int:
@@ -128,8 +132,22 @@ def draw_pair(
     for side, made in ((left, target), (right, golden)):
         _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
     values = call_values(comparison)
+    inside = _inside(comparison)
     comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
-    return Picture(step, rank, left, right, comparison, values)
+    return Picture(step, rank, left, right, comparison, values, inside)
+
+
+def _inside(comparison: Comparison) -> dict[str, Any]:
+    """Pictures of what differs first, so that the page need not read large files before it shows anything."""
+    evidence, judged = comparison.evidence, comparison.judged
+    if evidence.metrics is None:
+        return {}
+    rows = [row for row, verdict in enumerate(judged.verdict) if verdict != "pass"]
+    rows.sort(key=lambda row: (row != judged.first_row, judged.origin[row] != "injected", row))
+    columns = ["t_name", "t_file", "g_file", "g_shape"]
+    chosen = evidence.pairs.select(columns)[rows[:_MOST_SUSPECTS]].drop_nulls()
+    folders = [comparison.target.tensor_folder, comparison.golden.tensor_folder]
+    return pictures(folders, chosen.iter_rows())
 
 
 def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> DrawnRun:
@@ -210,7 +228,7 @@ def summary_facts(picture: Picture) -> dict[str, str]:
             "first_sentence": summary.first.sentence,
             "first_stack": summary.first.stack_line,
         }
-    return facts
+    return facts | {f"inside:{name}": json.dumps(found) for name, found in picture.inside.items()}
 
 
 def summary_rows(picture: Picture) -> Iterator[tuple[object, ...]]:

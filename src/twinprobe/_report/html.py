@@ -16,7 +16,7 @@ import numpy as np
 
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
-from twinprobe._report.inside import pictures
+from twinprobe._report.inside import table_pictures
 
 if TYPE_CHECKING:
     import polars as pl
@@ -176,17 +176,8 @@ def _digest(text: str) -> str:
 
 
 _SCRIPTS = (
-    "shared/names.js",
-    "words.js",
-    "dom.js",
-    "data.js",
-    "address.js",
-    "shared/tensor.js",
-    "plot.js",
-    "table.js",
-    "details.js",
-    "page.js",
-)
+    "shared/names.js", "words.js", "dom.js", "data.js", "address.js", "plot.js", "table.js", "details.js", "page.js",
+)  # fmt: skip
 
 
 def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_page: int = ROWS_PER_PAGE) -> None:
@@ -199,13 +190,15 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    inside = {} if packed["order"] else pictures(table, summary)
+    kept = "Data_name" in table.columns and packed["order"] is None
+    inside = table_pictures(table, summary) if kept else {}
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip
     errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
     parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
     title = html.escape(visible(" ".join(part for part in parts if part)))
-    scripts = "\n".join(asset(name) for name in _SCRIPTS)
+    needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
+    scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
     fill(path, asset("page.html"), title=title, style=asset("page.css"), script=script, data=msgspec.Raw(data))

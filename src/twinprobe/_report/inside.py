@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -16,7 +16,7 @@ from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.run import TENSOR_FOLDER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
-from twinprobe.errors import BadInput, TwinProbeError
+from twinprobe.errors import TwinProbeError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -57,26 +57,35 @@ def _kinds(target: HostTensor, golden: HostTensor) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def pictures(table: pl.DataFrame, summary: Summary) -> dict[str, dict[str, Any]]:
-    """Pictures of the rows that a reader looks at first, by row: the first divergence, then what arose by itself."""
-    import polars as pl
+Suspect = tuple[str, str, str, str]
+"""A key of the caller's own, the files of both tensors, and the shape as it was recorded."""
 
-    if "Data_name" not in table.columns:
-        return {}
-    folders = [Path(side.path).parent / TENSOR_FOLDER for side in (summary.target, summary.golden)]
-    suspect = table.with_row_index("row").filter((pl.col("Result") != "pass") & (pl.col("Data_name") != ""))
-    order = suspect.sort(pl.col("Origin") != "injected", "row")["row"].head(_MOST_ROWS).to_list()
-    rows = list(dict.fromkeys([*([summary.first.order] if summary.first else []), *order]))
+
+def pictures(folders: Sequence[Path], suspects: Iterable[Suspect]) -> dict[str, dict[str, Any]]:
+    """Pictures of the first of these, by key; those whose tensors were not kept, or cannot be read, have none."""
     found: dict[str, dict[str, Any]] = {}
     left = _MOST_ELEMENTS
-    for row in rows[:_MOST_ROWS]:
-        files = _FILES.fullmatch(table["Data_name"][row])
-        shape = re.findall(r"\d+", table["Bench Tensor Shape"][row])
-        if files is None or "-1" in files.groups() or left < 0:
-            continue
-        left -= min(prod(map(int, shape)), 1 << 22)
+    for key, target, golden, shape in suspects:
+        if len(found) == _MOST_ROWS or left < 0:
+            break
         try:
-            found[str(row)] = picture(folders, files.group("target", "golden"))
-        except (TwinProbeError, OSError, BadInput):
+            found[key] = picture(folders, (target, golden))
+        except (TwinProbeError, OSError):
             continue  # the row's own reason says what could not be read
+        left -= prod(map(int, re.findall(r"\d+", shape)))
     return found
+
+
+def table_pictures(table: pl.DataFrame, summary: Summary) -> dict[str, dict[str, Any]]:
+    """Pictures for a report, by row: the first divergence, then what arose by itself, then the rest that differs."""
+    import polars as pl
+
+    suspect = table.with_row_index("row").filter(
+        (pl.col("Result") != "pass") & pl.col("Data_name").str.contains("', '")
+    )
+    first = summary.first.order if summary.first else -1
+    suspect = suspect.sort(pl.col("row") != first, pl.col("Origin") != "injected", "row").head(4 * _MOST_ROWS)
+    columns = suspect.select(pl.col("row").cast(pl.String), "Data_name", "Bench Tensor Shape").iter_rows()
+    files = ((row, _FILES.fullmatch(names), shape) for row, names, shape in columns)
+    folders = [Path(side.path).parent / TENSOR_FOLDER for side in (summary.target, summary.golden)]
+    return pictures(folders, ((row, *match.group("target", "golden"), shape) for row, match, shape in files if match))

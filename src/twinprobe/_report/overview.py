@@ -117,7 +117,7 @@ def counted(steps: set[int], ranks: set[int]) -> str:
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
-    """What does not pass, the same finding of several ranks as one line: verdict, steps, ranks, words, how many."""
+    """What does not pass, the same finding of several ranks as one line: verdict, places, words, how many."""
     found: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         if cell.verdict == "pass":
@@ -132,9 +132,19 @@ def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
         words = worst.failure
         if worst.summary is not None and worst.summary.first is not None:
             words = f"{worst.summary.first.op}: {worst.summary.first.sentence}"
-        steps, ranks = (_ranges({getattr(cell.place, key) for cell in same}) for key in ("step", "rank"))
-        groups.append([verdict, steps, ranks, visible(words), len(same), cells.index(worst)])
+        groups.append([verdict, _places(same), visible(words), len(same), cells.index(worst)])
     return groups
+
+
+def _places(cells: Sequence[Cell]) -> list[list[str]]:
+    """Which steps and ranks these are: each set of steps with the ranks that all of them have."""
+    ranks: dict[int, set[int]] = {}
+    for cell in cells:
+        ranks.setdefault(cell.place.step, set()).add(cell.place.rank)
+    steps: dict[str, set[int]] = {}
+    for step, found in sorted(ranks.items()):
+        steps.setdefault(_ranges(found), set()).add(step)
+    return [[_ranges(same), text] for text, same in steps.items()]
 
 
 def _without_numbers(sentence: str) -> str:

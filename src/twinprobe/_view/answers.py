@@ -26,6 +26,7 @@ from twinprobe._view.overview import (
     facts,
     first_known,
     first_of,
+    growth,
     read_metric,
     read_overview,
     strip,
@@ -278,16 +279,18 @@ _MOST_STEPS, _MOST_RANKS, _CELLS_AT_ONCE = 200, 1024, 8
 def nodes(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """A page of the nodes that pass some filters, in execution order."""
     side, kind = asked.side(), asked.text("kind", "suspicious")
+    injected = asked.flag("injected") and side == TARGET
+    marked = kind == "suspicious" and side == TARGET and not injected
     orders = workspace.overview(scene, side).chosen(
         unmatched={"unmatched": True, "matched": False}.get(kind),
-        suspicious=workspace.suspicious(scene, asked) if kind == "suspicious" and side == TARGET else None,
+        suspicious=workspace.suspicious(scene, asked) if marked else None,
         levels=asked.numbers("levels"),
         overflow=[name for name in asked.text("overflow").split(",") if name],
         what=asked.text("what"), micro=scene.micro,
     ).tolist()  # fmt: skip
-    if asked.flag("injected") and side == TARGET:
-        injected = set(scene.graph.injected(side))
-        orders = [order for order in orders if order in injected]
+    if injected:  # whatever its level: a small difference that arose here may be all that matters
+        places = set(scene.graph.injected(side))
+        orders = [order for order in orders if order in places]
     orders = _with_manual(scene, side, kind, orders)
     offset = asked.number("offset", 0)
     page = orders[offset : offset + asked.number("limit", PAGE, 1000)]
@@ -299,16 +302,19 @@ def counts(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """How many nodes there are of each sort, on each side."""
     levels = len(bands(scene.config.colors))
     found: Answer = {side: workspace.overview(scene, side).counts(levels) for side in scene.sides}
-    suspicious = workspace.suspicious(scene, asked)
-    found[TARGET]["suspicious"] = int(suspicious.sum())
-    places = workspace.overview(scene, TARGET).order[suspicious]
-    found[TARGET]["injected"] = int(np.isin(places, scene.graph.injected(TARGET)).sum())
+    found[TARGET]["suspicious"] = int(workspace.suspicious(scene, asked).sum())
+    found[TARGET]["injected"] = len(scene.graph.injected(TARGET))
     return found
 
 
 def error_strip(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """The error over the whole execution, in pieces."""
     return strip(workspace.overview(scene, TARGET), workspace.metric(scene), asked.number("bins", 800, 4000))
+
+
+def error_growth(_workspace: Workspace, scene: Scene, _asked: Question) -> Answer:
+    """How the error grows along the run, with what noise explains."""
+    return growth(scene.graph)
 
 
 def step(workspace: Workspace, scene: Scene, asked: Question) -> Answer:
@@ -388,7 +394,7 @@ def made_by_hand(_workspace: Workspace, scene: Scene, _asked: Question) -> Answe
 QUESTIONS: dict[str, Callable[[Workspace, Scene, Question], Answer]] = {
     "open": open_file, "first": first, "children": children, "unfold": unfold, "restore": restore,
     "node": node, "edges": edges, "search": search, "list": nodes, "counts": counts, "strip": error_strip, "step": step,
-    "heat": heat, "matches": made_by_hand, "inside": inside,
+    "heat": heat, "matches": made_by_hand, "inside": inside, "growth": error_growth,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from twinprobe._report.html import SHARED
 from twinprobe._view.answers import Question, Workspace, first, open_file
 from twinprobe._view.app import STATIC
 from twinprobe._view.nodes import Scene, sibling_edges
-from twinprobe._view.overview import facts
+from twinprobe._view.overview import facts, growth
 from twinprobe.errors import BadInput
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";\n', re.MULTILINE)
@@ -116,7 +116,14 @@ def _graph(workspace: Workspace, key: dict[str, str]) -> tuple[dict[str, Any], i
             found = {side: _side(scene, side, wanted[side], stacks) for side in scene.sides}
             total = sum(len(workspace.overview(scene, side).order) for side in scene.sides)
             parting = first(workspace, scene, asked)
-            graph = {"step": scene.step, "rank": scene.rank, **parting, "stacks": list(stacks), **found}
+            graph = {
+                "step": scene.step,
+                "rank": scene.rank,
+                **parting,
+                "growth": growth(scene.graph),
+                "stacks": list(stacks),
+                **found,
+            }
             return graph, sum(len(part["nodes"]) for part in found.values()), total
     except IndexingError:
         return _graph(workspace, key)

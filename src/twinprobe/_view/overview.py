@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -148,6 +149,52 @@ def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any
         "order": [int(overview.order[place]) for place in worst],
         "unmatched": [round(float(overview.unmatched[a:b].mean()), 3) for a, b in pairwise(edges)],
     }
+
+
+_MOST_POINTS, _MOST_LAYERS, _MOST_PARTS = 400, 128, 80
+# The number of a layer is the first in a module's path: blocks.3.attention.out is attention.out of layer 3 of blocks.
+_LAYER = re.compile(
+    r"(?:Module|Cell)\.(?P<stack>.*?)\.(?P<layer>\d+)(?:\.(?P<part>.+))?\.\w+\.(?P<way>forward|backward)\.\d+"
+)
+
+
+def growth(graph: Graph) -> dict[str, Any]:
+    """How the error grows along the run, with what noise explains: forward and backward apart, and layer by layer."""
+    rows = [(str(name), order, error, expected) for name, order, error, expected in graph.growth(TARGET)
+            if isinstance(order, int) and isinstance(error, (int, float))]  # fmt: skip
+    found: dict[str, Any] = {}
+    for way in ("forward", "backward"):
+        chosen = [row for row in rows if f".{way}" in row[0]]
+        step = max(1, -(-len(chosen) // _MOST_POINTS))
+        groups = [chosen[at : at + step] for at in range(0, len(chosen), step)]
+        worst = [max(group, key=lambda row: row[2]) for group in groups]
+        bounds = [max((row[3] for row in group if isinstance(row[3], float)), default=None) for group in groups]
+        found[way] = {"order": [row[1] for row in worst], "error": [row[2] for row in worst], "expected": bounds,
+                      "layers": _layers(chosen, way)}  # fmt: skip
+    return found
+
+
+def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any] | None:
+    """The errors of layers that are built alike, part by part; of several stacks of layers the one with most."""
+    stacks: dict[str, dict[int, dict[str, tuple[float, int]]]] = {}
+    for name, order, error, _ in rows:
+        at = _LAYER.fullmatch(name)
+        if at is None or at["way"] != way:
+            continue
+        parts = stacks.setdefault(at["stack"], {}).setdefault(int(at["layer"]), {})
+        part = at["part"] or ""
+        if part not in parts or error > parts[part][0]:
+            parts[part] = (error, order)
+    if not stacks:
+        return None
+    stack, layers = max(stacks.items(), key=lambda entry: len(entry[1]))
+    numbers = sorted(layers)[:_MOST_LAYERS]
+    names = list(dict.fromkeys(part for number in numbers for part in layers[number]))[:_MOST_PARTS]
+    if len(numbers) < 2:
+        return None
+    lines = [[layers[number].get(part, (None, None)) for part in names] for number in numbers]
+    errors, orders = ([[point[at] for point in line] for line in lines] for at in (0, 1))
+    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders}
 
 
 _EQUAL = 1e-9

@@ -335,6 +335,13 @@ class Graph:
             return iter(())
         return self._file._stream(f"SELECT node_order, error FROM tb_twinprobe n {_WHERE}", self._on(side))
 
+    def growth(self, side: str) -> Iterator[Sequence[Any]]:
+        """(name, order, error, expected error) of every node that TwinProbe weighed against noise."""
+        if not {"error", "expected", "node_order"} <= self._file._extra:
+            return iter(())
+        query = f"SELECT node_name, node_order, error, expected FROM tb_twinprobe n {_WHERE} ORDER BY node_order"
+        return self._file._stream(query, self._on(side))
+
     def injected(self, side: str) -> list[int]:
         """The places of the nodes in which a difference arose."""
         if not {"origin", "node_order"} <= self._file._extra:

@@ -11,8 +11,8 @@
     point: "Point at a square to see its rank. Arrow keys move.",
     point_open: "Point at a square to see its rank; click to open its report. Arrow keys move, Enter opens.",
     step: "step {n}", rank: "rank {n}", counts: "{errors} errors, {warnings} warnings", times_noise: "{n} times the noise", open: "report",
-    began: "where the difference began", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks",
-    column_verdict: "verdict", column_count: "how many", column_times: "times noise", column_where: "where it begins", groups: "{n} findings, {cells} results that do not pass",
+    began: "where the difference began", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", at: "step {steps}: rank {ranks}",
+    column_verdict: "verdict", column_count: "how many", column_times: "times noise", column_where: "where it begins", groups: "Findings: {n}; results that do not pass: {cells}",
     nothing: "Everything passes.", elsewhere: "differs, but nothing begins here",
   };
   const words = chinese ? {
@@ -22,7 +22,7 @@
     point: "指向方块查看对应 rank。方向键移动。",
     point_open: "指向方块查看对应 rank；点击打开其报告。方向键移动，Enter 打开。",
     step: "step {n}", rank: "rank {n}", counts: "{errors} 个错误，{warnings} 个告警", times_noise: "噪声的 {n} 倍", open: "报告",
-    began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank",
+    began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank", column_places: "step 与 rank", at: "step {steps}：rank {ranks}",
     column_verdict: "结论", column_count: "个数", column_times: "噪声倍数", column_where: "起点", groups: "{n} 类发现，{cells} 个结果未通过",
     nothing: "全部通过。", elsewhere: "有差异，但起点不在此处",
   } : english;
@@ -166,19 +166,20 @@
   // Ranks with the same finding are one line.
   const bad = data.cells.filter((cell) => cell[VERDICT] > 0).length;
   byId("caption").textContent = bad ? say("groups", { n: number(data.groups.length), cells: number(bad) }) : say("nothing");
-  const heads = ["verdict", "count", "steps", "ranks", "times", "where"].filter((name) => bad && (name !== "steps" || data.noun !== "ranks"));
+  const heads = bad ? ["verdict", "count", data.noun === "places" ? "places" : data.noun, "times", "where"] : [];
   for (const name of heads) {
     const head = make("th", say(`column_${name}`));
     head.scope = "col";
     byId("heads").append(head);
   }
-  for (const [verdict, steps, ranks, where, count, worst] of data.groups) {
+  const named = ([steps, ranks]) => (data.noun === "ranks" ? ranks : data.noun === "steps" ? steps : say("at", { steps, ranks }));
+  for (const [verdict, places, where, count, worst] of data.groups) {
     const row = make("tr"), mark = make("td");
     mark.append(make("i", undefined, verdict), say(verdict));
     const times = data.cells[worst][TIMES];
-    const cells = { verdict: mark, count: make("td", number(count)), steps: make("td", steps), ranks: make("td", ranks),
+    const cells = { verdict: mark, count: make("td", number(count)), [heads[2]]: make("td", places.map(named).join("; ")),
       times: make("td", times === null ? "" : brief(times)), where: make("td", where || say("elsewhere")) };
-    for (const name of ["steps", "ranks", "times"]) cells[name].dataset.name = say(`column_${name}`);
+    for (const name of [heads[2], "times"]) cells[name].dataset.name = say(`column_${name}`);
     if (data.reports[worst]) {
       const anchor = make("a", say("open"));
       anchor.href = data.reports[worst];

@@ -6,6 +6,7 @@ import { Hands, nodeChoices } from "./byhand.js";
 import { painter } from "./colors.js";
 import { Details } from "./details.js";
 import { copyText } from "./dom.js";
+import { GrowthView } from "./growth.js";
 import { Heat } from "./heat.js";
 import { browserLanguage, setLanguage, t } from "./i18n.js";
 import { listNodes } from "./lists.js";
@@ -23,14 +24,7 @@ import { Toolbar } from "./toolbar.js";
 /** @typedef {import("./api.js").Side} Side */
 /** @typedef {import("./layout.js").Item} Item */
 /** @typedef {import("./state.js").State} State */
-/**
- * @typedef {object} Home where the page lives
- * @property {() => string} read
- * @property {(address: string, step: boolean) => void} write step: somewhere else, to which "back" returns
- * @property {() => string} link
- * @property {() => boolean | null} dark
- * @property {(() => void) | null} ownWindow
- */
+/** @typedef {import("./state.js").Home} Home */
 
 /** @type {Side[]} */
 const sides = ["target", "golden"];
@@ -61,6 +55,7 @@ export class App {
       (side, item) => this.#selected(side, item),
     );
     this.strip = new Strip((order) => this.#guard(this.walk.goTo("target", { order })));
+    this.growth = new GrowthView((order) => this.#guard(this.walk.goTo("target", { order })));
     this.heat = new Heat((step, rank) => {
       void this.#heat(false);
       this.set({ step, rank });
@@ -133,6 +128,10 @@ export class App {
       first: () => this.#goFirst(),
       step: (back) => this.#guard(this.#step(back)),
       heat: () => this.#guard(this.#heat(this.heat.element.hidden)),
+      growth: () => {
+        this.set({ growth: !this.state.growth });
+        this.#guard(this.#grow());
+      },
       help: openHelp,
       window: this.home.ownWindow,
       link: () => {
@@ -226,16 +225,18 @@ export class App {
       if (first && !this.state.node) await this.walk.goTo("target", { name: first.name });
     }
     this.#show();
-    const [counts, strip] = await Promise.all([
+    const [counts, strip, made] = await Promise.all([
       this.api.ask("counts", context),
       this.opened?.compared ? this.#strip() : null,
-      this.#hands(),
+      this.opened?.compared ? this.api.ask("matches", context) : null,
     ]);
     if (turn !== this.turn) return;
     this.counts = counts;
+    this.hands.made = made;
     this.place.of = this.opened?.compared ? counts.target.suspicious : counts.target.nodes;
     this.strip.show(strip);
     this.#show();
+    await this.#grow();
   }
 
   async #strip() {
@@ -245,8 +246,10 @@ export class App {
     return { data, metric, color: this.state.color, above: this.state.above, bands: opened.bands.length };
   }
 
-  async #hands() {
-    if (this.opened?.compared) this.hands.made = await this.api.ask("matches", this.#context());
+  async #grow() {
+    const { turn } = this;
+    const found = this.state.growth && this.opened?.knowsMore ? await this.api.ask("growth", this.#context()) : null;
+    if (found && turn === this.turn) this.growth.show(found);
   }
 
   /** The metric whose values are shown. */
@@ -282,6 +285,7 @@ export class App {
     const dark = this.#dark();
     setLanguage(state.lang);
     document.documentElement.dataset.theme = dark ? "dark" : "light";
+    this.growth.element.hidden = !state.growth;
     this.root.classList.toggle("no-panel", !state.panel);
     this.root.classList.toggle("no-details", !state.details || !state.node);
     this.root.style.setProperty("--tall", `${state.tall}px`);
@@ -340,10 +344,9 @@ export class App {
   /** @param {string} argument @param {import("./tensor.js").Wanted} [wanted] @param {boolean} [chosen] */
   #inside(argument, wanted, chosen) {
     if (chosen) this.set({ inside: argument });
-    const side = this.panes.target.cursor?.node.name;
     const ranges = wanted?.ranges.map((span) => span.join("-")).join(",");
     const part = wanted ? { rows: wanted.rows < 0 ? null : wanted.rows, columns: wanted.columns, ranges } : {};
-    return this.api.ask("inside", { ...this.walk.context, name: side, argument, ...part });
+    return this.api.ask("inside", { ...this.walk.context, name: this.panes.target.cursor?.node.name, argument, ...part });
   }
 
   #goFirst() {

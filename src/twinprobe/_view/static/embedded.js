@@ -13,7 +13,7 @@ import { t } from "./i18n.js";
 /** @typedef {Omit<FullNode, "stack"> & {stack: number, facts?: Facts, more?: number}} Stored */
 /** @typedef {{nodes: Stored[], edges: Record<string, [number, number][]>}} StoredSide */
 /**
- * @typedef {{step: number, rank: number, first: First | null, stacks: string[], target: StoredSide, golden?: StoredSide,
+ * @typedef {{step: number, rank: number, first: First | null, growth: unknown, stacks: string[], target: StoredSide, golden?: StoredSide,
  *   missing?: boolean}} Graph
  */
 /** @typedef {Record<string, any>} Asked */
@@ -71,6 +71,7 @@ class Library {
       strip: (/** @type {Asked} */ asked) => this.#strip(asked),
       step: (/** @type {Asked} */ asked) => this.#step(asked),
       heat: () => ({ cells: graphs.map((graph) => this.#cell(graph)), complete: true }),
+      growth: (/** @type {Asked} */ asked) => this.#graph(asked).growth,
       matches: () => ({ matches: {}, removed: [], yaml: "" }),
     };
   }
@@ -219,10 +220,9 @@ class Library {
     });
     const found = this.#ordered(this.#side(asked)).filter(
       (node) =>
-        (kinds[asked.kind] ?? (() => true))(node) &&
+        (asked.injected ? node.origin === "injected" : (kinds[asked.kind] ?? (() => true))(node)) &&
         (!levels.length || levels.includes(node.level ?? -1)) &&
         (!overflow.length || overflow.includes(node.overflow ?? "")) &&
-        (!asked.injected || node.origin === "injected") &&
         (!asked.what || (asked.what === "apis") === (node.type === "1")) &&
         (asked.micro === undefined || (node.micro ?? 0) === asked.micro),
     );
@@ -246,7 +246,7 @@ class Library {
         nodes: nodes.length,
         unmatched: of((node) => !node.match),
         suspicious: of(this.#suspicious(asked)),
-        injected: of((node) => this.#suspicious(asked)(node) && node.origin === "injected"),
+        injected: of((node) => node.origin === "injected"),
         levels: this.opened.bands.map((_, level) => of((node) => node.level === level)),
         overflow,
       };

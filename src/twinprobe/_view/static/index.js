@@ -4,7 +4,7 @@ import { httpApi } from "./api.js";
 import { App } from "./app.js";
 import { embeddedApi } from "./embedded.js";
 
-/** @typedef {import("./app.js").Home} Home */
+/** @typedef {import("./state.js").Home} Home */
 
 /** The entry point that TensorBoard calls, too. */
 export async function render() {

@@ -95,7 +95,14 @@ export class Pane {
       if (item && !(/** @type {Element} */ (event.target).closest(".twist"))) this.events.toggle(item);
     });
     this.scroller.addEventListener("contextmenu", (event) => this.#menu(event));
-    new ResizeObserver(() => this.draw()).observe(this.scroller);
+    let tall = 0;
+    new ResizeObserver(() => {
+      // What one looks at stays in view when another part of the page takes some of the room.
+      const seenBefore = this.cursor && this.viewTop(this.cursor) >= 0 && this.viewTop(this.cursor) < tall;
+      if (this.cursor && seenBefore && this.scroller.clientHeight < tall) this.reveal(this.cursor);
+      tall = this.scroller.clientHeight;
+      this.draw();
+    }).observe(this.scroller);
   }
 
   /** Words that depend on the language. @param {string} title @param {{fit: () => void, zoom: (by: number) => void}} act */

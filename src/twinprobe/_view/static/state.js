@@ -23,12 +23,22 @@
  * @property {boolean} injected filter of the lists: only where a difference arose
  * @property {string} inside the argument whose tensors are drawn
  * @property {string} q search text
+ * @property {boolean} growth
  * @property {boolean} panel
  * @property {boolean} details
  * @property {number} tall height of the details in pixels
  * @property {number} wide width of the lists in pixels
  * @property {string} lang
  * @property {string} theme
+ */
+
+/**
+ * @typedef {object} Home where the page lives
+ * @property {() => string} read
+ * @property {(address: string, step: boolean) => void} write step: somewhere else, to which "back" returns
+ * @property {() => string} link
+ * @property {() => boolean | null} dark
+ * @property {(() => void) | null} ownWindow
  */
 
 /** What names a graph. @type {(keyof State)[]} */
@@ -66,6 +76,7 @@ export function initialState() {
     injected: false,
     inside: "",
     q: "",
+    growth: false,
     panel: true,
     details: true,
     tall: 286,
@@ -138,6 +149,7 @@ const fields = [
   ["injected", "flag"],
   ["inside", "text"],
   ["q", "text"],
+  ["growth", "flag"],
   ["panel", "flag"],
   ["details", "flag"],
   ["tall", "number"],

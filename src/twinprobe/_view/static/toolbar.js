@@ -19,6 +19,7 @@ import { shorten } from "./names.js";
  * @property {() => void} first
  * @property {(back: boolean) => void} step
  * @property {() => void} heat
+ * @property {() => void} growth
  * @property {() => void} help
  * @property {() => void} link
  * @property {(() => void) | null} window
@@ -112,6 +113,8 @@ export class Toolbar {
             icon("grid"),
             t("heat"),
           ),
+        opened?.knowsMore &&
+          h("button", { type: "button", class: "text-button growth-button", onclick: () => this.events.growth() }, icon("up"), t("growth")),
         h("span", { class: "spring" }),
         h("label", { class: "search" }, icon("search"), this.search, h("kbd", {}, "/")),
         opened?.compared && this.#colors(state, opened),

@@ -1,0 +1,106 @@
+"""Inside the tensor: in the report of a comparison and on the page of its graph, from real files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from page_tools import becomes, show
+from werkzeug.test import Client
+
+from support import tensor_dump
+from twinprobe._cli import main
+from twinprobe._view.app import ViewApp
+
+NAME = "Torch.a.0.forward"
+
+
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that kept their tensors, whose output differs by a factor, with the report and the graph of them."""
+    root = tmp_path_factory.mktemp("kept")
+    rng = np.random.default_rng(0)
+    given, made = (rng.standard_normal((2, 4, 32, 48)).astype(np.float32) for _ in range(2))
+    for side, factor in (("t", 1.25), ("g", 1.0)):
+        tensor_dump(root / side, {NAME: {"input.0": given, "output.0": made * np.float32(factor)}})
+        (root / side / "construct.json").write_text(json.dumps({NAME: None}))
+        (root / side / "stack.json").write_text("{}")
+    sides = [str(root / side / "dump.json") for side in "tg"]
+    assert main(["compare", "-tp", sides[0], "-gp", sides[1], "-o", str(root / "out"), "--format", "html"]) == 0
+    (root / "pair.json").write_text(
+        json.dumps({"npu_path": str(root / "t"), "bench_path": str(root / "g"), "is_print_compare_log": False})
+    )
+    assert main(["graph", "-i", str(root / "pair.json"), "-o", str(root / "graph")]) == 0
+    return root
+
+
+def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
+    (report,) = (kept / "out").glob("*.html")
+    page.goto(report.as_uri())
+    page.locator("#first-show").click()
+    page.wait_for_selector(".inside canvas")
+    assert "target = 1.25" in page.locator(".inside-kinds").inner_text()
+    assert page.locator(".inside canvas").count() == 5
+    worst = page.locator(".inside-table").nth(1).locator("tbody tr").first.inner_text().split("\t")
+    index = tuple(int(at) for at in worst[0].strip("[]").split(","))
+    sides = [np.load(kept / side / "dump_tensor_data" / f"{NAME}.output.0.npy")[index] for side in "tg"]
+    assert [float(text) for text in worst[1:3]] == pytest.approx(sides, rel=1e-3)
+
+
+def test_the_page_draws_it_and_a_slider_and_a_drag_read_a_part(
+    page: Any, serve: Callable[..., str], kept: Path
+) -> None:
+    show(page, serve(kept / "graph"), tall=600)
+    page.wait_for_selector(".inside canvas")
+    facts = page.locator(".inside-facts")
+    assert facts.inner_text().startswith("[2, 4, 32, 48], 12,288 elements")
+    page.locator(".inside-controls input[type=range]").first.evaluate(
+        "e => { e.value = '1'; e.dispatchEvent(new Event('change')); }"
+    )
+    becomes(page, facts.inner_text, lambda text: "6,144 elements" in text)
+    box = page.locator(".inside canvas").first.bounding_box()
+    page.mouse.move(box["x"] + 2, box["y"] + 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.up()
+    becomes(page, facts.inner_text, lambda text: "1,536 elements" in text)
+    page.locator(".inside-controls button").click()
+    becomes(page, facts.inner_text, lambda text: "12,288 elements" in text)
+    page.locator(".inside-figure select").first.select_option("input.0")
+    becomes(page, lambda: page.url, lambda url: "inside=input.0" in url)
+    becomes(page, lambda: page.locator(".inside").inner_text(), lambda text: "Equal: no element differs." in text)
+
+
+def test_the_first_picture_comes_from_the_file_and_a_part_from_the_tensors(kept: Path, tmp_path: Path) -> None:
+    place = tmp_path / "graph"
+    shutil.copytree(kept / "graph", place)
+    client = Client(ViewApp(place))
+    asked = {"name": NAME, "argument": "output.0"}
+    first = client.get("/api/inside", query_string=asked).get_json()
+    assert first["size"] == [24, 36]  # as the graph command wrote it
+    part = client.get("/api/inside", query_string={**asked, "rows": 2, "columns": 3, "ranges": "1-2,0-4,0-32,0-48"})
+    assert part.get_json()["elements"] == 4 * 32 * 48
+    assert part.get_json()["size"] == [32, 48]
+    for wrong in ({"ranges": "x"}, {"ranges": "0-9", "rows": 0, "columns": 1}, {"ranges": "0-1", "columns": 7}):
+        assert client.get("/api/inside", query_string={**asked, **wrong}).status_code == 422
+    assert client.get("/api/inside", query_string={**asked, "argument": "../../x"}).status_code == 422
+
+
+def test_a_graph_that_names_a_file_outside_of_its_dump_is_refused(kept: Path, tmp_path: Path) -> None:
+    (file,) = (kept / "graph").glob("*.vis")
+    document = json.loads(file.read_text())
+    document["NPU"]["node"][NAME]["output_data"][f"{NAME}.output.0"]["data_name"] = "../../../pair.json"
+    document["TwinProbe"] = {key: value for key, value in document["TwinProbe"].items() if not key.startswith("inside")}
+    (tmp_path / "evil.vis").write_text(json.dumps(document))
+    client = Client(ViewApp(tmp_path))
+    for _ in range(100):
+        reply = client.get("/api/inside", query_string={"name": NAME, "argument": "output.0"})
+        if reply.status_code != 202:
+            break
+    assert reply.status_code == 422
+    assert "climbs out" in reply.get_json()["error"]["what"]

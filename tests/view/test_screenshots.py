@@ -1,0 +1,125 @@
+"""Every page as a picture, wide and narrow, light and dark: to be looked at, and the images of the documentation.
+
+TWINPROBE_SCREENSHOTS names a folder to keep them in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from twinprobe._cli import main
+from twinprobe._view.export import export_page
+
+WIDTHS = {1440: 900, 390: 844}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two real recordings with tensors, and every page that can be made of them."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    try:
+        import torch
+        from make_demo import make_paths_neutral
+        from tiny_transformer import VOCABULARY, TinyTransformer
+        from torch.nn import functional
+    finally:
+        sys.path.pop(0)
+    from twinprobe.torch import record
+
+    root = tmp_path_factory.mktemp("pages")
+    for side in ("golden", "target"):
+        torch.manual_seed(0)
+        model = TinyTransformer(faulty=side == "target")
+        tokens = torch.randint(0, VOCABULARY, (2, 12))
+        with record(model, root / f"{side}_run", level="mix", task="tensor"):
+            logits = model(tokens[:, :-1])
+            functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        (run,) = (root / f"{side}_run" / "step0").iterdir()
+        make_paths_neutral(run / "stack.json")
+        shutil.copytree(run, root / side)
+    for step in range(3):
+        for rank in range(4):
+            faulty = step == 2 or (step == 1 and rank == 3)
+            shutil.copytree(root / ("target" if faulty else "golden"), root / f"ranks_t/step{step}/rank{rank}")
+            shutil.copytree(root / "golden", root / f"ranks_g/step{step}/rank{rank}")
+    compare = ["compare", "--format", "html", "--quiet"]
+    sides = ["-tp", str(root / "target" / "dump.json"), "-gp", str(root / "golden" / "dump.json")]
+    assert main([*compare, *sides, "-o", str(root / "report")]) == 0
+    assert main([*compare, "-tp", str(root / "ranks_t"), "-gp", str(root / "ranks_g"), "-o", str(root / "map")]) == 0
+    pair = {"npu_path": str(root / "target"), "bench_path": str(root / "golden"), "is_print_compare_log": False}
+    (root / "pair.json").write_text(json.dumps(pair))
+    assert main(["graph", "-i", str(root / "pair.json"), "-o", str(root / "graph")]) == 0
+    export_page(root / "graph", root / "exported.html")
+    return root
+
+
+def address(made: Path, page: str, serve: Callable[..., str]) -> str:
+    """Where a page is found."""
+    states = {"view": "", "view_growth": "#growth=1", "view_inside": "#tall=560"}
+    if page in states:
+        return serve(made / "graph") + states[page]
+    (report,) = (made / "report").glob("compare_result*.html")
+    (overview,) = (made / "map").glob("compare_summary*.html")
+    files = {"report": report, "report_row": report, "map": overview, "index": made / "map" / "index.html",
+             "exported": made / "exported.html"}  # fmt: skip
+    return files[page].as_uri()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page_name", ["view", "view_growth", "view_inside", "exported", "report", "report_row", "map",
+                                       "index"])  # fmt: skip
+def test_every_page_fits_every_screen(
+    made: Path, chromium: Any, serve: Callable[..., str], tmp_path: Path, page_name: str
+) -> None:
+    folder = Path(os.environ.get("TWINPROBE_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    url = address(made, page_name, serve)
+    for width, height in WIDTHS.items():
+        for scheme in ("light", "dark"):
+            page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-US")
+            page.goto(url)
+            _settle(page, page_name)
+            assert page.evaluate("document.documentElement.scrollWidth") == width, (page_name, width, scheme)
+            assert findings(page) == [], (page_name, width, scheme)
+            file = folder / f"{page_name}_{width}_{scheme}.png"
+            page.screenshot(path=str(file), full_page=width < 500)
+            page.close()
+            assert struct.unpack(">I", file.read_bytes()[16:20])[0] == width
+            assert file.stat().st_size > 4_000  # something is on it
+
+
+def findings(page: Any) -> list[str]:
+    """What axe-core finds to be in somebody's way."""
+    return [
+        f"{entry['id']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
+        for entry in Axe().run(page).response["violations"]
+        if entry["impact"] in ("serious", "critical")
+    ]
+
+
+def _settle(page: Any, page_name: str) -> None:
+    page.set_default_timeout(120_000)
+    if page_name.startswith("view") or page_name == "exported":
+        page.wait_for_selector(".banner.found")
+        page.wait_for_selector(".tabs .count")
+        page.wait_for_selector(".details-body table")
+    if page_name == "view_growth":
+        page.wait_for_selector(".growth-canvas")
+    if page_name == "view_inside":
+        page.locator(".inside canvas").first.scroll_into_view_if_needed()
+    if page_name.startswith("report"):
+        page.wait_for_selector("html[data-ready]", state="attached")
+    if page_name == "report_row":
+        page.locator("#first-show").click()
+        page.wait_for_selector(".inside canvas")
+    page.wait_for_timeout(300)
