@@ -240,7 +240,7 @@ class TensorBook:
         elif self._values:
             row.values = host_statistics(tensor)
         if self._digest:
-            row.digest = host_digest(tensor.detach(), self._digest)
+            row.digest = host_digest(tensor, self._digest)
 
     def _measure_on_device(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> None:
         at = tensor.get_device()
