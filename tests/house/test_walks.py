@@ -12,7 +12,7 @@ import pytest
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
     "compare": {"files": 37, "functions": 323, "changes": 52},
-    "record": {"files": 28, "functions": 250, "changes": 48},
+    "record": {"files": 28, "functions": 247, "changes": 48},
     "auto_diff": {"files": 66, "functions": 564, "changes": 254},
 }
 
