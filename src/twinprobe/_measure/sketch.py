@@ -66,6 +66,7 @@ _SPREAD = np.uint64(0x85EBCA6B)
 _ADDED = [*range(SIGNS), TOTAL, SUM_OF_SQUARES, L1, ZEROS, NANS, INFS, FILLS]
 
 
+@lru_cache(maxsize=4096)  # a model has few sizes, and thousands of tensors
 def block_length(whole: int) -> int:
     """How many elements each of the 16 blocks of a tensor has; the last ones may have fewer, or none.
 
@@ -271,6 +272,7 @@ def as_pairs(row: bytes | None) -> bytes | None:
     return None if row is None else bytes((row[0] | COMPLEX_PAIRS, *row[1:4])) + row[4:]
 
 
+@cache
 def flags_of(dtype: str) -> int:
     """What a dtype says about its sketches."""
     if dtype == "bool" or dtype in INTEGERS:

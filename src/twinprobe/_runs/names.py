@@ -57,7 +57,10 @@ def has_direction(name: str) -> bool:
     return not DIRECTIONS.isdisjoint(tail[-2:])
 
 
-@lru_cache(maxsize=8192)
+NAMES_KEPT = 8192
+
+
+@lru_cache(maxsize=NAMES_KEPT)
 def parse_op(name: str) -> OpName:
     """Take a recorded call's name apart; a name outside the grammar is all body."""
     parts = name.split(".")

@@ -17,7 +17,7 @@ import msgspec
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import read_document, read_entries
 from twinprobe._runs.entries import build_table
-from twinprobe._runs.names import OpName, parse_op
+from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
@@ -114,7 +114,8 @@ class Run:
     @cached_property
     def op_names(self) -> list[OpName]:
         """The names of its calls, taken apart."""
-        return list(map(parse_op.__wrapped__, self.ops))  # each once: nothing to remember
+        parse = parse_op if len(self.ops) <= NAMES_KEPT else parse_op.__wrapped__  # remembering so many costs only
+        return [parse(name) for name in self.ops]
 
     @cached_property
     def stacks(self) -> Stacks:

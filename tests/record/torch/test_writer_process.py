@@ -50,6 +50,7 @@ class Training:
                 thread.join()
         self.path = path
         self.model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(60)])
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.debugger = PrecisionDebugger(dump_path=str(path), level="mix", **options)
         self.engine: Any = self.debugger.recorder.engine
         self.steps = 0
@@ -57,6 +58,7 @@ class Training:
     def step(self) -> None:
         self.debugger.start(model=self.model)
         self.model(torch.full((2, 3), 0.5 + self.steps)).sum().backward()
+        self.optimizer.step()
         self.debugger.stop()
         self.debugger.step()
         self.model.zero_grad()
@@ -85,6 +87,8 @@ class Training:
             inner = [[names, [frame for frame in frames if "/torch/nn/" in frame]] for names, frames in stacks]
             sketches = folder / "dump.sketch"
             held = sketches.read_bytes() if sketches.exists() else None
+            updates = folder / "optimizer.json"
+            texts["optimizer.json"] = updates.read_text(encoding="utf-8") if updates.exists() else ""
             found.append({**texts, "stack.json": json.dumps(inner), "dump.sketch": held})
         return found
 
@@ -106,6 +110,7 @@ def test_the_process_writes_what_the_thread_writes(tmp_path: Path, monkeypatch: 
         training.step()
     written = training.dumps()
     assert all((dump["dump.sketch"] is not None) is (mode == "statistics") for dump in written)
+    assert all(len(json.loads(dump["optimizer.json"])["data"]) > 100 for dump in written)
     assert until(lambda: not is_alive(pid)), "the process outlives the recording"
     assert written == by_the_thread(tmp_path / "thread", training.steps, monkeypatch, summary_mode=mode)
 
@@ -118,6 +123,7 @@ def test_a_killed_writer_loses_nothing(
     training.step()
     training.debugger.start(model=training.model)
     training.model(torch.full((2, 3), 0.5 + training.steps)).sum().backward()
+    training.optimizer.step()
     training.debugger.flush()  # half of a step is with the process
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: not is_alive(pid))
@@ -267,3 +273,59 @@ def test_a_disk_that_is_full_ends_the_recording_and_not_the_training(tmp_path: P
 def test_the_program_sees_no_child_that_it_did_not_start(tmp_path: Path) -> None:
     done, _, _ = run(tmp_path / "dump", "step()\ntry: os.wait()\nexcept ChildProcessError: print('none')")
     assert "none\ntrained to the end" in done.stdout, done.stderr
+
+
+RANKS = 8
+RANK_SCRIPT = """
+import os, time
+import torch
+import torch.distributed as dist
+from pathlib import Path
+from twinprobe.torch import PrecisionDebugger
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(3, 3) for _ in range(60)])
+debugger = PrecisionDebugger(dump_path=os.environ["DUMP"], level="mix")
+engine = debugger.recorder.engine
+def step(number):
+    debugger.start(model=model)
+    model(torch.full((2, 3), 1.0 + number + dist.get_rank())).sum().backward()
+    debugger.stop()
+    debugger.step()
+def spent():
+    return sum(map(int, Path(f"/proc/{engine._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+number = 0
+while True:
+    step(number); debugger.flush(); number += 1
+    ready = torch.tensor(int(engine._leaves))
+    dist.all_reduce(ready)
+    if ready == dist.get_world_size():
+        break
+step(number); debugger.flush()
+before = spent()
+time.sleep(3)
+idle = spent() - before
+print(f"rank {dist.get_rank()} writer {engine._process.pid} idle {idle} steps {number + 1}", flush=True)
+dist.barrier()
+"""
+
+
+@pytest.mark.slow
+def test_eight_ranks_have_eight_writers_that_cost_nothing_while_idle(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RANK_SCRIPT, encoding="utf-8")
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS), "train.py"]
+    variables = os.environ | {"DUMP": str(tmp_path / "dump"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *launch], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"rank (\d+) writer (\d+) idle (\d+) steps (\d+)", done.stdout)
+    assert sorted(int(rank) for rank, *_ in found) == list(range(RANKS))
+    assert len({writer for _, writer, *_ in found}) == RANKS
+    assert [int(ticks) for _, _, ticks, _ in found] == [0] * RANKS  # of processor time, in three seconds
+    for rank, _, _, steps in found:
+        for number in range(int(steps)):
+            folder = tmp_path / "dump" / f"step{number}" / f"rank{rank}"
+            assert len(json.loads((folder / "dump.json").read_text(encoding="utf-8"))["data"]) > 300
+            assert not list(folder.glob("*.part"))
+    assert until(lambda: not any(is_alive(int(writer)) for _, writer, *_ in found))

@@ -147,15 +147,16 @@ class TensorBook:
             return self._unusual(tensor, save)
         try:
             storage = tensor.untyped_storage()
-            number = self._known_numbers.get(storage._cdata)
-            if number is None:
-                if len(self._known_numbers) >= _PURGE_AT:
-                    self._purge()
-                number = self._numbers(storage)
             shape, version, address, dtype = tensor.shape, tensor._version, tensor.data_ptr(), tensor.dtype
-            key = (number, address, shape, tensor.stride(), dtype, version)
-        except Exception:  # no memory of its own, no version, no shape
+            strides = tensor.stride()
+        except RuntimeError:  # no memory of its own, no version, no shape
             return self._special(tensor, save)
+        number = self._known_numbers.get(storage._cdata)
+        if number is None:
+            if len(self._known_numbers) >= _PURGE_AT:
+                self._purge()
+            number = self._numbers(storage)
+        key = (number, address, shape, strides, dtype, version)
         known = self._notes.get(key)
         if known is None or tensor.is_neg():
             name = _REAL.get(dtype)
@@ -240,7 +241,7 @@ class TensorBook:
         elif self._values:
             row.values = host_statistics(tensor)
         if self._digest:
-            row.digest = host_digest(tensor.detach(), self._digest)
+            row.digest = host_digest(tensor, self._digest)
 
     def _measure_on_device(self, tensor: torch.Tensor, row: Row, version: int | None, address: int) -> None:
         at = tensor.get_device()
