@@ -34,7 +34,7 @@ def _run(path: Path) -> None:
 
 
 def _stacks(path: Path) -> None:
-    from twinprobe._runs.structure import read_stacks
+    from twinprobe._runs.dump_json import read_stacks
 
     found, _ = read_stacks(path)
     for op in found.of_op:
@@ -42,7 +42,7 @@ def _stacks(path: Path) -> None:
 
 
 def _parents(path: Path) -> None:
-    from twinprobe._runs.structure import read_parents
+    from twinprobe._runs.dump_json import read_parents
 
     for name, parent in read_parents(path)[0].items():
         assert isinstance(name, str)

@@ -13,8 +13,8 @@ from twinprobe._align.mapping import yaml_files
 from twinprobe._runs import dump_json
 from twinprobe._runs import dump_json as dump_pieces
 from twinprobe._runs import json_pieces as member_pieces
+from twinprobe._runs.dump_json import read_micro_steps, read_parents, read_stacks
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.structure import read_micro_steps, read_parents, read_stacks
 from twinprobe.errors import BadInput
 
 DATA = Path(__file__).resolve().parents[1] / "data"

@@ -27,9 +27,9 @@ from twinprobe._layout.pieces import of_concatenation
 from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.tokens import Compared, token_findings
+from twinprobe._runs.dump_json import Stacks
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe._runs.tensors.tensor_files import open_named, token_name
 from twinprobe.errors import BadInput, TwinProbeError

@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
+from twinprobe._runs.dump_json import Stacks, read_micro_steps
 from twinprobe._runs.names import DIRECTIONS, GRADIENTS, is_module, is_number
 from twinprobe._runs.run import Run
-from twinprobe._runs.structure import Stacks, read_micro_steps
 
 Parents = dict[str, str | None]
 

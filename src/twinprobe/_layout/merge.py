@@ -31,9 +31,9 @@ from twinprobe._layout.shards import (
 from twinprobe._layout.stages import Part, StageNames, chunk_of, experts_in, in_expert, in_order
 from twinprobe._report.console import json_bytes
 from twinprobe._report.files import Staging, prepare_folder
+from twinprobe._runs.dump_json import Stacks
 from twinprobe._runs.names import BACKWARD, GRADIENTS, parse_op
 from twinprobe._runs.run import STATISTICS, Run
-from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import FLOAT, GRADIENT, INPUT, INT, NULL, OUTPUT, PARAMETER, STATS, TENSOR
 from twinprobe.errors import BadInput
 

@@ -19,9 +19,9 @@ from twinprobe._record.rows import Entry, Note
 from twinprobe._record.rows import Leaf as PlainLeaf
 from twinprobe._record.stacks import StackTable
 from twinprobe._record.writer import Problems
+from twinprobe._runs.dump_json import Stacks
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.run import Run
-from twinprobe._runs.structure import Stacks
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR, Leaf, settle, table_of
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
