@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
-import webbrowser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Literal
 
+from twinprobe._results import Aligned, Comparison, Found, as_path
 from twinprobe.errors import BadInput, NothingToCompare
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.logprobs import LogprobComparison
     from twinprobe._compare.merge.job import MergeOutcome
     from twinprobe._compare.one import Comparison as Pair
     from twinprobe._compare.one import Isolate
     from twinprobe._compare.request import Job
-    from twinprobe._judge.origin import Divergence
-    from twinprobe._judge.steps import StepsComparison
     from twinprobe._replay.recorded import Call
     from twinprobe._replay.replay import Replay
     from twinprobe._replay.reproduce import Reproducer
@@ -40,144 +36,7 @@ __all__ = [
     "draw", "find", "merge_results", "open", "record", "replay", "reproduce", "sketch",
 ]  # fmt: skip
 
-_VERDICTS = ("pass", "warning", "error")
 _LONGEST_SUMMARY = 16 << 20
-# The typed columns of the pair table under names that need no explanation.
-_COLUMNS = {"t_name": "target", "g_name": "golden", "rule": "paired_by"} | {
-    f"{short}_{name}": f"{side}_{name}"
-    for name in ("dtype", "shape", "max", "min", "mean", "norm")
-    for short, side in (("t", "target"), ("g", "golden"))
-}
-
-
-@dataclass(repr=False)
-class Comparison:
-    """Two runs, or all ranks and steps of two folders, compared. It is true when they agree.
-
-    ``failures`` names what was asked for and could not be compared, ``notes`` what else a reader should know. ``steps``
-    says where runs of many steps part; of watched runs it is all there is.
-    """
-
-    pairs: dict[str, Pair]
-    failures: list[str]
-    notes: list[str]
-    _jobs: Sequence[Job]
-    steps: StepsComparison | None = None
-
-    @property
-    def agrees(self) -> bool:
-        """Whether everything was compared, and nothing differs more than noise explains and with any effect."""
-        summaries = [pair.summary for pair in self.pairs.values()]
-        clean = all(one.first is None and not one.unread for one in summaries)
-        if not summaries and self.steps is not None:
-            clean = not self.steps.parting
-        return clean and not self.failures
-
-    def __bool__(self) -> bool:
-        return self.agrees
-
-    @property
-    def first(self) -> Divergence | None:
-        """Where the runs part: of the earliest step, and in it of the lowest rank that shows it."""
-        return next((pair.summary.first for pair in self.pairs.values() if pair.summary.first), None)
-
-    @property
-    def summary(self) -> str:
-        """What the command prints, without colours."""
-        from rich.console import Console
-
-        from twinprobe._report.console import print_summary
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            for pair in self.pairs.values():
-                print_summary(pair.summary, console)
-        begin = [] if self.steps is None else [self.steps.parting.sentence]
-        return "\n".join([*begin, captured.get().rstrip(), *self.failures, *self.notes]).strip()
-
-    @property
-    def table(self) -> pl.DataFrame:
-        """One row for each pair of recorded values, as numbers; ``verdict``, ``reason`` and ``origin`` in words.
-
-        ``to_pandas()`` and ``to_arrow()`` turn it into other frames. The files that ``save`` writes hold the columns
-        of the command instead. Of watched runs, one row for each step.
-        """
-        import polars as pl
-
-        if not self.pairs and self.steps is not None:
-            from twinprobe._report.overview import steps_table
-
-            return steps_table(self.steps)
-        return pl.concat([_numbers(pair, name if len(self.pairs) > 1 else None) for name, pair in self.pairs.items()])
-
-    @property
-    def tokens(self) -> pl.DataFrame | None:
-        """One row for each token, of the first pair that was compared by tokens; None where none was."""
-        return next((pair.tokens.table for pair in self.pairs.values() if pair.tokens is not None), None)
-
-    def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
-        """Write the result files of the command, for each rank, and return their paths."""
-        from twinprobe._report.files import own_timestamp, prepare_folder, result_stem, timestamp_now
-        from twinprobe._report.tables import write_reports
-
-        root, wanted = _path(folder), [formats] if isinstance(formats, str) else list(formats)
-        prepare_folder(root)
-        files: list[Path] = []
-        with own_timestamp(root, timestamp_now()) as stamp:
-            for job, pair in zip(self._jobs, self.pairs.values(), strict=True):
-                stem = result_stem(stamp, job.label, debug=pair.target.single_points)
-                where = root / job.key.subfolder
-                prepare_folder(where)
-                files += write_reports(pair.table(), pair.summary, where, stem, wanted)
-                if pair.tokens is not None:
-                    files += pair.tokens.write(where, stem, wanted)
-            if self.steps is not None:
-                from twinprobe._report.overview import write_steps
-
-                files += write_steps(self.steps, root, stamp, wanted)
-        return files
-
-    def show(self) -> Path:
-        """Write the html report into a new folder and open the first page in the browser."""
-        files = self.save(mkdtemp(prefix="twinprobe-"), "html")
-        page = next(file for file in (files if self.steps is None else reversed(files)) if file.suffix == ".html")
-        webbrowser.open(page.as_uri())
-        return page
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Counts and the largest error as one flat dictionary, as MLflow, W&B and other trackers take it."""
-        summaries = [pair.summary for pair in self.pairs.values()]
-        found = {name: float(sum(getattr(one, name) for one in summaries))
-                 for name in ("rows", "matched", "target_only", "golden_only", "unread")}  # fmt: skip
-        found |= {name: float(sum(one.verdicts[name] for one in summaries)) for name in ("pass", "warning", "error")}
-        if not self.pairs:
-            return {"agrees": float(self.agrees), **found}
-        errors = self.table["relative_error"].drop_nulls().drop_nans()
-        found["max_relative_error"] = float(errors.max() or 0.0)  # type: ignore[arg-type]
-        return {"agrees": float(self.agrees), **found}
-
-    def _repr_html_(self) -> str:
-        from twinprobe._notebook import card
-
-        verdicts = ", ".join(f"{int(count):,} {name}" for name, count in self.metrics.items() if name in _VERDICTS)
-        facts: list[tuple[str, object]] = [("verdicts", verdicts)]
-        facts += [("not compared", failure) for failure in self.failures[:3]]
-        shown = card("the runs agree" if self else "the runs differ", facts, good=self.agrees)
-        return shown if self.first is None else shown + self.first._repr_html_()
-
-    def __repr__(self) -> str:
-        rows = sum(pair.summary.rows for pair in self.pairs.values())
-        what = f"{len(self.pairs)} ranks and steps, {rows:,} rows" if len(self.pairs) > 1 else f"{rows:,} rows"
-        if not self.pairs and self.steps is not None:
-            what = f"{len(self.steps.trends[0].steps)} watched steps"
-        lines = [f"<Comparison of {what}: {'agrees' if self.agrees else 'differs'}>"]
-        lines += [] if self.steps is None else [f"  {self.steps.parting.sentence}"]
-        first = self.first
-        if first is not None:
-            lines += [f"  first divergence: {first.op}", f"  {first.sentence}", f"  {first.stack_line}"]
-        lines += [f"  not compared: {failure}" for failure in self.failures[:3]]
-        return "\n".join(line for line in lines if line.strip())
 
 
 def compare(
@@ -220,18 +79,18 @@ def compare(
         fuzzy=fuzzy_match,
         api=_file_or_flag(api_mapping),
         cell=_file_or_flag(cell_mapping),
-        data=None if data_mapping is None else _path(data_mapping),
-        layer=None if layer_mapping is None else _path(layer_mapping),
+        data=None if data_mapping is None else as_path(data_mapping),
+        layer=None if layer_mapping is None else as_path(layer_mapping),
         pair=pair,
         align=align,
-        alignment=None if alignment is None else _path(alignment),
+        alignment=None if alignment is None else as_path(alignment),
     )
     build_matcher(mapping)  # a bad mapping file is met before any dump is opened
     request = Request(
         target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
         layouts=() if layout is None else (layout,) if isinstance(layout, str) else tuple(layout),
-        noise=None if noise is None else _path(noise), isolate=isolating(replay), tokens=tokens,
+        noise=None if noise is None else as_path(noise), isolate=isolating(replay), tokens=tokens,
     )  # fmt: skip
     if is_watched(request.target) or is_watched(request.golden):
         steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
@@ -304,7 +163,7 @@ def reproduce(
     from twinprobe._replay.reproduce import write_reproducer
 
     calls = recorded_calls(target, golden, call, golden_call)
-    return write_reproducer(*calls, _path(output_path), shrink=shrink, room=room or ROOM)
+    return write_reproducer(*calls, as_path(output_path), shrink=shrink, room=room or ROOM)
 
 
 def recorded_calls(
@@ -315,7 +174,7 @@ def recorded_calls(
 
     sides: Sequence[PathLike | Run] = [target] if golden is None else [target, golden]
     if golden is None and isinstance(target, str | os.PathLike):
-        sides = _compared_paths(_path(target)) or sides
+        sides = _compared_paths(as_path(target)) or sides
     runs = [open(side) if isinstance(side, str | os.PathLike) else side for side in sides]
     name = find_call(runs[0], call)
     found = read_calls(runs[0], [name])[name]
@@ -349,42 +208,11 @@ def _compared_paths(result: Path) -> list[Path]:
             first = content.readline(_LONGEST_SUMMARY).rstrip(b",\n")  # the summary; the rows follow on later lines
         with suppress(msgspec.DecodeError, KeyError, TypeError):
             summary = msgspec.json.decode(first + b"}")["summary"]
-            return [_path(str(summary[side]["path"])) for side in ("target", "golden")]
+            return [as_path(str(summary[side]["path"])) for side in ("target", "golden")]
     if result.is_dir() and any(result.rglob("compare_result*")):
         hint = "compare with --format json, or name both recordings"
         raise BadInput("holds results that do not say which recordings were compared", where=result, hint=hint)
     return []
-
-
-@dataclass(repr=False)
-class Found:
-    """Where the difference began, on which ranks: a sentence each, and the files that tell more."""
-
-    findings: list[str]
-    files: list[Path]
-    failures: list[str]
-    agrees: bool
-    first: Divergence | None = None
-    """Where the runs part, on the lowest rank that shows it."""
-
-    def __bool__(self) -> bool:
-        return self.agrees
-
-    @property
-    def summary(self) -> str:
-        """All findings, and what could not be compared."""
-        return "\n".join([*self.findings, *self.failures]) or "the runs agree"
-
-    def _repr_html_(self) -> str:
-        from twinprobe._notebook import card
-
-        facts = [("finding", one) for one in self.findings[:8]] + [("not compared", one) for one in self.failures[:3]]
-        return card("the runs agree" if self else "the runs differ", facts, good=self.agrees)
-
-    def __repr__(self) -> str:
-        lines = [f"<Found: {'agrees' if self.agrees else 'differs'}, {len(self.findings)} findings>"]
-        lines += [f"  {one}" for one in self.findings[:5]] + [f"  not compared: {one}" for one in self.failures[:3]]
-        return "\n".join(lines)
 
 
 def find(
@@ -409,7 +237,7 @@ def find(
         from twinprobe._find.hunt import PAGE, RESULT, hunt
         from twinprobe._find.hunt import Request as Hunt
 
-        folder = _path(output_path)
+        folder = as_path(output_path)
         found = hunt(Hunt(str(target), str(golden), folder, **options), lambda _line: None)
         files = [folder / name for name in (PAGE, RESULT, *found.files)]
         return Found([found.sentence, *found.stages.values()], files, [], bool(found.agrees))
@@ -421,64 +249,13 @@ def find(
     from twinprobe._report.files import timestamp_now
 
     request = Request(
-        target=_run_path(target), golden=_run_path(golden), output=_path(output_path), timestamp=timestamp_now(),
+        target=_run_path(target), golden=_run_path(golden), output=as_path(output_path), timestamp=timestamp_now(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
     )  # fmt: skip
     outcome = analyze(request, lambda *_: None)
     agrees = not outcome.failures and all(one.first is None for one in outcome.summaries)
     first = next((one.first for one in outcome.summaries if one.first), None)
     return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees, first)
-
-
-@dataclass(repr=False)
-class Aligned:
-    """How two models fit: which call of one belongs to which of the other, by which rule, how surely."""
-
-    alignment: Alignment
-    target: Run
-    golden: Run
-
-    @property
-    def summary(self) -> str:
-        """What the command prints."""
-        from twinprobe._report.alignment import alignment_lines
-
-        return "\n".join(alignment_lines(self.alignment))
-
-    @property
-    def table(self) -> pl.DataFrame:
-        """One row for each relation: the names on either side, the rule, the confidence from 0 to 1."""
-        import polars as pl
-
-        rows = [(list(one.target), list(one.golden), one.rule, one.confidence) for one in self.alignment.relations]
-        names = pl.List(pl.String)
-        schema: dict[str, Any] = {"target": names, "golden": names, "rule": pl.String, "confidence": pl.Float64}
-        return pl.DataFrame(rows, schema=schema, orient="row")
-
-    def save(self, folder: PathLike) -> list[Path]:
-        """Write alignment.json, the mapping files and alignment.html, and return their paths."""
-        from twinprobe._report.alignment import write_alignment
-
-        return write_alignment(self.alignment, self.target, self.golden, _path(folder))
-
-    def show(self) -> Path:
-        """Write the files into a new folder and open both trees side by side in the browser."""
-        page = next(file for file in self.save(mkdtemp(prefix="twinprobe-")) if file.suffix == ".html")
-        webbrowser.open(page.as_uri())
-        return page
-
-    def _repr_html_(self) -> str:
-        from twinprobe._notebook import card
-
-        matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
-        facts = [("target", self.target.path), ("golden", self.golden.path), ("modules", f"{matched:,} of {modules:,}")]
-        shown = [(";".join(one.target), ";".join(one.golden), one.rule, f"{one.confidence:.2f}")
-                 for one in self.alignment.relations[:8]]  # fmt: skip
-        return card("alignment", facts, table=[("target", "golden", "rule", "confidence"), *shown])
-
-    def __repr__(self) -> str:
-        matched, modules = self.alignment.matched_modules[0], self.alignment.modules[0]
-        return f"<Aligned: {len(self.alignment.relations):,} relations, {matched} of {modules} modules>"
 
 
 def compare_logprobs(
@@ -491,8 +268,8 @@ def compare_logprobs(
     """Compare the log-probabilities of the same tokens from two engines, as ``twinprobe llm logprobs`` does."""
     from twinprobe._compare.logprobs import compare_logprobs as compare_scored
 
-    both = None if recordings is None else (_path(recordings[0]), _path(recordings[1]))
-    return compare_scored(_path(target), _path(golden), limit=limit, recordings=both)
+    both = None if recordings is None else (as_path(recordings[0]), as_path(recordings[1]))
+    return compare_scored(as_path(target), as_path(golden), limit=limit, recordings=both)
 
 
 def align(target: PathLike | Run, golden: PathLike | Run) -> Aligned:
@@ -511,7 +288,7 @@ def open(path: PathLike | Mapping[str, Any]) -> Run:
     """
     from twinprobe._runs.run import open_run
 
-    where = _kept(path) if isinstance(path, Mapping) else _path(path)
+    where = _kept(path) if isinstance(path, Mapping) else as_path(path)
     if not where.is_dir():
         return open_run(where)
     found = list(_runs_below(where))
@@ -549,7 +326,7 @@ def check_weights(
 def _folder(side: PathLike | Run | Mapping[str, Any]) -> Path:
     if isinstance(side, Mapping):
         raise BadInput("a dictionary of tensors cannot be compared with a recording", hint="give two of a kind")
-    return _path(side) if isinstance(side, str | os.PathLike) else side.path
+    return as_path(side) if isinstance(side, str | os.PathLike) else side.path
 
 
 def draw(
@@ -574,13 +351,13 @@ def draw(
         from twinprobe._graph.model_explorer import write_model_explorer
 
         if golden is None:
-            return write_model_explorer(open(target), _path(output_path))
+            return write_model_explorer(open(target), as_path(output_path))
         compared = compare(
             target, golden, layer_mapping=layer_mapping, fuzzy_match=fuzzy_match, pair=pair, align=align,
             alignment=alignment, rounding=rounding,
         )  # fmt: skip
         first = next(iter(compared.pairs.values()))
-        return write_model_explorer(first.target, _path(output_path), first)
+        return write_model_explorer(first.target, as_path(output_path), first)
     if file_type not in ("db", "vis", "json"):
         raise BadInput(f"file_type is {file_type!r}", hint="db, vis, json or model_explorer")
     from twinprobe._align.matcher import MappingOptions
@@ -590,14 +367,14 @@ def draw(
     from twinprobe._report.files import timestamp_now
 
     request = GraphRequest(
-        target=_path(target),
-        golden=None if golden is None else _path(golden),
-        output=_path(output_path),
+        target=as_path(target),
+        golden=None if golden is None else as_path(golden),
+        output=as_path(output_path),
         form=file_type,
         timestamp=timestamp_now(),
         mapping=MappingOptions(
-            fuzzy=fuzzy_match, layer=None if layer_mapping is None else _path(layer_mapping), pair=pair, align=align,
-            alignment=None if alignment is None else _path(alignment),
+            fuzzy=fuzzy_match, layer=None if layer_mapping is None else as_path(layer_mapping), pair=pair, align=align,
+            alignment=None if alignment is None else as_path(alignment),
         ),
         same_ancestors=not fuzzy_match and layer_mapping is None,
         overflow_check=overflow_check,
@@ -631,15 +408,15 @@ def sketch(files: PathLike | Iterable[PathLike], output: PathLike) -> Path:
     from twinprobe._compare.sketch_files import write_sketches
 
     chosen = [files] if isinstance(files, str | os.PathLike) else list(files)
-    write_sketches([_path(one) for one in chosen], _path(output))
-    return _path(output)
+    write_sketches([as_path(one) for one in chosen], as_path(output))
+    return as_path(output)
 
 
 def merge_results(input_dir: PathLike, output_dir: PathLike, config: PathLike) -> MergeOutcome:
     """Gather chosen calls of all ranks in one workbook, as ``twinprobe merge_result`` does."""
     from twinprobe._compare.merge.job import merge_results as merge
 
-    return merge(_path(input_dir), _path(output_dir), _path(config))
+    return merge(as_path(input_dir), as_path(output_dir), as_path(config))
 
 
 def compare_kernels(
@@ -652,21 +429,14 @@ def compare_kernels(
     """Compare kernel dumps of static graphs: (rank, step, result table, counts of verdicts), one after the other."""
     from twinprobe._compare.kernel import compare_kernel_pair, pair_kernels
 
-    pairs, _ = pair_kernels(_path(target), _path(golden), ranks=_numbers_of(rank), steps=_numbers_of(step))
+    pairs, _ = pair_kernels(as_path(target), as_path(golden), ranks=_numbers_of(rank), steps=_numbers_of(step))
     for pair in pairs:
         table, summary = compare_kernel_pair(pair)
         yield pair.rank, pair.step, table, summary.verdicts
 
 
-def _path(path: PathLike) -> Path:
-    from twinprobe._runs.places import place, remote
-
-    opened: Any = path  # a path of ours where it is a URL, which is no path of this machine
-    return opened if remote(opened) is not None else place(os.fspath(path))
-
-
 def _file_or_flag(value: PathLike | Literal[True] | None) -> Path | Literal[True] | None:
-    return value if value is None or value is True else _path(value)
+    return value if value is None or value is True else as_path(value)
 
 
 def _kept(arrays: Mapping[str, Any], *, weights: bool = False) -> Path:
@@ -686,7 +456,7 @@ def _run_path(side: PathLike | Run | Mapping[str, Any]) -> Path:
         return side.path
     from twinprobe._runs.watch import is_watched
 
-    path = _path(side)
+    path = as_path(side)
     if not path.is_dir() or is_watched(path):
         return path
     from twinprobe._runs.run import find_run
@@ -719,20 +489,3 @@ def _numbers_of(chosen: int | Iterable[int] | None) -> frozenset[int] | None:
     if chosen is None:
         return None
     return frozenset({chosen} if isinstance(chosen, int) else chosen)
-
-
-def _numbers(pair: Pair, name: str | None) -> pl.DataFrame:
-    import polars as pl
-
-    frame = pair.evidence.pairs
-    columns = [frame[old].alias(new) for old, new in _COLUMNS.items()]
-    metrics = pair.evidence.metrics
-    if metrics is not None:
-        columns += [metrics[name] for name in metrics.columns if metrics[name].dtype == pl.Float64]
-    judged = pair.judged
-    columns.append(pl.Series("relative_error", judged.error))
-    for title, texts in (("verdict", judged.verdict), ("reason", judged.reason), ("origin", judged.origin)):
-        columns.append(pl.Series(title, texts, dtype=pl.String))
-    if name is not None:
-        columns.insert(0, pl.Series("run", [name]).new_from_index(0, frame.height))
-    return pl.DataFrame(columns)

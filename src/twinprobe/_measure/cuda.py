@@ -290,14 +290,14 @@ class DeviceMeasure:
         return Kernel(kernels.xor_chunks, (), {"CHUNK": _XOR_WORDS, "BLOCK": 1024}, {}), _XOR_WORDS
 
     def _crc_kernel(self) -> tuple[Kernel, int]:
-        from twinprobe._measure import cuda_crc
+        from twinprobe._measure import cuda_kernels
 
         stride = 32 * 128
         lanes = [times(power_of_x(-32 * stride), power_of_x(32 * (128 - lane))) for lane in range(128)]
         by_stride = self._torch.from_numpy(table_of(power_of_x(stride)).reshape(-1).copy())
         factors = self._torch.from_numpy(np.array(lanes, dtype=np.uint32))
         constants = (by_stride.to(self._device), factors.to(self._device))
-        return Kernel(cast(Any, cuda_crc).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
+        return Kernel(cast(Any, cuda_kernels).crc_chunks, constants, {}, {"num_warps": 4}), _CRC_WORDS
 
     def _queue(self, kind: str, kernel: Kernel, chunk: int, flags: int = 0) -> Queue:
         torch, device = self._torch, self._device
