@@ -5,5 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 
-_HERE = importlib.util.find_spec("mindspore") is not None
+_SPEC = importlib.util.find_spec("mindspore")
+_HERE = _SPEC is not None and _SPEC.origin is not None  # a folder of tests may have that name as well
 collect_ignore_glob = [] if _HERE or os.environ.get("TWINPROBE_ENV") == "mindspore" else ["*.py"]
