@@ -161,7 +161,7 @@ def _size(error: float, grain: float, times: float) -> str:
         return ""
     share = f"{error:.3g}" if error < 1e-4 else f"{error:.2%}" if error < 10 else f"{error:.1e} times"
     parts = [share if error >= 10 else f"relative error {share}", f"{error / grain:.3g} eps"]
-    if np.isfinite(times) and times < 1e6:
+    if 1 <= times < 1e6:
         parts.append(f"{times:.3g} times the noise")
     return f" ({', '.join(parts)})" if np.isfinite(error) else ""
 
@@ -262,6 +262,8 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
             if kind is not None and kind.name != "noise"
         ]
     cause = _cause(target, golden, evidence, beginning, found)
+    if cause is not None and cause.name == "input" and not suspect.from_outside:
+        cause = None
     best: dict[str, Kind] = {} if cause is None else {cause.name: cause}
     for kind in sorted(found, key=lambda kind: -kind.confidence):
         best.setdefault(kind.name, kind)
@@ -343,11 +345,14 @@ def _parameters(run: Run) -> list[tuple[str, Side]]:
 
 
 def _from_outside(flow: Flow | None, beginning: Beginning) -> bool:
-    """Whether the value that differs was made by no recorded call, in either run."""
-    if flow is None or beginning.cause not in (OUTSIDE, BETWEEN):
+    """Whether the value that differs is surely an input of the program.
+
+    What no call made may come from code between calls; where modules alone are recorded, nearly all of it does.
+    """
+    if flow is None or beginning.cause != OUTSIDE:
         return beginning.cause == OUTSIDE
-    made = flow.source[beginning.row], flow.target_source[beginning.row], flow.golden_source[beginning.row]
-    return beginning.cause == OUTSIDE or max(made) == NONE
+    only_modules = all(op.is_module or op.direction not in (FORWARD, "") for op in flow.ops)
+    return not only_modules or int(flow.start[beginning.call]) == 0
 
 
 def _of_tensors(

@@ -152,6 +152,11 @@ def _of_class(cls: str) -> Operation:
     return OTHER_MODULE
 
 
+def is_smooth(name: str) -> bool:
+    """Whether a function or a class of modules, by its bare name, is an activation or the like: gelu, GELU, sigmoid."""
+    return Family.SMOOTH in (_of_name(name).family, _of_class(name).family)
+
+
 _KINKED = frozenset({
     "relu", "relu6", "leaky_relu", "leakyrelu", "prelu", "rrelu", "hardtanh", "hardswish", "hardsigmoid", "threshold",
     "abs", "clamp", "clip", "clamp_min", "clamp_max", "maximum", "minimum", "max", "min", "amax", "amin", "max_pool1d",

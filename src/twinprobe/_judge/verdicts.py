@@ -26,6 +26,7 @@ from twinprobe._judge.deviation import (
 )
 from twinprobe._judge.flow import NONE, Flow, trace
 from twinprobe._judge.noise import Noise, expected_errors
+from twinprobe._judge.operations import is_smooth
 from twinprobe._judge.origin import Calls, call_facts, unread_rows
 from twinprobe._judge.search import (
     ARGUMENT,
@@ -162,7 +163,7 @@ class Thresholds:
     estimated: float = 6.0
     """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
     replaced: float = 1.5
-    """The same where another function stands in its place and its inputs are equal to the last bit."""
+    """The same where another activation stands in its place and its inputs are equal to the last bit."""
     by_row: bool = False
     """Judge dtype and requires_grad row by row, as the older tool documents it."""
     small_input: float = 0.1
@@ -351,7 +352,7 @@ def _weigh(
         if evidence.estimate is not None:
             sketched = evidence.estimate.comparable
             estimated = ~sketched
-    other_function = _other_function(pairs)
+    other_function, smooth = _other_function(pairs)
     if evidence.differences is not None and "group" in pairs.columns and pairs["group"].null_count() < pairs.height:
         # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
         inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
@@ -378,7 +379,7 @@ def _weigh(
         carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
-    limit = np.where(other_function & _equal_inputs(flow, measured) & ~estimated, limits.replaced, limit)
+    limit = np.where(smooth & _equal_inputs(flow, measured) & ~estimated, limits.replaced, limit)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
@@ -398,10 +399,15 @@ def _weigh(
 _NAME = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 
 
-def _other_function(pairs: pl.DataFrame) -> Bools:
-    """Rows of calls that go by another name in the golden run."""
+def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Rows of calls that go by another name in the golden run; and those of them where both are smooth functions."""
     names = [pairs[f"{side}_name"].str.extract(_NAME) for side in "tg"]
-    return bools(names[0] != names[1])
+    other = bools(names[0] != names[1])
+    smooth = other.copy()
+    for side in names if other.any() else ():
+        known = {name: is_smooth(name) for name in side.filter(other).unique().to_list()}
+        smooth &= bools(side.replace_strict(known, default=False))
+    return other, smooth
 
 
 def _equal_inputs(flow: Flow, measured: Deviation) -> Bools:
