@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from support import forward, slow, tensor, write_dump
-from twinprobe._align.calls import bare_path, split
+from twinprobe._align.calls import bare_path
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._cli import main
 from twinprobe._compare.one import Comparison, Options, compare_runs
@@ -57,10 +57,7 @@ def compared(target: Run, golden: Run, **options: Any) -> Comparison:
 def place_of_first(comparison: Comparison) -> str:
     """The path of the module where the runs part first."""
     assert comparison.summary.first is not None
-    name, parents = comparison.summary.first.op, comparison.target.parents
-    while not name.startswith("Module."):
-        name = parents[name] or "Module.."
-    return bare_path(split(name)[0].removeprefix("Module.").rpartition(".")[0])
+    return bare_path(comparison.summary.first.module)
 
 
 def mlp_of(model: nn.Module, forward: Callable[[Callable[..., Any], torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -35,14 +35,14 @@ OF_THE_COMMAND = {
     "sides", "target_path", "golden_path", "output_path", "format", "xlsx", "csv", "diff_analyze", "fail_on", "quiet",
     "is_print_compare_log", "is_print_progress_log", "allow_missing", "json", "mode", "consistent_check", "backend",
     "config", "engine", "workers", "ray_address", "slice_mb", "resume", "help",
-    "rank_size", "tp", "pp", "vpp", "cp", "ep", "order",
+    "rank_size", "tp", "pp", "vpp", "cp", "ep", "order", "each_step", "memory_mb",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("verb", "command"), [("compare", "compare"), ("draw", "graph_visualize")])
-def test_keywords_have_the_names_and_defaults_of_the_flags(verb: str, command: str) -> None:
+@pytest.mark.parametrize(("verb", "declare"), [("compare", "add_arguments"), ("draw", "add_folder_arguments")])
+def test_keywords_have_the_names_and_defaults_of_the_flags(verb: str, declare: str) -> None:
     parser = argparse.ArgumentParser()
-    import_module(f"twinprobe._cli.{command}").add_arguments(parser)
+    getattr(import_module(f"twinprobe._cli.{'graph' if verb == 'draw' else verb}"), declare)(parser)
     flags = {one.dest: one for one in parser._actions if one.dest not in OF_THE_COMMAND}
     given = inspect.signature(getattr(twinprobe, verb)).parameters
     keywords = {name: one for name, one in given.items() if one.kind is one.KEYWORD_ONLY and name != "output_path"}

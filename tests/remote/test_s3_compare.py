@@ -54,7 +54,8 @@ def test_folders_of_steps_and_ranks_in_worker_processes(s3: S3Server, command, t
     said = command("compare", "-tp", urls[0], "-gp", urls[1], "-o", "s3://dumps/ranks/out", *options)
     assert (said.code, said.err) == (0, "")
     expected = {name: content for name, content in local_results(tmp_path / "here").items() if name.endswith(".csv")}
-    assert sorted(expected) == [f"step{s}/compare_result_rank{r}_T.csv" for s in (0, 1) for r in (0, 1, 2)]
+    ranks = [f"step{s}/compare_result_rank{r}_T.csv" for s in (0, 1) for r in (0, 1, 2)]
+    assert sorted(expected) == ["compare_steps_T.csv", *ranks]
     found = s3_results(s3, "ranks/out")
     assert {name: content for name, content in found.items() if name.endswith(".csv")} == expected
 

@@ -152,7 +152,7 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TWINPROBE_CONFIG", str(tmp_path / "config.json"))
     refused("missing.py", "missing.py: there is no such script")
     refused("train.py", "level debug", level="debug")
-    refused("train.py", "key 'level' is 'L7' (allowed: L0, L1, mix, debug)", level="L7")
+    refused("train.py", "key 'level' is 'L7' (allowed: L0, L1, mix, debug, watch)", level="L7")
 
 
 def test_an_earlier_dump_is_refused_before_the_script_starts(

@@ -19,9 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from twinprobe._measure.cuda import DeviceMeasure
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.torch.compiled import CompiledBoundary, watched_modules
 from twinprobe._record.torch.device import add_line
-from twinprobe._record.torch.hooks import has_fast_path
+from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, watched_modules
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
 from twinprobe._record.watch import Read, Watcher
