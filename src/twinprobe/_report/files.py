@@ -311,14 +311,23 @@ def _claimed(claim: Path) -> bool:
         with suppress(OSError):
             return elsewhere.create(owner().encode())
         return True
+    temporary = claim.with_name(temporary_name(claim.name))
     try:
-        handle = os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        temporary.write_text(owner())
+        try:
+            os.link(temporary, claim)  # it appears with its owner in it: a command may be killed at any time
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            temporary.replace(claim)
     except FileExistsError:
         return False
     except OSError:
         return True  # a folder that cannot be written to is reported when the results are
-    with suppress(OSError), os.fdopen(handle, "w") as file:
-        file.write(owner())
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
     return True
 
 

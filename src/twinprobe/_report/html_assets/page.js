@@ -29,7 +29,7 @@ function showFirst() {
     const noise = !summary.unread && (summary.results || []).length;
     byId("first-title").textContent = say(quiet ? "agree" : noise ? "agree_noise" : "no_output");
     byId("first-sentence").textContent = quiet ? say("all_pass", { n: count(summary.rows) })
-      : [say("say_what"), summary.unread ? say("unread", { n: count(summary.unread) }) : ""].filter(Boolean).join(" ");
+      : [say("say_what"), summary.unread ? say("unread", { n: count(summary.unread), rows: summary.unread === 1 ? "1 row" : `${count(summary.unread)} rows` }) : ""].filter(Boolean).join(" ");
     return;
   }
   const inside = first.module && !first.op.includes(first.module) ? say("inside", { module: first.module }) : "";

@@ -12,7 +12,7 @@ const ENGLISH = {
   only_these: "Show only these rows", noise: "noise to be expected", no_divergence: "No divergence", agree: "The two runs agree",
   agree_noise: "The two runs agree within noise", no_output: "No output differs whose inputs agree", all_pass: "All {n} rows pass.",
   say_what: "The warnings and errors in the table say what was seen.", first: "First divergence", inside: "in {module}", row: "row {n}",
-  unread: "{n} rows could not be read: there a difference may have gone unnoticed.", against: "{target} against {golden}",
+  unread: "{rows} could not be read: there a difference may have gone unnoticed.", against: "{target} against {golden}",
   n_rows: "{n} rows", n_of_rows: "{n} of {all} rows", target: "target", golden: "golden", path: "path", framework: "framework", task: "task",
   level: "level", calls: "calls", values: "values", close: "Close", close_details: "Close the details", both: "Both sides",
   measured: "Measured", stack: "Call stack, innermost first", sort_by: "Sort by {column}", equal: "equal", no_value: "no value",
