@@ -213,6 +213,7 @@ def _own_rounding(
     """What each row's call may lose by itself, relative to what it adds up."""
     row_call = np.maximum(flow.of_row, 0)
     composite = ~flow.leaf | operands.backward | np.array([op.is_module for op in flow.ops] or [False])
+    composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
     coarser = _hidden_precision(settings)
     if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
