@@ -260,6 +260,83 @@ def test_weights_given_to_a_function_by_hand_are_parameters(tmp_path: Path) -> N
     assert "Functional.linear" in first.op
 
 
+def steps(folder: Path, *, written_out: bool, faulty: bool) -> Path:
+    """Three recorded steps with AdamW; the fault comes with the last."""
+    model = Model()
+    for block in model.blocks:
+        block.attention.written_out = written_out
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with twinprobe.record(model, folder, level="mix") as recorder:
+        for at in range(3):
+            torch.manual_seed(at)
+            x, labels = torch.randn(2, TOKENS, WIDTH), torch.randint(10, (2 * TOKENS,))
+            if faulty and at == 2:
+                model.blocks[1].attention.scale *= 1.3
+            optimizer.zero_grad()
+            functional.cross_entropy(model(x).flatten(0, 1), labels).backward()
+            optimizer.step()
+            recorder.step()
+    return folder
+
+
+def test_parameters_that_drift_in_training_are_no_divergence(tmp_path: Path) -> None:
+    golden = steps(tmp_path / "g", written_out=False, faulty=False)
+    clean = twinprobe.compare(steps(tmp_path / "t", written_out=True, faulty=False), golden)
+    assert clean.agrees, clean.first
+    moved = [pair.evidence.pairs.filter(pair.evidence.pairs["t_name"].str.contains("parameters.weight"))
+             for pair in clean.pairs.values()]  # fmt: skip
+    assert any((frame["t_norm"] != frame["g_norm"]).any() for frame in moved)  # they did drift
+    firsts = twinprobe.compare(steps(tmp_path / "w", written_out=True, faulty=True), golden).pairs
+    found = {name.partition("/")[0]: pair.summary.first for name, pair in firsts.items()}
+    assert found["step0"] is None
+    assert found["step1"] is None
+    assert found["step2"] is not None
+    assert found["step2"].module == "blocks.1.attention"
+
+
+def test_values_that_are_rolled_between_two_calls_are_found(tmp_path: Path, dtype: torch.dtype) -> None:
+    class Rolled(nn.Module):
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.first, self.second, self.by = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), by
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            y = torch.from_numpy(y.detach().float().numpy().copy()).to(y) + (y - y.detach())
+            if self.by:  # below what is recorded; max, min and norm stay as they are
+                y.data = torch.cat([y.data[:, self.by :], y.data[:, : self.by]], 1)
+            return self.second(y)
+
+    dumps = []
+    for side, by in (("t", 1), ("g", 0)):
+        model = Model()
+        torch.manual_seed(4)
+        model.blocks[1].mlp = Rolled(by)
+        dumps.append(record(tmp_path / side, model, dtype))
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.module.startswith("blocks.1.mlp")
+
+
+def test_gradients_pair_in_whatever_order_the_backward_pass_gives_them(tmp_path: Path) -> None:
+    dumps = []
+    for side, coarse in (("t", True), ("g", False)):
+        model, folder = Model(), tmp_path / side
+        x, labels = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1)), torch.arange(64) % 10
+        with twinprobe.record(model, folder, level="L0"), torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+            functional.cross_entropy(model(x).flatten(0, 1), labels).backward()
+        dumps.append(next(folder.rglob("dump.json")))
+    orders = [
+        [list(entry) for name, entry in json.loads(dump.read_text())["data"].items() if "parameters_grad" in name]
+        for dump in dumps
+    ]
+    assert orders[0] != orders[1]  # weight and bias the other way round
+    (pair,) = twinprobe.compare(*dumps).pairs.values()
+    gradients = pair.evidence.pairs.filter(pair.evidence.pairs["t_name"].str.contains("parameters_grad"))
+    assert gradients["g_name"].null_count() == 0
+    assert pair.summary.first is None
+
+
 def test_the_exit_code_is_that_of_a_divergence(tmp_path: Path) -> None:
     model = Model()
     model.blocks[2].attention.scale *= 1.3
