@@ -192,7 +192,7 @@ def test_our_own_files_open_on_what_we_found_and_lead_to_every_rank_and_step(
     page.keyboard.press("Enter")
     becomes(page, page.get_by_label("Step").first.input_value, lambda step: step == "1")
     becomes(page, page.get_by_label("Rank").first.input_value, lambda rank: rank == "1")
-    page.wait_for_selector(".banner.found:has-text('layer_norm')")
+    page.wait_for_selector(".banner.found:has-text('linear')")
     page.get_by_label("Colour").first.select_option("error")
     page.wait_for_selector(".ramp")
     becomes(page, lambda: page.locator(".list-row .value").count(), lambda count: count > 5)

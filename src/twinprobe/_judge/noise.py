@@ -37,8 +37,9 @@ _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _BATCH = 4  # terms of a sum: more are those of a batch
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
-# Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most.
-_DRIFTED = 1e-2
+# Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most: by
+# so many epsilons a step, no further than this share of a usual parameter.
+_DRIFTED, _DRIFTED_END = 1024.0, 1e-2
 _FEW = 32  # elements: two samples of pure noise differ widely below this
 _COARSE = 2.0**-12  # epsilons above this are those of 16-bit types
 _FILL, _OUTSTANDING = -9e3, 100.0  # a mask's fill value: this low, and so many times as far out as the largest value
@@ -106,7 +107,7 @@ def expected_errors(
     sketched = np.zeros(len(error), dtype=bool) if sketched is None else sketched
     values = _values(pairs, flow, error, epsilon)
     grain = _grain(flow, epsilon)
-    drift = _drift(flow, values, step, float(grain.max(initial=0.0)))
+    drift, furthest = _drift(flow, values, step, float(grain.max(initial=0.0)))
     # Parameters that are all off by a little act on whatever is computed with them as a coarser rounding does.
     values.epsilon = np.where(epsilon > 0, np.maximum(epsilon, drift / ROUNDING), epsilon)
     shown, grain = grain, np.maximum(grain, drift / ROUNDING)
@@ -124,7 +125,7 @@ def expected_errors(
     local = np.where(
         output,
         _own_rounding(flow, values, operands, operations, grain, settings) * np.fmax(values.norm, scale[row_call]),
-        _on_the_way_in(flow, values, grain, depth, drift),
+        _on_the_way_in(flow, values, grain, depth, furthest),
     )
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
@@ -189,17 +190,18 @@ def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) 
     return distance
 
 
-def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> float:
-    """How far apart the parameters are, typically, after steps that were noise: 0 where they agree, or differ for real.
+def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> tuple[float, float]:
+    """How far apart parameters are after steps that were noise, typically and at most; 0 where they differ for real.
 
     In training, rounding errors of every step stay in the parameters.
     """
     moved = flow.parameter & (values.epsilon > 0) & (values.error > 0) & ~flow.spread(flow.updates)
     if step == 0 or not moved.any():
-        return 0.0
+        return 0.0, 0.0
     typical = float(np.median(values.error[moved]))
-    most = min(_DRIFT * epsilon * abs(step), _DRIFT_END)
-    return typical if typical <= most else 0.0
+    if typical > min(_DRIFT * epsilon * abs(step), _DRIFT_END):
+        return 0.0, 0.0
+    return typical, min(_DRIFTED * epsilon * abs(step), _DRIFTED_END)
 
 
 def _own_rounding(
@@ -223,7 +225,7 @@ def _own_rounding(
     return rounding
 
 
-def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, drift: float) -> Floats:
+def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, furthest: float) -> Floats:
     """What inputs may have lost between the recorded calls: nothing, a little, or on an optimiser's a backward pass."""
     epsilon = values.epsilon
     unseen = np.where(flow.spread(flow.updates), np.fmax(4 * ROUNDING, depth / 4), 4 * ROUNDING)
@@ -233,9 +235,9 @@ def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, dr
     known = np.fmax(epsilon, float(np.median(stored)) if len(stored) else 0.0)
     rounding = often * np.where(flow.parameter, np.where(flow.role == PARAMETER, epsilon, known), grain)
     lost: Floats = rounding * values.norm
-    if drift:  # a parameter that began as zero is nothing but updates: its size is not what counts
+    if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
-        lost = np.where(flow.parameter, np.fmax(lost, _DRIFTED * np.fmax(values.norm, usual)), lost)
+        lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
     return lost
 
 
