@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,6 @@ from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
-
-if TYPE_CHECKING:
-    pass
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
