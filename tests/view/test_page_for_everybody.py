@@ -89,6 +89,8 @@ def test_enter_in_the_search_goes_to_the_first_hit_and_arrows_to_the_others(
     show(page, serve(results / "cmp_stat"))
     page.keyboard.press("/")
     page.keyboard.type("linear")
+    becomes(page, lambda: page.url, lambda url: "q=linear" in url)
+    page.locator(".list-row[title*='linear' i]").first.wait_for()
     page.keyboard.press("Enter")
     page.wait_for_selector(".list-row.current[data-at='0']")
     hits = page.eval_on_selector_all(".list-row", "rows => rows.slice(0, 2).map(row => row.title)")
