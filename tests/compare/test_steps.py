@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-import twinprobe  # noqa: E402
-import watch as bench  # noqa: E402  bench/watch.py, which trains
-from twinprobe._cli import main  # noqa: E402
-from twinprobe._compare.steps import compare_steps  # noqa: E402
-from twinprobe._runs.watch import STREAM, WatchStream  # noqa: E402
-from twinprobe.errors import NothingToCompare  # noqa: E402
+import twinprobe
+import watch as bench  # bench/watch.py, which trains
+from twinprobe._cli import main
+from twinprobe._compare.steps import compare_steps
+from twinprobe._runs.watch import STREAM, WatchStream
+from twinprobe.errors import NothingToCompare
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,11 @@ class Flow:
         """A fact of each call, given to each of its rows."""
         return np.where(self.of_row >= 0, per_call[self.of_row], False)
 
+    def first_inputs(self, calls: Bools) -> Ints:
+        """The first input row of each of these calls: what a call that works in place writes to."""
+        rows = np.flatnonzero((self.role == INPUT) & self.spread(calls))
+        return rows[np.unique(self.of_row[rows], return_index=True)[1]]
+
     def parents_of(self, call: int) -> list[int]:
         """The calls around a call, the innermost first."""
         around: list[int] = []

@@ -234,13 +234,10 @@ def ignored_rows(flow: Flow, family: Ints) -> Bools:
         ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
     # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
     overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
-    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(overwrites))
-    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
-    ignored[first] = True
+    ignored[flow.first_inputs(overwrites)] = True
     # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
     filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
-    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(filled))
-    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
+    first = flow.first_inputs(filled)
     fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
     ignored[first[fresh]] = True
     return ignored

@@ -379,7 +379,9 @@ def _weigh(
         carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
-    limit = np.where(smooth & _equal_inputs(flow, measured) & ~estimated, limits.replaced, limit)
+    unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
+    unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
+    limit = np.where(smooth & flow.spread(~unequal[:-1]) & ~estimated, limits.replaced, limit)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
@@ -410,21 +412,12 @@ def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     return other, smooth
 
 
-def _equal_inputs(flow: Flow, measured: Deviation) -> Bools:
-    """Rows of calls whose inputs and parameters are all the same, to the last bit."""
-    unequal = np.zeros(len(flow.ops) + 1, dtype=bool)
-    unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
-    return flow.spread(~unequal[:-1])
-
-
 def _carried(flow: Flow, step: int) -> Bools:
     """What an optimiser writes to and no call of this step has made: its state after the steps before."""
-    if step == 0:
-        return np.zeros(len(flow.role), dtype=bool)
-    rows = np.flatnonzero((flow.role == INPUT) & flow.spread(flow.updates & flow.in_place))
-    first = rows[np.unique(flow.of_row[rows], return_index=True)[1]]
     carried = np.zeros(len(flow.role), dtype=bool)
-    carried[first[flow.source[first] == NONE]] = True
+    if step != 0:
+        first = flow.first_inputs(flow.updates & flow.in_place)
+        carried[first[flow.source[first] == NONE]] = True
     return carried
 
 
