@@ -68,6 +68,7 @@ def test_the_script_exits_1_while_the_kernel_is_wrong(
     call = next(name for name in run.ops if name.startswith(f"{operation}.") and name.endswith("forward"))
     found = twinprobe.reproduce(run, call=call, output_path=tmp_path / "out")
     assert found.replay.off == "neither", found.replay.summary
+    assert "kind of difference" not in (tmp_path / "out/README.md").read_text()  # noise is none
     lines = (tmp_path / "out/reproduce.py").read_text().splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 140

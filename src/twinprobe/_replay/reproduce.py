@@ -445,7 +445,9 @@ def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, wo
     lines += [f"- settings: {_plain(', '.join(f'{key}={value}' for key, value in flags.items()))}"] if flags else []
     arrays = [tensor.detach().double().numpy() for tensor in (case.recorded, reference) if not tensor.is_complex()]
     if len(arrays) == 2:
-        kinds = tensor_kinds(*arrays, expected=case.may_eps * case.epsilon)
+        # Noise is no kind, and its size would be told in epsilons of float64.
+        found_kinds = tensor_kinds(*arrays, expected=case.may_eps * case.epsilon)
+        kinds = [one for one in found_kinds if one.name != "noise"]
         lines += [f"- kind of difference: {_plain(one.sentence.replace('golden', 'float64'))}" for one in kinds[:2]]
     lines += ["", "| tensor | dtype | shape | min | max |", "| --- | --- | --- | --- | --- |"]
     for slot, name in [*names, (Slot(tuple(case.recorded.shape), kind, None, False, case.recorded), "recorded")]:
