@@ -404,6 +404,7 @@ for step in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+del model, optimizer  # what still holds the group keeps its threads, and those can abort a Python that shuts down
 dist.destroy_process_group()
 """
 

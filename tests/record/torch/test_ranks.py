@@ -190,6 +190,7 @@ for step in range(2):
     model(torch.ones(1, 2) + dist.get_rank()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
+del model, optimizer  # what still holds the group keeps its threads, and those can abort a Python that shuts down
 dist.destroy_process_group()
 """
 

@@ -307,6 +307,7 @@ time.sleep(3)
 idle = spent() - before
 print(f"rank {dist.get_rank()} writer {engine._process.pid} idle {idle} steps {number + 1}", flush=True)
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
