@@ -362,3 +362,96 @@ def test_noise_as_measured_raises_what_is_expected(tmp_path: Path, capsys: pytes
     assert "--noise" in capsys.readouterr().err
     assert main(["compare", str(wrong), str(right), "-o", str(tmp_path / "out"), "--noise", str(right)]) == 2
     assert "shows no noise" in capsys.readouterr().err
+
+
+class Experts(nn.Module):
+    """Each token goes to the two experts its router likes best; dealt out by indices, as grouped kernels want it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        weight, chosen = torch.softmax(self.router(tokens).float(), -1).topk(2, -1)
+        order = torch.sort(chosen.flatten(), stable=True)[1]
+        dealt = tokens.repeat_interleave(2, 0)[order]
+        counts = torch.bincount(chosen.flatten(), minlength=4).tolist()
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, dealt.split(counts), strict=True)])
+        made = made * weight.flatten()[order].unsqueeze(-1).to(made.dtype)
+        return torch.zeros_like(tokens).index_add(0, order // 2, made).view_as(x)
+
+
+def test_a_router_that_flips_within_rounding_is_no_fault(tmp_path: Path) -> None:
+    dumps = []
+    for side, noise in (("t", 1.0), ("g", 0.0)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Experts(), nn.Linear(WIDTH, 10)).bfloat16()
+        with torch.no_grad():  # close calls: all experts are liked about as much
+            model[1].router.weight.mul_(0.05)
+        # Other kernels, imitated: every number of the first layer is rounded once more.
+        by = 1 + noise * 2.0**-9 * torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(4))
+        model[0].register_forward_hook(lambda _module, _inputs, output, by=by: (output.float() * by).bfloat16())
+        dumps.append(record(tmp_path / side, model, torch.bfloat16))
+    result = twinprobe.compare(*dumps)
+    assert result.first is None, result.first
+    assert "other elements within rounding" in " ".join(next(iter(result.pairs.values())).summary.notes)
+
+
+def test_a_small_factor_is_found_under_another_dtype(tmp_path: Path) -> None:
+    """An error that points one way is none of rounding, though it is no larger than rounding errors can be."""
+    model = Model()
+    model.blocks[2].attention.out.register_forward_hook(lambda _module, _inputs, output: output * 1.05)
+    result = twinprobe.compare(record(tmp_path / "t", model, torch.bfloat16), record(tmp_path / "g", Model()))
+    assert result.first is not None
+    assert result.first.module.startswith("blocks.2.attention.out")
+
+
+def test_gradients_that_are_zero_in_theory_are_no_fault(tmp_path: Path) -> None:
+    dumps = []
+    for side in ("t", "g"):
+        model = Model()
+        for block in model.blocks:
+            block.attention.written_out = side == "t"
+            with torch.no_grad():  # the same attention to all: queries and keys get nothing but rounding back
+                block.attention.qkv.weight[: 2 * WIDTH].mul_(1e-3)
+        dumps.append(record(tmp_path / side, model, torch.bfloat16))
+    result = twinprobe.compare(*dumps)
+    assert result.first is None, result.first
+
+
+class CastNorm(nn.Module):
+    """Computes in float32 whatever comes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * self.weight.float()).to(x.dtype)
+
+
+def test_a_fault_is_followed_through_a_cast(tmp_path: Path) -> None:
+    dumps = []
+    for side in ("t", "g"):
+        torch.manual_seed(0)
+        up, gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        class Gated(nn.Module):
+            def __init__(self, up: nn.Module, gate: nn.Module) -> None:
+                super().__init__()
+                self.norm, self.up, self.gate = CastNorm(), up, gate
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = self.norm(x)
+                return x + self.up(y) * functional.silu(self.gate(y))
+
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Gated(up, gate), nn.Linear(WIDTH, 10))
+        if side == "t":
+            up.register_full_backward_hook(lambda _module, into, _out: tuple(grad * 1.3 for grad in into))
+        dumps.append(record(tmp_path / side, model, torch.bfloat16))
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.module == "1.up"

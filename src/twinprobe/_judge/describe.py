@@ -187,7 +187,7 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
     name = (row["t_name"] or row["g_name"]).rpartition(".")[2]
-    return f"{name}: {_shown(row, 't')} against {_shown(row, 'g')}"
+    return f"{f'argument {name}' if name.isdigit() else name}: {_shown(row, 't')} against {_shown(row, 'g')}"
 
 
 def _shown(row: dict[str, Any], side: str) -> str:
@@ -436,11 +436,19 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         sides = pairs.filter(other).select("t_dtype", "g_dtype").unique(maintain_order=True).rows()
         named = ", ".join(f"{_bare(t)} against {_bare(g)}" for t, g in sides[:3])
         found.append(f"{int(other.sum()):,} values have another dtype ({named}); they are judged by the coarser one")
+    if judged.noise is not None and judged.noise.flips.any() and all(not one.reaches for one in judged.beginnings):
+        flipped = np.flatnonzero(judged.noise.flips)
+        named = pairs["t_name"][int(flipped[0])]
+        count = len(np.unique(pairs["t_op"].gather(flipped).to_numpy()))
+        calls = "1 call picks" if count == 1 else f"{count:,} calls pick"
+        found.append(f"{calls} other elements within rounding, first {named}; what follows from it is expected")
     lost = [beginning for beginning in judged.beginnings if not beginning.reaches]
     for beginning in lost[:_MOST_NOTES]:
         op = target.ops[beginning.call] if beginning.call != NONE else ""
         named = pairs["t_name"][beginning.row] or pairs["g_name"][beginning.row]
-        found.append(f"{named or op} differs more than noise explains, without effect on any result")
+        arguments = [_argument(pairs.row(row, named=True)) for row in beginning.arguments[:2]]
+        why = f" ({', '.join(arguments)})" if beginning.cause == ARGUMENT and arguments else ""
+        found.append(f"{named or op} differs more than noise explains, without effect on any result{why}")
     if len(lost) > _MOST_NOTES:
         found.append(f"{len(lost) - _MOST_NOTES} more differences have no effect on any result")
     return found

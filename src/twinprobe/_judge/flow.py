@@ -69,6 +69,8 @@ class Flow:
     """The same for target and golden by themselves."""
     elements: tuple[Floats, Floats]
     """The number of elements of each row, target and golden; 0 where no shape is known."""
+    length: Ints
+    """The target's number of elements along the first axis, of tokens say."""
     grouped: set[int]
     """Calls that stand for a group that is equal in meaning with one of the golden run."""
     in_groups: set[int]
@@ -102,7 +104,8 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     parent, leaf, start = _nesting(run)
     for call, members in whole_group.items():
         start[call] = min(int(start[member]) for member in members)
-    elements = _elements(pairs, "t"), _elements(pairs, "g")
+    sizes = _sizes(pairs, "t"), _sizes(pairs, "g")
+    elements = sizes[0][0], sizes[1][0]
     marks = [_marks(pairs, side, count) for side, count in zip("tg", elements, strict=True)]
     tensor = ((pairs["t_kind"] == TENSOR) | (pairs["g_kind"] == TENSOR)).fill_null(value=False).to_numpy()
     made = tensor & ((role == OUTPUT) | (role == GRADIENT))
@@ -130,7 +133,7 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     twin, back = _twins(ops)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, (marks[0], marks[1]), elements, set(whole_group), set().union(*whole_group.values()),
+        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), set().union(*whole_group.values()),
     )  # fmt: skip
 
 
@@ -174,12 +177,13 @@ def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:
     return parent, leaf, start
 
 
-def _elements(pairs: pl.DataFrame, side: str) -> Floats:
+def _sizes(pairs: pl.DataFrame, side: str) -> tuple[Floats, Ints]:
+    """The number of elements of each row, and of those along the first axis."""
     shapes = pairs[f"{side}_shape"]
-    known = all_dims(shapes.unique().to_list())
-    sizes = {text: 0.0 if shape is None else float(prod(shape)) for text, shape in known.items()}
-    counts: Floats = shapes.replace_strict(sizes, default=0.0).fill_null(0.0).to_numpy().astype(np.float64)
-    return counts
+    known = {text: shape for text, shape in all_dims(shapes.unique().to_list()).items() if shape is not None}
+    elements = shapes.replace_strict({text: float(prod(shape)) for text, shape in known.items()}, default=0.0)
+    lengths = shapes.replace_strict({text: shape[0] for text, shape in known.items() if shape}, default=0)
+    return elements.fill_null(0.0).to_numpy().astype(np.float64), lengths.fill_null(0).to_numpy().astype(np.int64)
 
 
 def _marks(pairs: pl.DataFrame, side: str, elements: Floats) -> NDArray[np.uint64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, is_kinked, operation_of
-from twinprobe._runs.names import FORWARD, GRADIENTS
+from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def expected_errors(
         typical = float(np.median(known)) if len(known) else 0.0
         allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
+    allowed = np.fmax(allowed, _beside(flow, values, grain))
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
@@ -238,6 +239,26 @@ def _on_the_way_in(flow: Flow, values: _Values, grain: Floats, depth: Floats, fu
     if furthest:  # a parameter that began as zero is nothing but updates: its size is not what counts
         usual = float(np.median(values.rms[flow.parameter & (values.rms > 0)])) * np.sqrt(values.elements)
         lost = np.where(flow.parameter, np.fmax(lost, furthest * np.fmax(values.norm, usual)), lost)
+    return lost
+
+
+def _beside(flow: Flow, values: _Values, grain: Floats) -> Floats:
+    """What gradients may have lost that come out of code nobody recorded: beside those that come with them.
+
+    An attention that pays the same attention to all has no gradient for its queries and keys but the rounding of the
+    one for its values. The least that any row says of a value holds for all of them.
+    """
+    backward = np.array([op.direction == BACKWARD for op in flow.ops] or [False], dtype=bool)
+    entering = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & flow.spread(backward))
+    lost = np.zeros(len(values.norm))
+    if len(entering):
+        around = flow.parent[flow.of_row[entering]] + 1
+        largest = np.zeros(len(flow.ops) + 1)
+        np.maximum.at(largest, around, np.nan_to_num(values.norm[entering]))
+        _, value = np.unique(flow.mark[entering], return_inverse=True)
+        most = np.zeros(int(value.max()) + 1)
+        np.maximum.at(most, value, np.where(around > 0, largest[around], 0.0))
+        lost[entering] = 4 * ROUNDING * grain[entering] * most[value]
     return lost
 
 

@@ -31,6 +31,7 @@ _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_sca
 # parted elsewhere.
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
+_NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -142,9 +143,35 @@ def _unexplained(
     with np.errstate(invalid="ignore"):
         changed = (noise.times > limit) & (noise.error > _CHANGED)
     entering = off & inputs & ((flow.source == NONE) | changed) & ~facts.carried
+    entering &= ~_picked(flow, facts, entering)
     gradients = off & (flow.role == GRADIENT)
     found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
     return found
+
+
+def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
+    """Values that indices picked, or that count them: other indices before, of as many tokens in the same block,
+    explain what differs. A router that flipped deals its tokens out in another order, by indexing nobody recorded."""
+    picked = np.zeros(len(entering), dtype=bool)
+    indices = facts.whole & facts.matched & (flow.role == OUTPUT) & (flow.of_row >= 0)
+    if not indices.any():
+        return picked
+
+    def sizes(row: int) -> set[int]:
+        return {int(flow.length[row]), int(flow.elements[0][row])} - {0, 1}
+
+    near: dict[int, list[int]] = {}  # by the modules around
+    for row in np.flatnonzero(indices).tolist():
+        for module in flow.parents_of(int(flow.of_row[row]))[:_NEAR]:
+            near.setdefault(module, []).append(row)
+    for row in np.flatnonzero(entering).tolist():
+        owner = int(flow.of_row[row])
+        forward = owner if flow.twin[owner] == NONE else int(flow.twin[owner])
+        before = [index for module in {*flow.parents_of(owner)[:_NEAR], *flow.parents_of(forward)[:_NEAR]}
+                  for index in near.get(module, []) if flow.of_row[index] < owner]  # fmt: skip
+        # So many tokens for one expert and so many for another: shapes that differ need no further match.
+        picked[row] = any(facts.shape[row] or sizes(row) & sizes(index) for index in before)
+    return picked
 
 
 def _exchanged(flow: Flow, noise: Noise, facts: Differences) -> Bools:
@@ -377,7 +404,7 @@ def _reaches(
             continue
         if call not in reached:
             twin, back = int(flow.twin[call]), int(link[call])
-            touched = call in inside or (back != twin and back in reached)
+            touched = call in inside or (back != twin and (back in reached or back in inside))
             if not touched and twin in reached:
                 kept, came = rows_of[twin], rows_of[call if back == twin else back]
                 came = came[flow.role[came] == INPUT]
@@ -389,6 +416,10 @@ def _reaches(
                     touched |= int(flow.of_row[source]) in reached or int(flow.mark[row]) in carried
                 elif flow.role[row] in (INPUT, PARAMETER):
                     touched |= not inside.isdisjoint(_came_through(flow, row, call, rows_of))
+                    if not touched and flow.parent[call] != NONE:  # made of an input of the call around: cast, say
+                        around = rows_of[int(flow.parent[call])]
+                        came = flow.source[around[abnormal[around] & (flow.role[around] == INPUT)]]
+                        touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
             if not touched:
                 continue
         if ends[bad].any():

@@ -162,6 +162,8 @@ class Thresholds:
     """An error this many times as large as rounding and the inputs' errors explain begins here."""
     estimated: float = 6.0
     """The same where only max, min, mean and norm were recorded, which see a part of a difference."""
+    aligned: float = 2.0
+    """The same where the whole error is one factor: rounding errors point anywhere, and leave the norm as it is."""
     replaced: float = 1.5
     """The same where another activation stands in its place and its inputs are equal to the last bit."""
     by_row: bool = False
@@ -381,6 +383,7 @@ def _weigh(
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
+    limit = np.where(_aligned(pairs, error, epsilon) & ~estimated, limits.aligned, limit)
     limit = np.where(smooth & flow.spread(~unequal[:-1]) & ~estimated, limits.replaced, limit)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
@@ -396,6 +399,20 @@ def _weigh(
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+
+
+_MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
+
+
+def _aligned(pairs: pl.DataFrame, error: Floats, epsilon: Floats) -> Bools:
+    """Rows whose whole error is a factor, and more than a scalar's rounding. Independent errors change the norm by
+    their size over the square root of the number of elements."""
+    target, golden = (pairs[f"{side}_norm"].to_numpy().astype(np.float64) for side in "tg")
+    largest = np.fmax(*(np.abs(pairs[f"g_{stat}"].to_numpy().astype(np.float64)) for stat in ("max", "min")))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.abs(target / golden - 1) > 0.8 * error
+        aligned: Bools = whole & (golden**2 > _MANY * largest**2) & (error > 2 * epsilon)
+    return aligned
 
 
 _NAME = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
