@@ -157,7 +157,7 @@ def _number(value: float) -> float | None:
 
 
 def _size(error: float, grain: float, times: float) -> str:
-    if isnan(error):
+    if isnan(error) or error == 0:
         return ""
     share = f"{error:.3g}" if error < 1e-4 else f"{error:.2%}" if error < 10 else f"{error:.1e} times"
     parts = [share if error >= 10 else f"relative error {share}", f"{error / grain:.3g} eps"]
@@ -272,6 +272,9 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
 
 def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, found: Sequence[Kind]) -> Kind | None:
     """The kind that the search itself has proven: it comes before shapes of the difference."""
+    mask = _mask(target, golden, evidence, beginning)
+    if mask is not None:
+        return mask
     name = _CAUSES.get(beginning.cause, "")
     only_target, only_golden = _replaced(target, golden, evidence.pairs, beginning)
     if only_target is not None and only_golden is not None:
@@ -297,6 +300,16 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
         return None
     known = next((kind for kind in found if kind.name == name), None)
     return known or Kind(name, _CAUSE_WORDS[name], 0.9)
+
+
+def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) -> Kind | None:
+    """More elements are masked out on one side."""
+    if beginning.row < 0 or evidence.estimate is None or not evidence.estimate.refilled[beginning.row]:
+        return None
+    rows = [_sketches(run, evidence.pairs, side, [beginning.row])[0] for run, side in ((target, "t"), (golden, "g"))]
+    counts = [int(row["fill"] + row["inf"]) for row in rows]
+    text = f"another mask: {counts[0]:,} elements are masked out against {counts[1]:,}, of {int(rows[1]['count']):,}"
+    return Kind("mask", text, 0.95, {"target": counts[0], "golden": counts[1]})
 
 
 def _unpaired(pairs: Any, flow: Flow | None, beginning: Beginning, golden: Run) -> list[str]:

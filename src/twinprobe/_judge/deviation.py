@@ -51,7 +51,8 @@ def by_sketches(target: Run, golden: Run, pairs: pl.DataFrame) -> Estimate | Non
         return None
     other = turned(pairs) | (bools(pairs["joined"]) if "joined" in pairs.columns else False)
     relative, lower, upper, worst = (np.where(other, np.nan, part) for part in found[1:5])
-    return Estimate(found.comparable & ~other, relative, lower, upper, worst, np.where(other, -1, found.block))
+    block = np.where(other, -1, found.block)
+    return Estimate(found.comparable & ~other, relative, lower, upper, worst, block, found.refilled)
 
 
 def of_statistics(

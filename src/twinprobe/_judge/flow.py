@@ -133,7 +133,8 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     twin, back = _twins(ops)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), set().union(*whole_group.values()),
+        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group),
+        set().union(*whole_group.values()),
     )  # fmt: skip
 
 

@@ -187,8 +187,17 @@ def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) 
     terms = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1)
     lost = np.where(grain > _COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * values.norm
     summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
-    distance: Floats = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
-    return distance
+    distance = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
+    # A weight's gradient adds up products with what came in forward; the sum may cancel, its errors do not.
+    forward = np.maximum(flow.twin[call], 0)
+    weight = np.maximum(operands.second[forward], 0)
+    product = known & (flow.twin[call] != NONE) & (operands.second[forward] != NONE) & (flow.role >= OUTPUT)
+    product &= (operands.family[forward] == Family.PRODUCT) & (values.elements == values.elements[weight])
+    arrived = np.zeros(operands.count)
+    np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
+    summand = np.hypot(wrong[source], ROUNDING * grain * arrived[source]) * operands.first_rms[forward]
+    multiplied: Floats = np.where(product, 2 * summand * np.sqrt(operands.terms[forward]), 0.0)
+    return np.hypot(distance, multiplied)
 
 
 def _drift(flow: Flow, values: _Values, step: int, epsilon: float) -> tuple[float, float]:
@@ -513,7 +522,8 @@ def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Fl
 def _between(flow: Flow, values: _Values) -> Floats:
     """For inputs whose maker was not recorded: the error that arrived in the enclosing call so far, as a distance."""
     count = len(flow.ops)
-    error = np.nan_to_num(values.error, nan=0.0, posinf=_WILD)
+    # What lies under a mask was not compared.
+    error = np.where(values.masked, 0.0, np.nan_to_num(values.error, nan=0.0, posinf=_WILD))
     outputs = ((flow.role == OUTPUT) | (flow.role == GRADIENT)) & (flow.of_row >= 0)
     inputs = (flow.role == INPUT) & ~flow.parameter & (flow.of_row >= 0)
     given, entered = np.zeros(count), np.zeros(count)

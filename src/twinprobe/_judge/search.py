@@ -59,6 +59,7 @@ class Differences:
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart
     number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    refilled: Bools  # masks with more fill values on one side
     carried: Bools  # an optimiser's state after the steps before
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
 
@@ -142,6 +143,8 @@ def _unexplained(
     # recorded: rolled, flipped, permuted, which leaves its statistics as they are.
     with np.errstate(invalid="ignore"):
         changed = (noise.times > limit) & (noise.error > _CHANGED)
+    # Masks look alike: another one was taken.
+    changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
     entering = off & inputs & ((flow.source == NONE) | changed) & ~facts.carried
     entering &= ~_picked(flow, facts, entering)
     gradients = off & (flow.role == GRADIENT)

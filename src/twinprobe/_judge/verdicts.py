@@ -374,11 +374,14 @@ def _weigh(
     )
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
+    # A mask holds yes and no, in whatever type.
+    refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
+    integer, differs = integer | refilled, differs | refilled
     facts = Differences(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        refilled=refilled, carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
@@ -398,6 +401,7 @@ def _weigh(
     floating = rows.tensor & rows.matched & ~integer & (state != IDENTICAL) & ~np.isnan(error)
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
+    state[refilled] = DIFFERS
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
 
 

@@ -364,6 +364,7 @@ class Estimate(NamedTuple):
 
     ``relative``: norm of the difference over the golden norm; of integers the share of elements that differ.
     ``worst``: the same of the block that is farthest off, and ``block`` which that is.
+    ``refilled``: one holds more fill values, of a mask, than the other.
     """
 
     comparable: NDArray[np.bool_]
@@ -372,6 +373,7 @@ class Estimate(NamedTuple):
     upper: Floats
     worst: Floats
     block: NDArray[np.int64]
+    refilled: NDArray[np.bool_]
 
 
 def comparable(target: Rows, golden: Rows) -> NDArray[np.bool_]:
@@ -417,7 +419,10 @@ def estimate(target: Rows, golden: Rows) -> Estimate:
         worst = _worst(((t - g) ** 2).reshape(-1, BLOCKS, SIGNS).mean(axis=2) * scale[:, None] ** 2, golden, integer)
         likely, lower, upper = relative(1.0, 0.0), relative(high, -1.0), relative(low, 1.0)
     largest, block = np.where(fits, worst.max(axis=1), np.nan), np.where(fits, worst.argmax(axis=1), -1)
-    return Estimate(fits, likely, lower, upper, largest, block)
+    filled = [rows["fill"] + rows["inf"] for rows in (target, golden)]
+    masked = (target["fill"] + golden["fill"] > 0) | ((target["inf"] > 0) & (golden["inf"] > 0))
+    refilled = fits & ~integer & masked & (filled[0] != filled[1])
+    return Estimate(fits, likely, lower, upper, largest, block, refilled)
 
 
 def _worst(squares: Floats, golden: Rows, integer: NDArray[np.bool_]) -> Floats:
