@@ -455,3 +455,76 @@ def test_a_fault_is_followed_through_a_cast(tmp_path: Path) -> None:
     first = twinprobe.compare(*dumps).first
     assert first is not None
     assert first.module == "1.up"
+
+
+class Masked(Model):
+    """Each block is given a mask; one of them may be given another."""
+
+    def __init__(self, open_at: int = -1) -> None:
+        super().__init__()
+        self.open_at = open_at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        causal = torch.full((TOKENS, TOKENS), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
+        windowed = causal + torch.full((TOKENS, TOKENS), torch.finfo(x.dtype).min, dtype=x.dtype).tril(-8)
+        for at, block in enumerate(self.blocks):
+            attention = block.attention
+            y = attention.qkv(block.norm_1(x)).chunk(3, -1)
+            q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in y)
+            scores = q @ k.transpose(-1, -2) * attention.scale
+            scores = scores + (windowed if at == self.open_at else causal)
+            x = x + attention.out((torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(-2))
+            x = x + block.mlp(block.norm_2(x))
+        return self.head(x)
+
+
+def test_another_mask_is_found_where_it_is_added(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Fill values are left out of all sums: how many there are tells masks apart."""
+    dumps = record(tmp_path / "t", Masked(open_at=2), dtype), record(tmp_path / "g", Masked(), dtype)
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert "__add__" in first.op
+    assert first.kinds[0]["name"] == "mask"
+    assert "another mask" in first.sentence
+
+
+def test_a_loss_that_is_scaled_has_no_tick(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dumps = []
+    for side, scale in (("t", 8.0), ("g", 2.0)):
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(loss: torch.Tensor, scale: float = scale, model: Model = model, optimizer: Any = optimizer) -> None:
+            (loss * scale).backward()
+            for parameter in model.parameters():
+                parameter.grad /= scale
+            optimizer.step()
+
+        dumps.append(record(tmp_path / side, model, update=step))
+    assert main(["compare", *map(str, dumps), "-o", str(tmp_path / "o")]) == 0
+    told = capsys.readouterr().out
+    assert "loss differs (worst 300.00%" in told
+    assert "No first divergence: loss differs, without effect on outputs" in told
+
+
+def test_a_buffer_that_moves_at_another_rate_is_found(tmp_path: Path) -> None:
+    class Average(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.rate = rate
+            self.register_buffer("mean", torch.ones(WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.mean.mul_(self.rate).add_(x.mean((0, 1)), alpha=1 - self.rate)
+            return x
+
+    dumps = []
+    for side, rate in (("t", 0.99), ("g", 0.9)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Average(rate), nn.Linear(WIDTH, 10))
+        dumps.append(record(tmp_path / side, model))
+    first = twinprobe.compare(*dumps).first
+    assert first is not None
+    assert first.op.startswith("Tensor.mul_")
+    assert "0.99 against 0.9" in first.sentence

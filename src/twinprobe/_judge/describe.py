@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isnan, prod
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from twinprobe._judge.search import (
     PARAMETER_DIFFERS,
     RANDOM,
     Beginning,
+    result_rows,
 )
 from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
 from twinprobe._judge.verdicts import Evidence, Judged
@@ -402,26 +403,10 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
     flow, noise = judged.flow, judged.noise
     if flow is None or noise is None or target.single_points:
         return []
-    return [_result(name, rows, evidence, judged) for name, rows in _result_rows(flow, evidence) if len(rows)]
-
-
-def _result_rows(flow: Flow, evidence: Evidence) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    held = flow.of_row >= 0
-    call = np.maximum(flow.of_row, 0)
-    matched = held & evidence.pairs["g_row"].is_not_null().to_numpy()
+    matched = evidence.pairs["g_row"].is_not_null().to_numpy()
     floating = evidence.pairs["t_dtype"].str.contains("(?i)float").fill_null(value=False).to_numpy()
-    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
-    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
-    single = np.flatnonzero(outputs & (flow.elements[0] == 1))
-    yield "loss", single[-1:]
-    module = np.array([op.is_module for op in flow.ops] or [False])
-    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
-    yield "outputs", np.flatnonzero(outermost)
-    yield "parameter gradients", np.flatnonzero(matched & (flow.role == GRADIENT))
-    yield (
-        "updated parameters",
-        np.flatnonzero(matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)),
-    )
+    rows = result_rows(flow, matched, floating)
+    return [_result(name, found, evidence, judged) for name, found in rows.items() if len(found)]
 
 
 def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judged) -> Result:
@@ -429,6 +414,8 @@ def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judg
     error = np.nan_to_num(judged.error[rows], nan=0.0)
     worst = int(rows[int(np.argmax(error))])
     differs = judged.state[rows] == DIFFERS
+    if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
+        differs |= judged.noise.far[rows]
     return Result(
         name=name,
         agrees=not bool(differs.any()),

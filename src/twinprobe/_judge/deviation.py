@@ -27,6 +27,7 @@ _PRODUCT = (
     r"(\.\d+\.forward|\.forward\.\d+)\.output"
 )
 _USUAL = 0.3
+_MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -258,3 +259,14 @@ def of_tensors(pairs: pl.DataFrame, metrics: pl.DataFrame, recorded: Deviation, 
     differ = rows.tensor & (metrics["status"] == "shape unmatched").to_numpy()
     state[differ | (rows.tensor & shapes_differ(pairs))] = DIFFERS
     return Deviation(state.astype(np.uint8), error, nonfinite)
+
+
+def aligned(pairs: pl.DataFrame, error: Floats, epsilon: Floats) -> Bools:
+    """Rows whose whole error is a factor, and more than a scalar's rounding. Independent errors change the norm by
+    their size over the square root of the number of elements."""
+    target, golden = (pairs[f"{side}_norm"].to_numpy().astype(np.float64) for side in "tg")
+    largest = np.fmax(*(np.abs(pairs[f"g_{stat}"].to_numpy().astype(np.float64)) for stat in ("max", "min")))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.abs(target / golden - 1) > 0.8 * error
+        factor: Bools = whole & (golden**2 > _MANY * largest**2) & (error > 2 * epsilon)
+    return factor

@@ -47,6 +47,7 @@ _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32.
+_FAR = 8.0  # times as many: no noise
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
 
 
@@ -65,6 +66,8 @@ class Noise:
     """Rows whose difference was carried there: more than the rounding of the call itself."""
     matters: Bools
     """Rows further off than what a healthy run gathers on its way."""
+    far: Bools
+    """Rows further off than noise comes in any healthy run."""
     masked: Bools
     """Rows with the fill values of a mask, which are not compared."""
     flips: Bools
@@ -139,6 +142,9 @@ def expected_errors(
         known = error[gradient & np.isfinite(error)]
         typical = float(np.median(known)) if len(known) else 0.0
         allowed = np.where(gradient, np.hypot(allowed, 2 * typical * values.norm), allowed)
+    # Where four numbers alone were compared, less was seen than a sketch of the same value shows when it is read.
+    unseen = (flow.source != NONE) & estimated[np.maximum(flow.source, 0)] & ~estimated
+    allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, _beside(flow, values, grain))
     # Sums of sketches resolve no finer errors.
@@ -157,7 +163,8 @@ def expected_errors(
         abnormal = values.distance > _SEEN * local * few
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         matters = _settled(flow, values, operands, matters, abnormal)
-    return Noise(error, expected, times, shown, abnormal, matters, values.masked, _flips(flow, values))
+        far = (values.distance > _FAR * depth * grain * values.norm) & (values.epsilon > 0) & ~values.masked
+    return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
 def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
@@ -166,6 +173,8 @@ def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, a
     alone = flow.spread(flow.updates | ((operands.size == 0) & ~operands.backward)) | (flow.role == POINT)
     read = flow.spread(flow.updates & (operands.size > 0)) & (flow.role == INPUT)
     settled: Bools = np.where(alone & ~read, abnormal, matters)
+    source = np.maximum(flow.source, 0)  # where a gradient was made, what was added up is known
+    settled &= ~(read & (flow.source != NONE) & ~flow.spread(flow.updates)[source]) | matters[source]
     sized = read & (values.rms > 0)
     if sized.any():  # a gradient that is zero in theory is far smaller than the others
         settled &= ~read | (values.rms > _NOTHING * float(np.median(values.rms[sized])))

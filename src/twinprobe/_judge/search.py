@@ -31,6 +31,7 @@ _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_sca
 # parted elsewhere.
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
+_MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
@@ -286,13 +287,59 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     abnormal = noise.abnormal | facts.whole
     size = np.nan_to_num(noise.error, nan=np.inf)
     ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
+    # An optimiser makes much of little: what it is given must matter by itself.
+    unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
     for beginning in beginnings:
         # What an optimiser writes is read in the next step.
         beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
-            flow, link, beginning, abnormal, size, ends, rows_of
+            flow, link, beginning, abnormal, unsettled, size, ends, rows_of
         )
+
+
+def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
+    """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
+    call = np.maximum(flow.of_row, 0)
+    matched = matched & (flow.of_row >= 0)
+    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
+    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
+    module = np.array([op.is_module for op in flow.ops] or [False])
+    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
+    updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
+    return {
+        "loss": np.flatnonzero(outputs & (flow.elements[0] == 1))[-1:],
+        "outputs": np.flatnonzero(outermost),
+        "parameter gradients": np.flatnonzero(matched & (flow.role == GRADIENT)),
+        "updated parameters": np.flatnonzero(updated),
+    }
+
+
+def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
+    """Where no call stands out and yet the results are far apart: the first value that is.
+
+    What its inputs explain, call by call, may still be a fault that was explained away.
+    """
+    rows = result_rows(flow, facts.matched, facts.tensor & ~facts.integer)
+    far = {name: noise.far[found] for name, found in rows.items()}
+    # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
+    seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
+    gradients = len(rows["parameter gradients"])
+    if not (far["loss"].any() or far["outputs"].any()) or (gradients and seen.sum() < _MANY_GRADIENTS * gradients):
+        return beginnings
+    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
+    known = np.flatnonzero(noise.far & facts.matched & flow.spread(forward & flow.leaf)).tolist()
+    grew = []
+    if known:
+        row = min(known, key=lambda row: (_when(flow, row), row))
+        row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
+        grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
+    found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
+    for beginning in found:
+        if noise.far[beginning.row] or beginning in grew:
+            beginning.reaches = True
+            break
+    return found
 
 
 def ends_of(flow: Flow, facts: Differences) -> Bools:
@@ -328,6 +375,13 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         if not update and later.get((place, flow.ops[call].direction), -1) > call:
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
+    # So is a buffer that a module writes to: the next step reads it.
+    writes = np.array([op.direction == FORWARD and not op.body.startswith("__") for op in flow.ops], dtype=bool)
+    first = flow.first_inputs(flow.in_place & writes & ~flow.updates & (flow.parent != NONE))
+    first = first[(flow.source[first] == NONE) & ~flow.parameter[first] & (flow.elements[0][first] > 1)]
+    kept = np.zeros(len(flow.ops), dtype=bool)
+    kept[flow.of_row[first]] = True
+    state |= outputs & flow.spread(kept)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
     silent = np.array([op.direction in (FORWARD, "") for op in flow.ops], dtype=bool)
     silent[flow.of_row[(flow.role >= OUTPUT) & (flow.of_row >= 0)]] = False
@@ -377,7 +431,9 @@ def _came_through(flow: Flow, row: int, call: int, rows_of: list[Ints]) -> list[
     around = [int(flow.parent[call])]
     while around[-1] != NONE:
         rows = rows_of[around[-1]]
-        if flow.mark[row] not in flow.mark[rows[flow.role[rows] == INPUT]]:
+        taken = rows[flow.role[rows] == INPUT]
+        # Of a model that gives a dict nobody records the gradients that come in.
+        if len(taken) and flow.mark[row] not in flow.mark[taken]:
             break
         around.append(int(flow.parent[around[-1]]))
     return around
@@ -388,6 +444,7 @@ def _reaches(
     link: Ints,
     beginning: Beginning,
     abnormal: Bools,
+    unsettled: Bools,
     size: NDArray[np.float64],
     ends: Bools,
     rows_of: list[Ints],
@@ -403,7 +460,7 @@ def _reaches(
             continue
         rows = rows_of[call]
         bad = rows[abnormal[rows]]
-        if not len(bad):
+        if not len(bad) or (flow.updates[call] and call not in reached and not unsettled[bad].any()):
             continue
         if call not in reached:
             twin, back = int(flow.twin[call]), int(link[call])

@@ -17,6 +17,7 @@ from twinprobe._judge.deviation import (
     UNMATCHED,
     Deviation,
     Rows,
+    aligned,
     bools,
     devices,
     dtypes_differ,
@@ -41,6 +42,7 @@ from twinprobe._judge.search import (
     Differences,
     find_beginnings,
     follow,
+    grown,
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
@@ -381,16 +383,19 @@ def _weigh(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        refilled=refilled, carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        refilled=refilled, carried=_carried(flow, run.step),
+        acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
-    limit = np.where(_aligned(pairs, error, epsilon) & ~estimated, limits.aligned, limit)
+    limit = np.where(aligned(pairs, error, epsilon) & ~estimated, limits.aligned, limit)
     limit = np.where(smooth & flow.spread(~unequal[:-1]) & ~estimated, limits.replaced, limit)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
+    if not any(beginning.reaches for beginning in beginnings):
+        beginnings = grown(flow, noise, facts, beginnings)
     claims = [beginning for beginning in beginnings if beginning.reaches]
     with np.errstate(invalid="ignore"):
         beyond = noise.times > limit
@@ -403,20 +408,6 @@ def _weigh(
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
     state[refilled] = DIFFERS
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
-
-
-_MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
-
-
-def _aligned(pairs: pl.DataFrame, error: Floats, epsilon: Floats) -> Bools:
-    """Rows whose whole error is a factor, and more than a scalar's rounding. Independent errors change the norm by
-    their size over the square root of the number of elements."""
-    target, golden = (pairs[f"{side}_norm"].to_numpy().astype(np.float64) for side in "tg")
-    largest = np.fmax(*(np.abs(pairs[f"g_{stat}"].to_numpy().astype(np.float64)) for stat in ("max", "min")))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        whole = np.abs(target / golden - 1) > 0.8 * error
-        aligned: Bools = whole & (golden**2 > _MANY * largest**2) & (error > 2 * epsilon)
-    return aligned
 
 
 _NAME = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."

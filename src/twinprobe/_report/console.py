@@ -143,6 +143,11 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
     if summary.unread:
         words = f"No divergence seen, but {unread_rows(summary.unread)}: there a difference may have gone unnoticed."
         yield _text(words, "yellow")
+    elif any(not result.agrees for result in summary.results):
+        names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
+        others = f", without effect on {', '.join(names[1])}" if names[1] else ""
+        verb = "differs" if names[0] == ["loss"] else "differ"
+        yield _text(f"No first divergence: {' and '.join(names[0])} {verb}{others}.", "yellow")
     elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
         yield _text("No divergence: every row passes.", "green")
     elif summary.results:
