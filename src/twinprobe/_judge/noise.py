@@ -163,7 +163,8 @@ def expected_errors(
         abnormal = values.distance > _SEEN * local * few
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         matters = _settled(flow, values, operands, matters, abnormal)
-        far = (values.distance > _FAR * depth * grain * values.norm) & (values.epsilon > 0) & ~values.masked
+        coarsest = np.maximum(grain, hidden_precision(settings))
+        far = (values.distance > _FAR * depth * coarsest * values.norm) & (values.epsilon > 0) & ~values.masked
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
@@ -236,7 +237,7 @@ def _own_rounding(
     composite = ~flow.leaf | operands.backward | np.array([op.is_module for op in flow.ops] or [False])
     composite[list(flow.grouped)] = True  # a group holds calls, in whatever types they compute
     epsilon = np.where(composite[row_call], grain, values.epsilon)
-    coarser = _hidden_precision(settings)
+    coarser = hidden_precision(settings)
     if coarser:  # products of float32 numbers that were rounded to fewer bits on their way in
         products = np.array([op.family in (Family.PRODUCT, Family.ATTENTION) for op in operations] or [False])
         epsilon = np.where((products | composite)[row_call], np.fmax(epsilon, coarser), epsilon)
@@ -304,7 +305,7 @@ def _flips(flow: Flow, values: _Values) -> Bools:
     return flips
 
 
-def _hidden_precision(settings: dict[str, Any]) -> float:
+def hidden_precision(settings: dict[str, Any]) -> float:
     """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
     if settings.get("matmul_precision") == "medium":
         return 2.0**-7

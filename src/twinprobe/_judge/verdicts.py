@@ -26,7 +26,7 @@ from twinprobe._judge.deviation import (
     turned,
 )
 from twinprobe._judge.flow import NONE, Flow, trace
-from twinprobe._judge.noise import Noise, expected_errors
+from twinprobe._judge.noise import Noise, expected_errors, hidden_precision
 from twinprobe._judge.operations import is_smooth
 from twinprobe._judge.origin import Calls, call_facts, unread_rows
 from twinprobe._judge.search import (
@@ -389,7 +389,8 @@ def _weigh(
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
-    limit = np.where(aligned(pairs, error, epsilon) & ~estimated, limits.aligned, limit)
+    coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
+    limit = np.where(aligned(pairs, error, coarsest) & ~estimated, limits.aligned, limit)
     limit = np.where(smooth & flow.spread(~unequal[:-1]) & ~estimated, limits.replaced, limit)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
