@@ -135,7 +135,6 @@ def _request(args: argparse.Namespace) -> Request:
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
     isolate = None
     if args.replay:
@@ -149,7 +148,6 @@ def _request(args: argparse.Namespace) -> Request:
         golden=args.golden_path,
         output=args.output_path,
         formats=tuple(chosen),
-        timestamp=timestamp_now(),
         # The older tool's own command keeps the row-by-row errors that it documents.
         thresholds=Thresholds(rounding=args.rounding, by_row=args.usual_pair == "numbers"),
         noise=args.noise,

@@ -80,14 +80,11 @@ def build_request(
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
-    timestamp = timestamp_now()
     layer: Path | Literal[True] | None = args.layer_mapping
     mapping = MappingOptions(
         fuzzy=args.fuzzy_match,
         layer=None if layer is True else layer,
-        timestamp=timestamp,
         pair=pair_rule(args),
         align=args.align,
         alignment=args.alignment,
@@ -97,7 +94,6 @@ def build_request(
         golden=golden,
         output=args.output_path,
         form=args.file_type,
-        timestamp=timestamp,
         mapping=mapping,
         same_ancestors=not args.fuzzy_match and layer is None,
         overflow_check=args.overflow_check,

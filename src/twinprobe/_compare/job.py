@@ -50,7 +50,7 @@ from twinprobe._runs.run import (
 )
 from twinprobe._runs.table import INPUT
 from twinprobe._runs.tensors.tensor_files import open_named
-from twinprobe._runs.watch import is_watched
+from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)
-    if is_watched(request.target) or is_watched(request.golden):
+    are_run_files = request.target.name in RUN_FILES and request.golden.name in RUN_FILES
+    if not are_run_files and (watch_files(request.target) or watch_files(request.golden)):
         return run_watched(request)
     jobs, notes, lost = plan(request)
     prepare_folder(request.output)

@@ -17,7 +17,7 @@ from types import TracebackType
 from twinprobe._report.console import visible
 from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import RemotePath
-from twinprobe._runs.whole_files import OWNER, machine, open_file, owner, temporary_name
+from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, temporary_name, temporary_path
 from twinprobe.errors import BadInput
 
 # Clearing away what a killed command has left half written.
@@ -131,9 +131,7 @@ class Staging:
 
         What belongs to a URL is written on this machine and sent there when it is finished.
         """
-        elsewhere = remote(path)
-        folder = path.parent if elsewhere is None else Path(gettempdir())
-        temporary = folder / temporary_name(path.name)
+        temporary, elsewhere = temporary_path(path)
         # First, so that an interruption on the next line leaves nothing behind.
         self._files.append((path, temporary, elsewhere))
         try:
@@ -292,7 +290,7 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
     stamp, claim = wanted, None
     for _ in range(_MOST):
         claim = folder / claim_name(stamp)
-        if _claimed(claim):
+        if claimed(claim):
             if not _is_used(folder, stamp):
                 break
             claim.unlink(missing_ok=True)
@@ -303,32 +301,6 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
         if claim is not None:
             with suppress(OSError):
                 claim.unlink()
-
-
-def _claimed(claim: Path) -> bool:
-    elsewhere = remote(claim)
-    if elsewhere is not None:
-        with suppress(OSError):
-            return elsewhere.create(owner().encode())
-        return True
-    temporary = claim.with_name(temporary_name(claim.name))
-    try:
-        temporary.write_text(owner())
-        try:
-            os.link(temporary, claim)  # it appears with its owner in it: a command may be killed at any time
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            temporary.replace(claim)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True  # a folder that cannot be written to is reported when the results are
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return True
 
 
 def _is_used(folder: Path, stamp: str) -> bool:

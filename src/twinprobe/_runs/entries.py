@@ -10,7 +10,7 @@ import msgspec
 
 from twinprobe._runs.dump_json import Entries, check_values
 from twinprobe._runs.json_pieces import memory_budget, text_bytes
-from twinprobe._runs.names import GRADIENTS, LONGEST_NAME, has_direction
+from twinprobe._runs.names import DIRECTIONS, GRADIENTS, LONGEST_NAME
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, Leaf, TableBuilder, settle
 from twinprobe.errors import BadInput
 
@@ -54,7 +54,7 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
     skipped, first_skipped = 0, ""
     room = _Room(entries.size)
     for name, entry in entries:
-        if not single_points and not has_direction(name):
+        if not single_points and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):
             skipped, first_skipped = skipped + 1, first_skipped or name
             continue
         known = len(ops)

@@ -8,6 +8,7 @@ from functools import lru_cache
 FORWARD = "forward"
 BACKWARD = "backward"
 GRADIENTS = "parameters_grad"
+# One of the last two parts of every recorded call's name.
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
 # Nobody gives longer names to a call.
@@ -49,12 +50,6 @@ class OpName:
 def is_module(name: str) -> bool:
     """Whether a name is that of a module's call."""
     return name.partition(".")[0] in CONTAINERS
-
-
-def has_direction(name: str) -> bool:
-    """Whether the last two parts say forward, backward or parameters_grad, as every recorded call does."""
-    tail = name.rsplit(".", 2)
-    return not DIRECTIONS.isdisjoint(tail[-2:])
 
 
 NAMES_KEPT = 8192

@@ -76,7 +76,7 @@ class Run:
         """Where the dump lies."""
         return self.path.parent
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The number of its step, by the folders it lies in; -1 where they do not say."""
         numbers = (match[1] for part in reversed(self.path.parts[:-1]) if (match := _STEP.fullmatch(part)))

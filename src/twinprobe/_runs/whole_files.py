@@ -16,9 +16,11 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
+from tempfile import gettempdir
 from typing import BinaryIO, TextIO, cast
 
 from twinprobe._runs.places import remote
+from twinprobe._runs.remote.path import RemotePath
 
 # A fifo would otherwise block the reader until somebody writes to it.
 READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -81,6 +83,40 @@ def temporary_name(name: str) -> str:
     """A hidden name for what will be ``name``, of this process and no other."""
     short = name.encode("utf-8", "surrogateescape")[:_LONGEST_NAME].decode("utf-8", "ignore")
     return f".{short}.{owner()}.part"
+
+
+def temporary_path(path: Path) -> tuple[Path, RemotePath | None]:
+    """A temporary name beside ``path``; for a URL one on this machine, and the URL that it is sent to."""
+    elsewhere = remote(path)
+    folder = path.parent if elsewhere is None else Path(gettempdir())
+    return folder / temporary_name(path.name), elsewhere
+
+
+def claimed(claim: Path) -> bool:
+    """Make a file that names this process, unless there is one; False where there is."""
+    elsewhere = remote(claim)
+    if elsewhere is not None:
+        with suppress(OSError):
+            return elsewhere.create(owner().encode())
+        return True
+    temporary = claim.with_name(temporary_name(claim.name))
+    try:
+        temporary.write_text(owner())
+        try:
+            os.link(temporary, claim)  # it appears with its owner in it: a command may be killed at any time
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            temporary.replace(claim)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True  # a folder that cannot be written to is reported when the results are
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return True
 
 
 def owner() -> str:
