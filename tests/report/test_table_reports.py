@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_tables import DATA, MODES, long_table, small_table, summary_of, with_texts
 
-from twinprobe._report.columns import as_texts
 from twinprobe._report.console import visible_cells
 from twinprobe._report.tables import (
+    as_texts,
     csv_parts,
     fill_csv,
     fill_json,

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
-from twinprobe._cli.options import (
+from twinprobe._cli.common import (
     FORMATS,
     add_engine_arguments,
     add_pair_arguments,
@@ -20,6 +19,7 @@ from twinprobe._cli.options import (
     positive,
     seconds,
 )
+from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     for option, what in _ELSEWHERE.items():
         if getattr(args, option):
             raise BadInput(f"--{option}: {what} is not part of TwinProbe")
-    from twinprobe._cli.show import Progress, show, show_analysis, show_steps
+    from twinprobe._cli.common import Progress, show, show_analysis, show_steps
     from twinprobe._compare.job import analyze, run_request
 
     if args.target_path is None or args.golden_path is None or args.sides:

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from twinprobe._cli.common import add_engine_arguments, add_pair_arguments, engine_options, pair_rule, path
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import add_engine_arguments, add_pair_arguments, engine_options, pair_rule, path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,7 +108,7 @@ def build_request(
 
 def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> int:
     """Carry out a request and say how it went."""
-    from twinprobe._cli.show import Progress, print_json
+    from twinprobe._cli.common import Progress, print_json
     from twinprobe._graph.job import run_request
 
     gc.disable()  # nothing here makes circles of objects, and looking for them costs a twentieth of the time
@@ -134,7 +134,7 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
 
 
 def _print_lines(outcome: Outcome) -> None:
-    from twinprobe._cli.show import warn
+    from twinprobe._cli.common import warn
     from twinprobe._judge.origin import unread_rows
     from twinprobe._report.console import visible
 

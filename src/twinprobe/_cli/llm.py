@@ -7,8 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from twinprobe._cli.common import FORMATS, add_engine_arguments, engine_options, formats, local_path, path
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats, local_path, path
 
 if TYPE_CHECKING:
     from twinprobe._compare.llm.job import LlmRequest
@@ -73,7 +73,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import Progress, print_json
+    from twinprobe._cli.common import Progress, print_json
     from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
     from twinprobe._compare.llm.modes import compare_files, compare_statistics, compare_weights, is_pair_of_files
     from twinprobe._report.console import visible
@@ -201,7 +201,7 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _logprobs(args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import print_json, warn
+    from twinprobe._cli.common import print_json, warn
     from twinprobe._compare.logprobs import compare_logprobs
     from twinprobe._report.console import visible
     from twinprobe._report.files import own_timestamp, prepare_folder, timestamp_now

@@ -20,7 +20,9 @@ from twinprobe._compare.request import Outcome, Request, is_large, once, session
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
 from twinprobe._measure.statistics import statistics
-from twinprobe._report.columns import (
+from twinprobe._report.console import log_rows
+from twinprobe._report.files import prepare_folder
+from twinprobe._report.tables import (
     DIFFERENCES,
     NOT_APPLICABLE,
     RELATIVES,
@@ -28,10 +30,8 @@ from twinprobe._report.columns import (
     float_texts,
     metric_columns,
     side_columns,
+    write_reports,
 )
-from twinprobe._report.console import log_rows
-from twinprobe._report.files import prepare_folder
-from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import (
     NPY,
     NULL,

@@ -126,7 +126,7 @@ class Comparison:
 
     def table(self) -> pl.DataFrame:
         """The result table, every old column in its place."""
-        from twinprobe._report.columns import result_table
+        from twinprobe._report.tables import result_table
 
         return result_table(self.target, self.evidence, self.judged)
 

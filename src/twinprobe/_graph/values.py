@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._compare.one import Comparison
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
-from twinprobe._report.columns import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
+from twinprobe._report.tables import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import FLOAT, INT, NULL, OUTPUT, STATS, TENSOR, VALUE
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from twinprobe._report.columns import (
+from twinprobe._report.tables import (
     FORMULA_START,
     HARMLESS,
     NUMBER_TEXT,

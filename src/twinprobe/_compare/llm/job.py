@@ -331,7 +331,7 @@ def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
     """The page knows columns by the names of the other reports, and wants texts in all but the last."""
     import polars as pl
 
-    from twinprobe._report.columns import as_texts
+    from twinprobe._report.tables import as_texts
 
     table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})
     texts = [as_texts(table[name]).fill_null("") for name in table.columns if name != "Relative Error"]
