@@ -38,7 +38,7 @@ def test_a_dataset_there_is_scanned_as_one_here(s3: S3Server, command, tmp_path:
     import polars as pl
 
     from twinprobe._report.dataset import MEETINGS, find_dataset, scan_dataset
-    from twinprobe._runs.places import place
+    from twinprobe._runs.whole_files import place
 
     target, golden = rank_folders(tmp_path / "t", shift=0.1), rank_folders(tmp_path / "g")
     options = ("--format", "dataset", "--engine", "inline", "--quiet")

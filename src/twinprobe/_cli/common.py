@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from twinprobe._runs.places import place, remote
+from twinprobe._runs.whole_files import place, remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:

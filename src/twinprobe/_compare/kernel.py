@@ -42,10 +42,10 @@ from twinprobe._runs.kernel_dump import (
     parse_kernel_name,
     read_kernels,
 )
-from twinprobe._runs.places import place
 from twinprobe._runs.run import STATISTICS, TENSORS, Run, files_below, files_fingerprint
 from twinprobe._runs.table import INPUT, OUTPUT, POINT, STATS, TableBuilder
 from twinprobe._runs.tensors.tensor_files import tensor_loaders
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 

@@ -15,7 +15,6 @@ from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._measure.elements import AT_ONCE
-from twinprobe._runs.places import remote
 from twinprobe._runs.run import (
     DIGESTS,
     RUN_FILES,
@@ -30,6 +29,7 @@ from twinprobe._runs.run import (
 )
 from twinprobe._runs.sketches import SUFFIX
 from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
+from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import Beside, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 

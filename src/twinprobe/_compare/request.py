@@ -20,8 +20,8 @@ from twinprobe._judge.steps import StepsComparison
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.dataset import Place, dataset_folder
 from twinprobe._report.files import own_timestamp, timestamp_now
-from twinprobe._runs.places import place
 from twinprobe._runs.run import RunKey, run_fingerprint
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe._scale.ledger import Session, earlier_session, new_session
 

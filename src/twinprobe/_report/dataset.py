@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.tables import fill_parquet
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import has_utf8_name, local_copy
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:

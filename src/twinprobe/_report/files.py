@@ -15,9 +15,8 @@ from tempfile import gettempdir
 from types import TracebackType
 
 from twinprobe._report.console import visible
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import RemotePath
-from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, temporary_name, temporary_path
+from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_name, temporary_path
 from twinprobe.errors import BadInput
 
 # Clearing away what a killed command has left half written.

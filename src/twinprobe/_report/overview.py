@@ -22,7 +22,7 @@ from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
-from twinprobe._runs.places import remote
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:

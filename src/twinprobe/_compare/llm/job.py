@@ -34,9 +34,9 @@ from twinprobe._runs.llm.dump import (
     read_manual,
 )
 from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
-from twinprobe._runs.places import place
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import AUTO, EngineOptions, cores, spread
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError

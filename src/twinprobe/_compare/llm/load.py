@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from twinprobe._compare.llm.rows import Row
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._runs.llm.files import INPUT, TensorFile, TokenFolder
-from twinprobe._runs.places import inside
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.whole_files import whole_file
+from twinprobe._runs.whole_files import inside, whole_file
 from twinprobe.errors import DamagedTensor
 
 # Integers that stand for real numbers: value = (integer - offset) * scale.

@@ -28,7 +28,7 @@ from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
 from twinprobe._runs.llm.tensor import DTYPES, Described
-from twinprobe._runs.places import remote
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 
 if TYPE_CHECKING:

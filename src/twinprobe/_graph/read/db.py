@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from twinprobe._runs.places import private_folder
-from twinprobe._runs.whole_files import open_file
+from twinprobe._runs.whole_files import open_file, private_folder
 from twinprobe.errors import BadInput
 
 # SQLite quotes what it stumbles over, and Python cannot always decode that.

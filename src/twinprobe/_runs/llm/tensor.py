@@ -14,10 +14,10 @@ import numpy as np
 
 from twinprobe._runs.dtypes import WIDTHS
 from twinprobe._runs.llm.atb_file import PLAIN, AtbHeader, read_header, tensor_of
-from twinprobe._runs.places import inside, remote, scan
 from twinprobe._runs.tensors.elements import HostTensor, contents, damage_of
 from twinprobe._runs.tensors.pt_file import read_pt, zip_members
 from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import inside, remote, scan
 from twinprobe.errors import DamagedTensor
 
 _MOST_ALIASES, _LONGEST_ALIAS = 8, 255

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.remote.store import SMALL
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 
 # One request for all of a small file costs less than three for its parts.

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.dtypes import STORAGE
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import RemoteContents
-from twinprobe._runs.whole_files import READING
+from twinprobe._runs.whole_files import READING, remote
 from twinprobe.errors import DamagedTensor
 
 # The bytes of a tensor file on this machine, read where they are looked at.

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._runs.places import inside, remote
 from twinprobe._runs.tensors.containers import MARK, tensors_in
 from twinprobe._runs.tensors.elements import GatheredElements, HostTensor, contents, damage_of
 from twinprobe._runs.tensors.npy_file import read_npy
 from twinprobe._runs.tensors.pt_file import read_pt
+from twinprobe._runs.whole_files import inside, remote
 from twinprobe.errors import DamagedTensor
 
 _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
