@@ -11,6 +11,10 @@ GRADIENTS = "parameters_grad"
 # One of the last two parts of every recorded call's name.
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
+# The same grammar for columns of names, in the regular expressions of polars: what follows the name of a function or
+# class in a forward call, and the name of the function or class in a row's.
+FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
+FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 # Nobody gives longer names to a call.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.
