@@ -31,11 +31,11 @@ from twinprobe._live.options import BACKWARD, FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
 from twinprobe._live.pairing.matching import match_runs
-from twinprobe._live.recorders import aliases
 from twinprobe._live.result import Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
 from twinprobe._live.weights.assigning import copy_plain, copy_weights
 from twinprobe._measure.tolerance import compare
+from twinprobe._record.memory.recorders import aliases
 from twinprobe.errors import BadInput
 
 PHASES = {

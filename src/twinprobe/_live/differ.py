@@ -20,10 +20,10 @@ from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.recorders import collector_paused, keep_freed_memory
 from twinprobe._live.result import Result
 from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
+from twinprobe._record.memory.recorders import collector_paused, keep_freed_memory
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, NothingToCompare, did_you_mean

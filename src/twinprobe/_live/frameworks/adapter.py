@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 

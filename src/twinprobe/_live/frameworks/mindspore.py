@@ -28,8 +28,8 @@ from twinprobe._live.frameworks.adapter import (
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor

@@ -24,11 +24,11 @@ from twinprobe._live.frameworks.adapter import (
     recorded_in_memory,
     replaced,
 )
-from twinprobe._live.frameworks.kept_paddle import ONLY_HOST, KeepingRecorder
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
+from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._runs.dtypes import STORAGE, widened
 from twinprobe._runs.tensors.elements import HostTensor
 

@@ -20,11 +20,11 @@ from twinprobe._live.frameworks.adapter import (
     memory_config,
     replaced,
 )
-from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
 from twinprobe._record.render import Capturer
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
