@@ -384,7 +384,7 @@ def record(model: Any, dump_path: PathLike, **options: Any) -> AbstractContextMa
 
     ``level``, ``task`` and every other key of config.json may be given; docs/record.md lists them.
     """
-    from twinprobe._live.frameworks import framework_of
+    from twinprobe._live.frameworks.adapter import framework_of
 
     name = framework_of(model[0] if isinstance(model, list | tuple) and model else model)
     if name is None:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 
 from twinprobe._live.comparing import Comparison, compare_live
-from twinprobe._live.console import Calls
 from twinprobe._live.findings import INJECTED, Finding, First
-from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, framework_of
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.result import Result
+from twinprobe._live.result import Calls, Result
 from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
 from twinprobe._record.memory.recorders import collector_paused, keep_freed_memory

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.console import say, shortened
 from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
@@ -28,10 +27,11 @@ from twinprobe._live.weights.layers import Slot, layer_at
 from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
+from twinprobe._report.console import say
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import TwinProbeError
+from twinprobe.errors import TwinProbeError, listed
 
 Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
 
@@ -186,11 +186,11 @@ class Buffers:
     @property
     def notes(self) -> list[str]:
         """What the user should know."""
-        found = [f"buffers of one model only, not compared: {shortened(self._alone)}"] if self._alone else []
+        found = [f"buffers of one model only, not compared: {listed(self._alone)}"] if self._alone else []
         if self._converted:
             found.append(
                 "Paddle keeps the biased variance of each batch, the other framework the unbiased one; they agree but "
-                f"for that, and the models will differ by it in evaluation: {shortened(list(self._converted))}"
+                f"for that, and the models will differ by it in evaluation: {listed(list(self._converted))}"
             )
         return found
 

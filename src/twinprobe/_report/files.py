@@ -17,14 +17,13 @@ from types import TracebackType
 from twinprobe._report.console import visible
 from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_name, temporary_path
-from twinprobe.errors import BadInput
+from twinprobe.errors import BadInput, listed
 
 # Clearing away what a killed command has left half written.
 
 logger = logging.getLogger("twinprobe.report")
 _TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
 _CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
-_MOST_SHOWN = 3
 
 
 def claim_name(stamp: str) -> str:
@@ -53,13 +52,13 @@ def sweep(folder: Path) -> None:
             removed.append(name)
     shown = visible(str(folder))
     if removed:
-        logger.warning("%s: removed what a killed command left half written: %s", shown, _listed(removed))
+        logger.warning("%s: removed what a killed command left half written: %s", shown, visible(listed(removed)))
     if foreign:
         logger.warning(
             "%s: a command on another machine, or before a restart, has not finished: %s "
             "(kept; delete it if no such command runs any more)",
             shown,
-            _listed(foreign),
+            visible(listed(foreign)),
         )
 
 
@@ -90,11 +89,6 @@ def _alive(pid: int) -> bool:
     except (OSError, OverflowError):
         pass  # somebody else's, or no number of a process here
     return True
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
 
 
 _HINTS = {

@@ -45,10 +45,17 @@ class OpName:
 
     def renumbered(self, call: int) -> str:
         """The same name with another call number."""
+        return self._spelled(self.direction, call)
+
+    def turned(self, direction: str) -> str:
+        """The forward or backward call that a call or a gradient of a parameter belongs to."""
+        return self._spelled(direction, max(self.call, 0))
+
+    def _spelled(self, direction: str, call: int) -> str:
         head = ".".join(part for part in (self.prefix, self.body, self.cls) if part)
         if self.is_module or self.direction == GRADIENTS:
-            return f"{head}.{self.direction}.{call}"
-        return f"{head}.{call}.{self.direction}"
+            return f"{head}.{direction}.{call}"
+        return f"{head}.{call}.{direction}"
 
 
 def is_module(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import AS_IS, Array
 from twinprobe._live.pairing.layer_map import Group
 from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below, submodule
