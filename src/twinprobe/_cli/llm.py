@@ -182,14 +182,8 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", type=path, metavar="TARGET",
         help="engine under test: Parquet, npz or JSON lines with input_ids and logprobs, or a recording")  # fmt: skip
     add("golden", type=path, metavar="GOLDEN", help="reference engine, in the same form")
-    add(
-        "-o",
-        "--output",
-        type=path,
-        default="./output",
-        metavar="DIR",
-        help="folder for the results (default: ./output)",
-    )
+    add("-o", "--output", type=path, default="./output", metavar="DIR",
+        help="folder for the results (default: ./output)")  # fmt: skip
     add("--limit", type=float, default=0.1, metavar="X", help="a difference that counts (default: 0.1)")
     add("--recordings", type=path, nargs=2, metavar=("TARGET", "GOLDEN"),
         help="recordings of both engines: name the layer where the worst sequence begins to differ")  # fmt: skip

@@ -199,18 +199,8 @@ def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
 
 def node_facts(picture: Picture) -> dict[str, dict[str, Any]]:
     """The same for ``.vis`` files, by node."""
-    return {
-        str(name): {
-            "error": error,
-            "verdict": verdict,
-            "origin": origin,
-            "matched_by": rule,
-            "expected": expected,
-            "times": times,
-            "arguments": arguments,
-        }
-        for _, _, _, name, error, verdict, origin, rule, _, _, expected, times, arguments in node_extras(picture)
-    }
+    keys = ("error", "verdict", "origin", "matched_by", "expected", "times", "arguments")
+    return {str(row[3]): dict(zip(keys, (*row[4:8], *row[10:]), strict=True)) for row in node_extras(picture)}
 
 
 def summary_facts(picture: Picture) -> dict[str, str]:

@@ -39,19 +39,13 @@ METRICS: dict[str, str] = {
 }
 # How the web page and the other reports call what these columns hold.
 SHARED_NAMES = {
-    "my_data_path": "NPU Name",
-    "golden_data_path": "Bench Name",
-    "my_dtype": "NPU Dtype",
-    "golden_dtype": "Bench Dtype",
-    "my_shape": "NPU Tensor Shape",
-    "golden_shape": "Bench Tensor Shape",
-    "my_max_value": "NPU max",
-    "golden_max_value": "Bench max",
-    "my_min_value": "NPU min",
-    "golden_min_value": "Bench min",
-    "my_mean_value": "NPU mean",
-    "golden_mean_value": "Bench mean",
-}
+    f"{side}_{old}": f"{who} {new}"
+    for side, who in (("my", "NPU"), ("golden", "Bench"))
+    for old, new in (
+        ("data_path", "Name"), ("dtype", "Dtype"), ("shape", "Tensor Shape"), ("max_value", "max"),
+        ("min_value", "min"), ("mean_value", "mean"),
+    )
+}  # fmt: skip
 
 
 def token_table(

@@ -173,11 +173,6 @@ class Known:
         self._heads: dict[str, tuple[bytes, Described]] = {}
         self._frames: dict[str, _Frame] = {}
 
-    @property
-    def remembered(self) -> int:
-        """How many names are known."""
-        return len(self._heads) + len(self._frames)
-
     def described(self, name: str, view: memoryview, offset: int, length: int) -> Described | None:
         """What the bytes at a place of the memory are, which were read from a file of this name.
 
