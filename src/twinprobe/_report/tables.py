@@ -259,15 +259,13 @@ def numbers_only(column: pl.Series) -> pl.Series:
 #
 # A csv file has no cell types: a spreadsheet runs ``=cmd`` whether it is quoted or not. Such a cell gets an
 # apostrophe in front, the spreadsheets' own sign for text. Numbers, percentages and infinities stay as they are, so a
-# file differs from what it would be without this only in cells that begin like a formula. ``unguarded`` takes the
-# apostrophe off.
+# file differs from what it would be without this only in cells that begin like a formula.
 
 # Where lists are separated by semicolons, spreadsheets cut a line there too; a tab or a line break does it anywhere.
 _CUTS = ";\t\r\n"
 _SUSPECT = f"(^|[{_CUTS}])'*[{FORMULA_START}]"
 _PIECES = re.compile(f"([^{_CUTS}]+)")
 _FORMULA = re.compile(f"'*[{FORMULA_START}]")
-_GUARDED = re.compile(f"'+[{FORMULA_START}]")
 _HARMLESS = re.compile(HARMLESS)
 
 
@@ -284,17 +282,6 @@ def guarded(column: pl.Series) -> pl.Series:
         return f"'{found}" if _FORMULA.match(found) and not _HARMLESS.match(found) else found
 
     return column.replace(texts, [_PIECES.sub(guard, text) for text in texts]) if len(texts) else column
-
-
-def unguarded(column: pl.Series) -> pl.Series:
-    """The column as it was before ``guarded``."""
-    texts = column.unique()
-    texts = texts.filter(texts.str.contains(f"'[{FORMULA_START}]"))
-
-    def unguard(match: re.Match[str]) -> str:
-        return match[0][1:] if _GUARDED.match(match[0]) else match[0]
-
-    return column.replace(texts, [_PIECES.sub(unguard, text) for text in texts]) if len(texts) else column
 
 
 ROWS_PER_CSV = 1_000_000
@@ -331,18 +318,6 @@ def _spelled(column: pl.Series) -> pl.Series:
         # The known form: a blank keeps spreadsheets from reading -inf as a formula.
         column = column.replace(_INFINITIES)
     return as_texts(column)
-
-
-def read_csv(path: Path) -> pl.DataFrame:
-    """Read a result back as it was before ``write_csv``, each column as text."""
-    import polars as pl
-
-    with path.open("rb") as file:
-        table = pl.read_csv(file, infer_schema=False).fill_null("")
-    known = {spelled: plain for plain, spelled in _INFINITIES.items()}
-    return table.select(
-        unguarded(table[name].replace(known) if name in STATISTICS else table[name]) for name in table.columns
-    )
 
 
 def fill_parquet(table: pl.DataFrame, path: Path) -> None:

@@ -18,6 +18,7 @@ from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -47,12 +48,16 @@ class Adapter(Protocol):
 
     name: str  # as recordings spell it
     title: str
+    package: str  # that its own classes lie in
     container: str = "Module"
     tensor_class: Any
     # Under which attributes its modules keep their parameters, the modules inside and the names of unsaved buffers.
     parameters_at: str = "_parameters"
     modules_at: str = "_modules"
     unsaved_at: str = "_non_persistent_buffers_set"
+    # Optimizers of its own, and how they forget the gradients; any other optimizer is a function.
+    optimizer_class: Any = ()
+    forgets_by: str = ""
 
     def is_tensor(self, value: Any) -> bool:
         """Whether this is a tensor of the framework."""
@@ -110,14 +115,27 @@ class Adapter(Protocol):
     def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
         """Forget the gradients that a model's modules have from earlier passes."""
 
-    def step(self, model: Any, optimizer: Any, /) -> None:
+    def is_whole(self, module: Any) -> bool:
+        """Whether the framework itself has this layer: what it calls inside tells no more than its output."""
+        return not getattr(module, self.modules_at) and type(module).__module__.startswith(f"{self.package}.")
+
+    def step(self, _model: Any, optimizer: Any, /) -> None:
         """Let the optimizer change the parameters, then forget the gradients."""
+        if isinstance(optimizer, self.optimizer_class):
+            optimizer.step()
+            getattr(optimizer, self.forgets_by)()
+        else:
+            optimizer()
 
     def to_host(self, value: Any) -> HostTensor:
         """A tensor, or what a recorder kept of one, in host memory."""
 
     def tensor(self, host: HostTensor, model: Any = None, /) -> Any:
         """A new tensor of the framework, where the model's parameters are if one is given."""
+
+    def like(self, tensor: Any, other: Any) -> Any:
+        """The tensor in the dtype, and on the device, of another."""
+        return tensor.astype(other.dtype)
 
     def copied(self, tensor: Any) -> Any:
         """A copy of an input that a run may change."""
@@ -233,17 +251,16 @@ def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
 
 @contextmanager
 def recorded_in_memory(
-    pool: RecorderPool, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
+    pool: RecorderPool, config: RecordConfig, model: Any, adapter: Adapter
 ) -> Iterator[MemoryEngine]:
-    """Record a model with an eager recorder. What a framework's own layers (``is_whole``) call inside is left out: it
-    says nothing that their output does not."""
+    """Record a model with an eager recorder; what the framework's own layers call inside is left out."""
     with pool.borrow(config) as recorder:
         engine = recorder.engine
         assert isinstance(engine, MemoryEngine)
         recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
         recorder.start(model)
         for info in recorder.modules.infos.values():
-            info.closed = is_whole(info.module)
+            info.closed = adapter.is_whole(info.module)
         try:
             yield engine
         finally:
@@ -279,6 +296,18 @@ def replaced(places: list[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)
+
+
+def passed_on(ctx: Any, gradient: Any) -> Any:
+    """The gradient that flows on from a substituted tensor: another one where ``on_gradient`` gives one."""
+    other = ctx.on_gradient(ctx.owner.to_host(gradient))
+    return gradient if other is None else ctx.owner.like(ctx.owner.tensor(other), gradient)
+
+
+def bits_on_host(name: str, array: np.ndarray) -> HostTensor:
+    """An array of a framework, which may hold bfloat16 as it likes, in the bits of this dtype."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return HostTensor(name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name]))
 
 
 def array_on_host(value: np.ndarray) -> HostTensor:
