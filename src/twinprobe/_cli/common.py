@@ -310,15 +310,15 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
 def next_command(outcome: Outcome) -> str | None:
     """What to type next: the search across ranks, an alignment, or a closer look; None where the runs agree."""
     summaries = outcome.summaries
-    sides = [[getattr(one, side).path for one in summaries] for side in ("target", "golden")]
+    sides = [[getattr(summary, side).path for summary in summaries] for side in ("target", "golden")]
     target, golden = (shlex.quote(_common_folder(paths) if len(paths) > 1 else paths[0]) for paths in sides)
-    if all(one.first is None and not one.verdicts["error"] for one in summaries):
+    if all(summary.first is None and not summary.verdicts["error"] for summary in summaries):
         return None
-    if sum(one.matched for one in summaries) * 2 < sum(one.rows for one in summaries):
+    if sum(summary.matched for summary in summaries) * 2 < sum(summary.rows for summary in summaries):
         return f"twinprobe align {target} {golden} -o out"
     if len(summaries) > 1 and not outcome.calls:
         return f"twinprobe compare {target} {golden} -da -o out"
-    if not any(file.endswith(".html") for one in summaries for file in one.files):
+    if not any(file.endswith(".html") for summary in summaries for file in summary.files):
         return f"twinprobe compare {target} {golden} --format html -o out"
     if not all(path.endswith("dump.json") for paths in sides for path in paths):
         return None  # nothing that could be drawn

@@ -281,8 +281,8 @@ class _VisWriter:
         node_of_op = {op: node for node, op in enumerate(side.tree.ops) if op >= 0}
         shown = 0
         for texts in self._picture.texts(side, VIS):
-            for at, (inputs, outputs) in enumerate(zip(texts.inputs, texts.outputs, strict=True), start=texts.first):
-                node = node_of_op[at]
+            for index, (inputs, outputs) in enumerate(zip(texts.inputs, texts.outputs, strict=True), start=texts.first):
+                node = node_of_op[index]
                 while shown < len(silent) and silent[shown] < node:
                     yield silent[shown], "{}", "{}"
                     shown += 1

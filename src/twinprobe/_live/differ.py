@@ -243,8 +243,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(value):
             yield from _leaves(getattr(value, field.name), f"{name}.{field.name}".lstrip("."))
     elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{at}".lstrip("."))
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{index}".lstrip("."))
     else:
         yield name, _hosted(value)
 

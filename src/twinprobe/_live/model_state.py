@@ -198,13 +198,13 @@ class Buffers:
         """The buffers that belong together, as the first step found them and as this one left them."""
         if not any(self._holding):
             return []
-        order = {name: at for at, name in enumerate(tested.ops)}
+        order = {name: index for index, name in enumerate(tested.ops)}
         found = []
         for calls, slots in self._pairs(matches):
             now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
             if step == 0:
-                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
+                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(index, slot) for index, slot in enumerate(slots)])
             if self._paddle is not None and slots[self._paddle].alias == "running variance":
                 run = (tested, reference)[self._paddle]
                 gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
@@ -276,7 +276,7 @@ class Buffers:
         self._variances[name] = values, meant
         if gap.same:
             return gap
-        corrected = self._gap(slots, [meant if at == self._paddle else array for at, array in enumerate(now)])
+        corrected = self._gap(slots, [meant if index == self._paddle else array for index, array in enumerate(now)])
         if not corrected.same:
             return gap
         self._converted[name] = None

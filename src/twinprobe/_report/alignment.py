@@ -206,7 +206,7 @@ def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
     lines = []
     if modules:
         lines.append(f"{len(modules)} modules of the {side} run stay alone:")
-        lines += [f"  {one.name}: {one.why}" for one in modules[:_SHOWN]]
+        lines += [f"  {module.name}: {module.why}" for module in modules[:_SHOWN]]
         lines += _more(len(modules))
     if others:
         lines.append(f"{others.total()} API calls of the {side} run stay alone:")

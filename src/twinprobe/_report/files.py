@@ -173,12 +173,12 @@ class Staging:
                 _sync(temporary)
                 if path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        for at, (path, temporary, elsewhere) in enumerate(self._files):
+        for index, (path, temporary, elsewhere) in enumerate(self._files):
             with _naming(path):
                 if elsewhere is None:
                     temporary.replace(path)
                 else:
-                    self._send(at, temporary, elsewhere)
+                    self._send(index, temporary, elsewhere)
         for folder in {path.parent for path, _temporary, elsewhere in self._files if elsewhere is None}:
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)

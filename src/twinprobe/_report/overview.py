@@ -133,7 +133,7 @@ def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
         first = cell.summary.first if cell.summary is not None else None
         words = cell.failure or (f"{first.op}: {_NUMBER.sub('#', first.sentence)}" if first else "")
         found.setdefault((cell.verdict, words), []).append(cell)
-    order = {name: at for at, name in enumerate(reversed(VERDICTS))}
+    order = {name: index for index, name in enumerate(reversed(VERDICTS))}
     groups = []
     for (verdict, _), same in sorted(found.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)

@@ -181,11 +181,11 @@ def token_findings(found: Compared) -> TokenFindings:
     module: list[str | None] = [None] * tokens.count
     modules: list[tuple[str, Floats]] = []
     result = np.full(tokens.count, np.nan)
-    for at, held in enumerate(found.held):
-        call = found.calls[ops[at]]
-        if held is None or roles[at] != OUTPUT or not call.is_module or call.direction != FORWARD:
+    for index, held in enumerate(found.held):
+        call = found.calls[ops[index]]
+        if held is None or roles[index] != OUTPUT or not call.is_module or call.direction != FORWARD:
             continue
-        errors = _token_errors(found, at)
+        errors = _token_errors(found, index)
         if errors is None:
             continue
         result = np.where(np.isnan(errors), result, errors)
@@ -193,9 +193,9 @@ def token_findings(found: Compared) -> TokenFindings:
         healthy = errors[~reached & np.isfinite(errors)]
         usual = max(noise, float(np.quantile(healthy, 0.1))) if len(healthy) and reached.any() else noise
         times = errors / (_BEYOND * usual)
-        beyond = (times > 1) & (judged.state[at] == DIFFERS) & (ops[at] >= begun)
+        beyond = (times > 1) & (judged.state[index] == DIFFERS) & (ops[index] >= begun)
         # What is within noise as a whole is so in each token, which scatter more than their sum does.
-        modules.append((names[at], times if beyond.any() else np.minimum(times, 0.99)))
+        modules.append((names[index], times if beyond.any() else np.minimum(times, 0.99)))
         for token in np.flatnonzero(beyond & ~differs).tolist():
             module[token] = call.body
         differs |= beyond
@@ -260,9 +260,9 @@ def _start_of(found: Compared) -> int | None:
     pairs = found.evidence.pairs
     ops, roles = pairs["t_op"].to_list(), pairs["t_role"].to_list()
     later = (
-        at
-        for at, held in enumerate(found.held)
-        if held is not None and roles[at] == OUTPUT and ops[at] >= ops[first.order] and not found.cached[at]
+        index
+        for index, held in enumerate(found.held)
+        if held is not None and roles[index] == OUTPUT and ops[index] >= ops[first.order] and not found.cached[index]
     )
     return next(later, None)
 
@@ -330,7 +330,7 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     """A strip of rectangles for each module: neighbours of one colour are one rectangle."""
     if len(modules) > _MOST_MODULES:  # the outer ones say enough
         depth = sorted(name.count(".") for name, _ in modules)[_MOST_MODULES]
-        modules = [one for one in modules if one[0].count(".") < depth][:_MOST_MODULES]
+        modules = [module for module in modules if module[0].count(".") < depth][:_MOST_MODULES]
     tokens = table.height
     columns = min(tokens, _MOST_COLUMNS)
     edges = np.linspace(0, tokens, columns + 1).astype(np.int64)

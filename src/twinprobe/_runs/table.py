@@ -98,7 +98,7 @@ def gathered(column: pl.Series, places: NDArray[np.uint32]) -> pl.Series:
     """These rows of a column, in pieces that find room where those of the last column were."""
     import polars as pl
 
-    parts = [column.gather(places[at : at + _GATHERED]) for at in range(0, len(places), _GATHERED)]
+    parts = [column.gather(places[index : index + _GATHERED]) for index in range(0, len(places), _GATHERED)]
     return pl.concat(parts, rechunk=False) if parts else column.clear()
 
 

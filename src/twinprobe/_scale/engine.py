@@ -250,7 +250,7 @@ def spread(
         return
     options = options or EngineOptions(workers=workers)
     with open_stream(options, len(items), size) as stream:
-        places = {stream.add(function, item, name(item) if name else ""): at for at, item in enumerate(items)}
+        places = {stream.add(function, item, name(item) if name else ""): index for index, item in enumerate(items)}
         ticket: int
         result: Any
         for ticket, result in stream:

@@ -259,7 +259,7 @@ def _masked_dropout(*args: Any, **named: Any) -> Any:
     if not asked["training"] or not isinstance(p, int | float) or not 0 < p <= 1:
         return original(*args, **named)
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    mask = new_mask(tuple(size if at in axes else 1 for at, size in enumerate(x.shape)), float(p))
+    mask = new_mask(tuple(size if index in axes else 1 for index, size in enumerate(x.shape)), float(p))
     if asked["mode"] != "upscale_in_train":
         mask = mask != 0
     factor = paddle.to_tensor(mask).astype(x.dtype)

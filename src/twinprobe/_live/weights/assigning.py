@@ -100,10 +100,10 @@ def copy_plain(target: Any, source: Any) -> bool:
     if sides[0] is None or sides[1] is None or sides[0].keys() != sides[1].keys():
         return False
     copies = _copies(adapters, sides[0], sides[1])
-    if copies is None or not all(_fit(adapters, *one) for one in copies):
+    if copies is None or not all(_fit(adapters, *copy) for copy in copies):
         return False
-    for at, adapter in enumerate(adapters):  # what is shared needs a closer look
-        if len({adapter.key(one[at]) for one in copies}) != len(copies):
+    for index, adapter in enumerate(adapters):  # what is shared needs a closer look
+        if len({adapter.key(copy[index]) for copy in copies}) != len(copies):
             return False
     for wanted, offered, here, there in copies:
         values = there.of(adapters[1].read(offered))

@@ -264,7 +264,7 @@ def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
     found = []
     for slot in whole:
         names = [part for part in parts if part.name == slot.name]
-        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
+        found += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
     fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
     return found if len(found) == len(parts) == 3 * len(whole) and fits else []
 

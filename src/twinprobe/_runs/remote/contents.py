@@ -69,13 +69,13 @@ class RemoteContents:
         whole = self._size <= WHOLE and self._enough is None
         length = WHOLE if whole else _BLOCK
         first, last = start // length, (stop - 1) // length
-        missing = [at for at in range(first, last + 1) if at not in self._blocks]
+        missing = [index for index in range(first, last + 1) if index not in self._blocks]
         if missing:
             begin, end = missing[0] * length, min((missing[-1] + 1) * length, self._size)
             fetched = self._path.read_range(begin, end)
-            for at in range(missing[0], missing[-1] + 1):
-                self._blocks[at] = fetched[at * length - begin : (at + 1) * length - begin]
-        joined = b"".join([self._blocks[at] for at in range(first, last + 1)])
+            for index in range(missing[0], missing[-1] + 1):
+                self._blocks[index] = fetched[index * length - begin : (index + 1) * length - begin]
+        joined = b"".join([self._blocks[index] for index in range(first, last + 1)])
         while len(self._blocks) > _MOST_BLOCKS:
             self._blocks.popitem(last=False)
         return joined[start - first * length : stop - first * length]

@@ -113,8 +113,8 @@ def inflated(data: Contents, member: Member, budget: int) -> NDArray[np.uint8]:
     packed, start = stretch(data, member.start, member.end - member.start)
     end = start + member.end - member.start
     try:
-        for at in range(start, end, 1 << 14):
-            waiting, piece = bytes(packed[at : min(at + (1 << 14), end)]), b""
+        for index in range(start, end, 1 << 14):
+            waiting, piece = bytes(packed[index : min(index + (1 << 14), end)]), b""
             while (waiting or len(piece) == _PIECE) and not stream.eof:
                 piece = stream.decompress(waiting, _PIECE)
                 if filled + len(piece) > member.size:
