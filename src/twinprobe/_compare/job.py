@@ -69,8 +69,8 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         return run_watched(request)
     jobs, notes, lost = plan(request)
     prepare_folder(request.output)
-    with arranged(request, jobs, "compare") as (jobs, told):
-        notes += told
+    with arranged(request, jobs, "compare") as (jobs, remarks):
+        notes += remarks
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
             return Outcome([summary], [*lost, *summary.lost], notes)
@@ -352,8 +352,8 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     jobs, notes, lost = plan(request)
     jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own
     prepare_folder(request.output)
-    with arranged(request, jobs, "diff_analyze") as (jobs, told):
-        notes += told
+    with arranged(request, jobs, "diff_analyze") as (jobs, remarks):
+        notes += remarks
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)

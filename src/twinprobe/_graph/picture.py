@@ -130,7 +130,7 @@ def draw_pair(
     if drawn_beside is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
-        _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
+        _note_merging(side, made)  # once more: the other side's shapes have told what the shards are
     values = call_values(comparison)
     inside = _inside(comparison)
     comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
@@ -157,16 +157,16 @@ def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> Drawn
     assign_micro_steps(tree, run.folder / "construct.json")
     communication = Communication() if isinstance(made, Merged) else read_communication(run)
     side = DrawnRun(source, run, tree, call_sites(run.stacks, tree), communication)
-    _tell_merging(side, made)
+    _note_merging(side, made)
     if overflow_check:
         levels = overflow_levels(run)
         side.overflow = [levels[op] if op >= 0 else None for op in tree.ops]
     return side
 
 
-def _tell_merging(side: DrawnRun, made: Run | Merged) -> None:
+def _note_merging(side: DrawnRun, made: Run | Merged) -> None:
     if isinstance(made, Merged):
-        side.merge_info = {side.tree.index[op]: told for op, told in made.info.items()}
+        side.merge_info = {side.tree.index[op]: parts for op, parts in made.info.items()}
 
 
 # What our page knows beyond the old viewers lives in tables (in ``.vis`` files: under a key) that these never look at.

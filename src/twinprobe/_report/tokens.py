@@ -229,8 +229,8 @@ def _reach(found: Compared, noise: float) -> tuple[str, Floats, NDArray[np.bool_
     if first is not None and found.cached[first.order]:
         kept = _token_errors(found, first.order)
         inside = "" if kept is None else found.tokens.describe(np.nan_to_num(kept) > _BEYOND * noise)
-        told = (inside and f"in the cache {inside}", where and f"the result {where}")
-        where = "; ".join(part for part in told if part)
+        places = (inside and f"in the cache {inside}", where and f"the result {where}")
+        where = "; ".join(part for part in places if part)
     return where, errors, reached
 
 
@@ -284,10 +284,12 @@ def _token_errors(found: Compared, at: int) -> Floats | None:
     step = max(1, AT_ONCE // (8 * max(features, 1)))
     for start in range(0, count, step):
         span = slice(start * features, min(start + step, count) * features)
-        mine, theirs = (numbers(one.dtype, one.data[span], FLOAT64).reshape(-1, features) for one in (target, golden))
+        targets, goldens = (
+            numbers(side.dtype, side.data[span], FLOAT64).reshape(-1, features) for side in (target, golden)
+        )
         with np.errstate(invalid="ignore", over="ignore"):
-            gaps[start : start + step] = np.sqrt(np.square(mine - theirs).sum(axis=1))
-            norms[start : start + step] = np.sqrt(np.square(theirs).sum(axis=1))
+            gaps[start : start + step] = np.sqrt(np.square(targets - goldens).sum(axis=1))
+            norms[start : start + step] = np.sqrt(np.square(goldens).sum(axis=1))
     usual = float(np.sqrt(np.mean(np.square(norms[np.isfinite(norms)])))) if np.isfinite(norms).any() else 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.where(gaps == 0, 0.0, gaps / np.maximum(norms, 0.1 * usual))

@@ -210,15 +210,15 @@ def _pairs(
     both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
     coarser = pl.Series([_coarser(pair) for pair in zip(*dtypes, strict=True)], dtype=pl.String)
     coarser = pl.select(pl.when(both).then(coarser)).to_series()
-    told: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in shapes)
+    unlike: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in shapes)
     for index in misshapen:
-        for column, shown in zip(told, shapes, strict=True):
+        for column, shown in zip(unlike, shapes, strict=True):
             column[index] = shown[index]
     return known.with_columns(
         coarser.alias("t_dtype"),
         coarser.alias("g_dtype"),
-        pl.Series("t_shape", told[0], dtype=pl.String),
-        pl.Series("g_shape", told[1], dtype=pl.String),
+        pl.Series("t_shape", unlike[0], dtype=pl.String),
+        pl.Series("g_shape", unlike[1], dtype=pl.String),
     )
 
 

@@ -354,8 +354,8 @@ class Graph:
             return {}
         query = "SELECT value FROM tb_twinprobe_summary WHERE step = ? AND rank = ? AND key = ? LIMIT 1"
         found = self._file._rows(query, (*self._key, key))
-        told: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
-        return told
+        facts: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
+        return facts
 
     def verdicts(self, side: str) -> dict[str, int]:
         """How many nodes have which verdict of TwinProbe."""
