@@ -16,7 +16,7 @@ from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, fill
-from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
+from twinprobe._runs.names import FORWARD, is_module, parse_op
 from twinprobe._runs.run import Run
 
 # The page of an alignment: both trees side by side, and a line for each pair.
@@ -197,12 +197,12 @@ def alignment_lines(alignment: Alignment) -> list[str]:
 
 
 def _calls(alignment: Alignment) -> int:
-    return sum(not _is_module(name) for relation in alignment.relations for name in relation.target)
+    return sum(not is_module(name) for relation in alignment.relations for name in relation.target)
 
 
 def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
-    modules = [one for one in alone if _is_module(one.name)]
-    others = Counter(one.why for one in alone if not _is_module(one.name))
+    modules = [one for one in alone if is_module(one.name)]
+    others = Counter(one.why for one in alone if not is_module(one.name))
     lines = []
     if modules:
         lines.append(f"{len(modules)} modules of the {side} run stay alone:")
@@ -217,7 +217,3 @@ def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
 
 def _more(count: int) -> list[str]:
     return [f"  ... and {count - _SHOWN} more"] if count > _SHOWN else []
-
-
-def _is_module(name: str) -> bool:
-    return name.partition(".")[0] in CONTAINERS
