@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from twinprobe._runs.whole_files import place, remote
+from twinprobe._scale.engine import ENGINES
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from twinprobe._scale.engine import EngineOptions
 
 path = place  # a path or URL as the user typed it
+# As the reports have them, whose import (numpy, the judge) would slow the start of every command.
 FORMATS = ("xlsx", "csv", "parquet", "json", "html")
 
 
@@ -109,8 +111,6 @@ def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
 
 
 # Where a command's work runs: the same arguments for every command.
-
-ENGINES = ("auto", "inline", "process", "ray")
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, *, resume: bool = False, slices: bool = False) -> None:

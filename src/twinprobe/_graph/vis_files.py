@@ -76,7 +76,7 @@ class GraphDb:
 
     def absorb(self, part: Path) -> None:
         """Take over all rows of another file that was closed without ``finish``."""
-        self._connection.execute("COMMIT")
+        self._connection.execute("COMMIT")  # SQLite attaches nothing inside of a transaction
         self._connection.execute("ATTACH ? AS part", (database_uri(part),))
         self._connection.execute("BEGIN")
         for table in ("tb_nodes", "tb_stack", "tb_twinprobe", "tb_twinprobe_summary"):

@@ -88,7 +88,7 @@ def compare_live(comparison: Comparison, kept: KeptState) -> None:
     if comparison.auto_weights:
         with copying(kept, raw, base.title):
             comparison.notes += copy_all_weights(raw, base, comparison.layer_map, options)
-    kept.keep_buffers()
+    kept.keep_buffers()  # not before the weights are copied: running statistics are among them, and stay
     buffers = Buffers(raw, base, comparison.layer_map, options.tolerance, kept)
     for step in range(options.steps):
         _one_step(comparison, base, raw, kept, buffers, step)

@@ -144,6 +144,7 @@ def judge_runs(raw: Values, base: Values, matches: Matches, found: Findings) -> 
     except BadInput:  # a recording that is no run of its own: perturbed, or without the folder of its tensors
         return None
     rows = {finding.order for finding in differences}
+    # What the judge takes for noise may still be beyond the user's tolerance: then the tolerance decides what differs.
     return _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
 
 

@@ -28,7 +28,7 @@ from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._report.console import say
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._runs.names import FORWARD, OpName, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import TwinProbeError, listed
@@ -131,7 +131,7 @@ def compare_parameters(
         partner, partner_name = parameter_of(reference, other)
         if row in matches.groups:
             parts = [
-                [_parameter(model, *_where(run, one)) for one in rows]
+                [_parameter(model, *parameter_of(run, member)) for member in rows]
                 for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
             ]
             if any(part is None for side in parts for part in side):
@@ -139,7 +139,7 @@ def compare_parameters(
             tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
             gap = compare(tensor, golden, tolerance)
         else:
-            held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
+            held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
             if held is None or partner_held is None:
                 continue
             (tensor, turned), (golden, golden_turned) = held, partner_held
@@ -153,14 +153,9 @@ def compare_parameters(
     return found
 
 
-def _where(run: Values, row: int) -> tuple[str, str]:
-    call, name = parameter_of(run, row)
-    return call.body, name
-
-
-def _parameter(model: Model, path: str, name: str) -> tuple[HostTensor, bool] | None:
+def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
     """A parameter as it is now, and whether it is stored [in, out]."""
-    layer = model.paths.layer.get(path)
+    layer = model.paths.layer.get(call.body)
     parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
     if parameter is None:
         return None

@@ -26,11 +26,6 @@ _TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
 _CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
 
 
-def claim_name(stamp: str) -> str:
-    """The name of the file by which a command keeps a timestamp to itself; it holds the owner."""
-    return f".twinprobe-{stamp}.claim"
-
-
 def sweep(folder: Path) -> None:
     """Remove what dead processes of this machine have left half written in a folder, and say so.
 
@@ -282,7 +277,7 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
     """
     stamp, claim = wanted, None
     for _ in range(_MOST):
-        claim = folder / claim_name(stamp)
+        claim = folder / f".twinprobe-{stamp}.claim"  # whoever makes it has the timestamp; it names its owner
         if claimed(claim):
             if not _is_used(folder, stamp):
                 break

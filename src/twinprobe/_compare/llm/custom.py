@@ -18,7 +18,7 @@ from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 Answer = tuple[str, str]
-_MOST_SILENCES = 3
+_MOST_SILENCES = 3  # a function that hangs costs its whole time limit at every row
 
 
 class Algorithms:

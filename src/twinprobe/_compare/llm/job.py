@@ -100,6 +100,7 @@ def compare_dumps(
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
+    # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(

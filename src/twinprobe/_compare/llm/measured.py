@@ -130,7 +130,7 @@ class SmallPairs:
         target_read = target.read(target_name)
         golden_read = golden.read(golden_name) if target_read is not None else None
         if target_read is None or golden_read is None:
-            target.used, golden.used = before
+            target.used, golden.used = before  # the memory of the one that could be read is free again
             return self._take_large(index, target_name, golden_name)
         (target_first, m), (golden_first, g) = target_read, golden_read
         if m.dtype != g.dtype or m.elements != g.elements:

@@ -47,6 +47,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # Not mapped: who shortens a mapped file ends the process that reads it.
         for setting in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "cache_size=-8000"):
             connection.execute(f"PRAGMA {setting}")
     except SQLITE_ERRORS as error:

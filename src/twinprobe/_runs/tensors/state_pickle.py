@@ -47,6 +47,7 @@ def pickled_state(pickled: bytes, at: int = 0, *, file_size: int = 0) -> tuple[o
     """
     machine = Machine(pickled, at)
     machine.steps, machine.find = _LENIENT_STEPS, _lenient_global
+    # One byte of a pickle makes a dictionary of 80 bytes: what is made is bounded, not only what is read.
     machine.left = _ROOM + 2 * max(file_size, len(pickled))
     return machine.run(), machine.at
 
