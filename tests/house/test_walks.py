@@ -11,7 +11,7 @@ import pytest
 
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
-    "compare": {"files": 30, "functions": 333, "changes": 40},
+    "compare": {"files": 30, "functions": 332, "changes": 39},
     "record": {"files": 25, "functions": 249, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     "auto_diff": {"files": 78, "functions": 744, "changes": 149},

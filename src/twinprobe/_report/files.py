@@ -16,7 +16,7 @@ from types import TracebackType
 
 from twinprobe._report.console import visible
 from twinprobe._runs.remote.path import RemotePath
-from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_name, temporary_path
+from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_path
 from twinprobe.errors import BadInput, listed
 
 # Clearing away what a killed command has left half written.
@@ -219,7 +219,8 @@ def prepare_folder(path: Path) -> Path:
     except OSError as error:
         raise _unwritable(path, error, what="the output folder cannot be made") from error
     sweep(path)
-    probe = path / temporary_name("twinprobe")
+    temporary, elsewhere = temporary_path(path / "twinprobe")
+    probe = path / temporary.name  # in the folder itself, wherever that is
     try:
         probe.touch(exist_ok=False)
     except OSError as error:
@@ -227,7 +228,7 @@ def prepare_folder(path: Path) -> Path:
     finally:
         with suppress(OSError):
             probe.unlink()
-    if remote(path) is not None:
+    if elsewhere is not None:
         _PREPARED.add(str(path))
     return path
 
