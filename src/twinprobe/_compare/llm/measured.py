@@ -19,6 +19,7 @@ from twinprobe._measure.llm_metrics import (
     Basics,
     LlmMetrics,
     measure_llm_pair,
+    metrics_of,
     numbers_of,
     numbers_of_rows,
     rows_of_pairs,
@@ -104,13 +105,14 @@ class MeasuredRows:
     def __len__(self) -> int:
         return len(self._measured)
 
-    def basics(self, index: int, side: int) -> dict[str, str]:
-        """What one tensor of a row is, for a message: its dtype, its shape and, where they are known, its extremes."""
-        found = {"dtype": self.dtypes[side][index], "shape": self.shapes[side][index]}
-        for name in ("max", "min", "mean") if self._measured[index] else ():
-            column = _COLUMN[f"{('target', 'golden')[side]}_{name}"]
-            found[name] = str(float(self._numbers[index, column]) if self._known[index, column] else None)
-        return found
+    def __getitem__(self, index: int) -> Measured:
+        dtypes, shapes = (self.dtypes[0][index], self.dtypes[1][index]), (self.shapes[0][index], self.shapes[1][index])
+        texts = dtypes, shapes, self.remarks.get(index, ""), self.custom.get(index, ())
+        if not self._measured[index]:
+            return Measured(None, self.faults.get(index, ""), *texts)
+        both = zip(self._numbers[index].tolist(), self._known[index].tolist(), strict=True)
+        numbers = [value if is_known else None for value, is_known in both]
+        return Measured(metrics_of(self.reasons.get(index, ""), numbers), self.faults.get(index, ""), *texts)
 
 
 class SmallPairs:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from twinprobe._compare.llm.custom import Algorithms
-from twinprobe._compare.llm.measured import MeasuredRows, Measuring, measure_rows
+from twinprobe._compare.llm.measured import Measured, MeasuredRows, Measuring, measure_rows
 from twinprobe._compare.llm.rows import Plan, Row, Rows, rows_of
 from twinprobe._compare.llm.table import first_of, judge_rows, token_table
 from twinprobe._judge.origin import Divergence
@@ -105,12 +105,20 @@ def _first(job: TokenJob, rows: Sequence[Row], measured: MeasuredRows, judged: J
     index = judged.first_row
     if index is None:
         return None
-    row = rows[index]
+    row, found = rows[index], measured[index]
     return replace(
         first_of(job.token, job.plan, row, index, judged),
         row=job.target.names(row.target), golden_row=job.golden.names(row.golden),
-        target_values=measured.basics(index, 0), golden_values=measured.basics(index, 1),
+        target_values=_values(found, 0), golden_values=_values(found, 1),
     )  # fmt: skip
+
+
+def _values(found: Measured, side: int) -> dict[str, str]:
+    values = {"dtype": found.dtypes[side], "shape": found.shapes[side]}
+    if found.metrics is not None:
+        basics = found.metrics.golden if side else found.metrics.target
+        values |= {name: str(getattr(basics, name)) for name in ("max", "min", "mean")}
+    return values
 
 
 @dataclass(frozen=True, slots=True)
