@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.adapter import adapter_of
 from twinprobe._live.weights.copying import WeightReport, copy_aligned
 from twinprobe._live.weights.layers import Held, held_below
 

@@ -72,8 +72,7 @@ def compare(
     from twinprobe._compare.steps import compare_steps, steps_of
     from twinprobe._judge.verdicts import Thresholds
     from twinprobe._notebook import Progress
-    from twinprobe._report.files import timestamp_now
-    from twinprobe._runs.watch import is_watched
+    from twinprobe._runs.watch import watch_files
 
     mapping = MappingOptions(
         fuzzy=fuzzy_match,
@@ -87,12 +86,12 @@ def compare(
     )
     build_matcher(mapping)  # a bad mapping file is met before any dump is opened
     request = Request(
-        target=_run_path(target), golden=_run_path(golden), output=Path(), timestamp=timestamp_now(),
+        target=_run_path(target), golden=_run_path(golden), output=Path(),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step), mapping=mapping,
         layouts=() if layout is None else (layout,) if isinstance(layout, str) else tuple(layout),
         noise=None if noise is None else as_path(noise), isolate=isolating(replay), tokens=tokens,
     )  # fmt: skip
-    if is_watched(request.target) or is_watched(request.golden):
+    if watch_files(request.target) or watch_files(request.golden):
         steps = compare_steps(request.target, request.golden, ranks=request.ranks, steps=request.steps)
         return Comparison({}, [], steps.notes, [], steps)
     jobs, notes, failures = plan(request)
@@ -246,10 +245,9 @@ def find(
     from twinprobe._compare.job import analyze
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
     request = Request(
-        target=_run_path(target), golden=_run_path(golden), output=as_path(output_path), timestamp=timestamp_now(),
+        target=_run_path(target), golden=_run_path(golden), output=as_path(output_path),
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
     )  # fmt: skip
     outcome = analyze(request, lambda *_: None)
@@ -364,14 +362,12 @@ def draw(
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
     request = GraphRequest(
         target=as_path(target),
         golden=None if golden is None else as_path(golden),
         output=as_path(output_path),
         form=file_type,
-        timestamp=timestamp_now(),
         mapping=MappingOptions(
             fuzzy=fuzzy_match, layer=None if layer_mapping is None else as_path(layer_mapping), pair=pair, align=align,
             alignment=None if alignment is None else as_path(alignment),
@@ -388,7 +384,7 @@ def record(model: Any, dump_path: PathLike, **options: Any) -> AbstractContextMa
 
     ``level``, ``task`` and every other key of config.json may be given; docs/record.md lists them.
     """
-    from twinprobe._live.frameworks import framework_of
+    from twinprobe._live.frameworks.adapter import framework_of
 
     name = framework_of(model[0] if isinstance(model, list | tuple) and model else model)
     if name is None:
@@ -454,10 +450,10 @@ def _run_path(side: PathLike | Run | Mapping[str, Any]) -> Path:
         return _kept(side)
     if not isinstance(side, str | os.PathLike):
         return side.path
-    from twinprobe._runs.watch import is_watched
+    from twinprobe._runs.watch import watch_files
 
     path = as_path(side)
-    if not path.is_dir() or is_watched(path):
+    if not path.is_dir() or watch_files(path):
         return path
     from twinprobe._runs.run import find_run
 

@@ -261,7 +261,7 @@ def _numbers(pair: Pair, name: str | None) -> pl.DataFrame:
 
 
 def as_path(path: PathLike) -> Path:
-    from twinprobe._runs.places import place, remote
+    from twinprobe._runs.whole_files import place, remote
 
     opened: Any = path  # a path of ours where it is a URL, which is no path of this machine
     return opened if remote(opened) is not None else place(os.fspath(path))

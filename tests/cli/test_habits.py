@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from twinprobe._cli.common import Pace
 from twinprobe._cli.main import COMMANDS, _parse, main
-from twinprobe._cli.show import Pace
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo"
 TARGET, GOLDEN = str(DEMO / "target"), str(DEMO / "golden")

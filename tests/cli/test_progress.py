@@ -9,7 +9,7 @@ import sys
 
 PROGRAM = """
 import time
-from twinprobe._cli.show import Progress
+from twinprobe._cli.common import Progress
 with Progress(enabled={enabled}) as progress:
     for done in range(30):
         time.sleep({pause})

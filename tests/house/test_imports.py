@@ -26,7 +26,7 @@ def test_the_proof_above_can_fail() -> None:
 
 
 def test_reading_measuring_judging_and_reporting_import_no_framework() -> None:
-    code = "import twinprobe._compare.job, twinprobe._report.columns, twinprobe._judge.verdicts, twinprobe._cli"
+    code = "import twinprobe._compare.job, twinprobe._report.tables, twinprobe._judge.verdicts, twinprobe._cli"
     assert loaded_after(code) <= {"numpy"}
 
 

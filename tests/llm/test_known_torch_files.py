@@ -87,4 +87,5 @@ def test_a_view_of_a_large_storage_is_described_and_not_kept() -> None:
     found = known.described("output.pth", memoryview(data), 0, len(data))
     assert found is not None
     assert (found.elements, found.end - found.start) == (4, 16)
-    assert known.remembered == 0
+    assert not known._heads
+    assert not known._frames

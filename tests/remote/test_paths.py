@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from remote_dumps import local_results, pair_of
 
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.places import expect_all, inside, place, remote, scan
+from twinprobe._runs.whole_files import expect_all, inside, place, remote, scan
 from twinprobe.errors import BadInput, DamagedTensor
 
 NAMES = st.text("abc.1_", min_size=1, max_size=4).filter(lambda name: name not in (".", ".."))

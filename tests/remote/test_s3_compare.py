@@ -14,7 +14,7 @@ from s3_server import S3Server
 import twinprobe
 from support import slow, tensor_dump
 from twinprobe._report.files import Staging
-from twinprobe._runs.places import place
+from twinprobe._runs.whole_files import place
 from twinprobe.errors import BadInput
 
 TABLES = "csv,parquet,xlsx"

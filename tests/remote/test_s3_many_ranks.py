@@ -34,35 +34,6 @@ def test_a_dataset_is_written_searched_and_merged_there(s3: S3Server, command, t
     assert s3_results(s3, "set/merged") == local_results(tmp_path / "merged")
 
 
-def test_a_dataset_there_is_scanned_as_one_here(s3: S3Server, command, tmp_path: Path) -> None:
-    import polars as pl
-
-    from twinprobe._report.dataset import MEETINGS, find_dataset, scan_dataset
-    from twinprobe._runs.places import place
-
-    target, golden = rank_folders(tmp_path / "t", shift=0.1), rank_folders(tmp_path / "g")
-    options = ("--format", "dataset", "--engine", "inline", "--quiet")
-    assert command("compare", "-tp", target, "-gp", golden, "-o", tmp_path / "here", *options).code == 0
-    here = find_dataset(tmp_path / "here")
-    there = find_dataset(place(s3.put(tmp_path / "here", "scan/out")))
-    assert here is not None
-    assert there is not None
-    whole = scan_dataset(there)
-    assert whole.collect_schema() == scan_dataset(here).collect_schema()
-    assert whole.collect().equals(scan_dataset(here).collect())
-    assert scan_dataset(there, MEETINGS).collect().equals(scan_dataset(here, MEETINGS).collect())
-    s3.traffic.clear()
-    wrong = (pl.col("step") == 1) & (pl.col("rank") > 0)
-    found = [scan_dataset(one).filter(wrong).filter(pl.col("Result") == "error").group_by("rank").len().sort("rank")
-             for one in (there, here)]  # fmt: skip
-    assert found[0].collect().equals(found[1].collect())
-    fetched = {
-        path.split("step=")[1] for method, path, _, _ in s3.traffic.requests if method == "GET" and "step=" in path
-    }
-    assert len(fetched) <= 3  # the first part tells the columns
-    assert scan_dataset(there).head(5).collect().equals(scan_dataset(here).head(5).collect())
-
-
 def test_the_first_difference_is_searched_in_a_dataset_there(s3: S3Server, command, tmp_path: Path) -> None:
     target, golden = rank_folders(tmp_path / "t", steps=1, shift=0.1), rank_folders(tmp_path / "g", steps=1)
     urls = s3.put(target, "search/t"), s3.put(golden, "search/g")

@@ -16,8 +16,8 @@ from remote_dumps import local_results, pair_of, statistics_dump
 from s3_server import S3Server
 
 from support import forward, tensor, tensor_dump, write_dump
-from twinprobe._runs.places import place
 from twinprobe._runs.tensors import tensor_files as read_ahead
+from twinprobe._runs.whole_files import place
 
 FRAME = 64 << 10  # bytes of headers and directories that a file may cost
 

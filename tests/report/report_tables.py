@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import polars as pl
 
 from twinprobe._judge.origin import Divergence, RunInfo, Summary
-from twinprobe._report.tables import read_csv
+from twinprobe._report.tables import FORMULA_START, STATISTICS
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "report"
 MODES = ("statistics", "tensor", "md5")
 VERDICTS = ("pass", "warning", "error")
 ORIGINS = {"pass": "", "warning": "inherited", "error": "injected"}
+
+
+def unguarded(column: pl.Series) -> pl.Series:
+    """The column as it was before ``guarded``: without the apostrophes."""
+    guard = re.compile(f"(^|[;\t\r\n])'('*[{FORMULA_START}])")
+    return pl.Series(column.name, [guard.sub(r"\1\2", text) for text in column], dtype=pl.String)
+
+
+def read_csv(path: Path) -> pl.DataFrame:
+    """Read a result back as it was before ``fill_csv``, each column as text."""
+    table = pl.read_csv(path.read_bytes(), infer_schema=False).fill_null("")
+    known = {" inf": "inf", " -inf": "-inf"}
+    return table.select(
+        unguarded(table[name].replace(known) if name in STATISTICS else table[name]) for name in table.columns
+    )
 
 
 def completed(old: pl.DataFrame) -> pl.DataFrame:

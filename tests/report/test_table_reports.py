@@ -11,18 +11,16 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_tables import DATA, MODES, long_table, small_table, summary_of, with_texts
+from report_tables import DATA, MODES, long_table, read_csv, small_table, summary_of, unguarded, with_texts
 
-from twinprobe._report.columns import as_texts
 from twinprobe._report.console import visible_cells
 from twinprobe._report.tables import (
+    as_texts,
     csv_parts,
     fill_csv,
     fill_json,
     fill_parquet,
     guarded,
-    read_csv,
-    unguarded,
 )
 
 FORMULAS = ["=cmd|' /C calc'!A0", "+1+1", "->ij", "@SUM(A1)", "'=quoted", "a;=b", "1.0;-2.0", "－1", "x\n=y"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from openpyxl.worksheet.worksheet import Worksheet
 from report_tables import MODES, long_table, small_table, with_texts
 
-from twinprobe._report.columns import METRICS, STATISTICS, number_columns
+from twinprobe._report.tables import METRICS, STATISTICS, number_columns
 from twinprobe._report.xlsx import cut_text, fill_xlsx
 
 FILLS = {"pass": None, "warning": "FFFFEB9C", "error": "FFFFC7CE"}

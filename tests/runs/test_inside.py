@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twinprobe._runs.places import inside
+from twinprobe._runs.whole_files import inside
 from twinprobe.errors import DamagedTensor
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinprobe._runs.names import has_direction, parse_op
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import open_run
 
 
@@ -42,4 +42,3 @@ def test_all_recorded_names_can_be_put_together_again(reference: Path) -> None:
 @given(st.lists(st.text(alphabet="ab.01", max_size=5), max_size=5).map(".".join))
 def test_any_text_can_be_parsed(name: str) -> None:
     assert parse_op(name).text == name
-    assert isinstance(has_direction(name), bool)

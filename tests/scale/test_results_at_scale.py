@@ -14,7 +14,7 @@ from many_ranks import compare, ranks_at, tables, tensors_at
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
 from twinprobe._compare.merge.job import merge_results
-from twinprobe._report.dataset import find_dataset, places, scan_dataset
+from twinprobe._report.dataset import find_dataset, places
 
 MANY = 18
 
@@ -50,7 +50,7 @@ def test_more_than_sixteen_ranks_become_one_dataset(out: Path) -> None:
 def test_the_dataset_is_read_lazily_by_step_and_rank(out: Path) -> None:
     dataset = find_dataset(out)
     assert dataset is not None
-    table = scan_dataset(dataset)
+    table = pl.scan_parquet(dataset / "**/part.parquet", hive_partitioning=True)
     errors = table.filter(pl.col("Result") == "error").select("step", "rank", "NPU Name").collect()
     assert errors["step"].unique().to_list() == [3]
     assert "Torch.a.0.forward.output.0" in errors.filter(pl.col("rank") == 7)["NPU Name"].to_list()

@@ -15,12 +15,12 @@ from padiff.layer_lists import LayerLists
 from padiff.proxy import ProxyModel
 from twinprobe._live import differ
 from twinprobe._live.comparing import copy_all_weights
-from twinprobe._live.console import say
-from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.options import Options, read_options
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.running import Model
 from twinprobe._live.weights import assigning
+from twinprobe._report.console import say
 from twinprobe._runs.run import DUMP, open_run
 from twinprobe.errors import BadInput, TwinProbeError
 

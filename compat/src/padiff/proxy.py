@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from padiff.layer_lists import LayerLists
-from twinprobe._live.console import say
-from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.pairing.layer_map import LayerMap, special_layers
 from twinprobe._live.running import prepare_call
 from twinprobe._measure.statistics import statistics
 from twinprobe._record.writer import TENSOR_FOLDER, DumpFolder
+from twinprobe._report.console import say
 from twinprobe._runs.dtypes import widened
 from twinprobe.errors import BadInput
 

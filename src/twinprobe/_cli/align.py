@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from twinprobe._cli.options import path
+from twinprobe._cli.common import path
 from twinprobe.errors import NothingToCompare
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Align, write the files, and say how the two fit."""
     from twinprobe._align.auto.alignment import to_document
     from twinprobe._api import align
-    from twinprobe._cli.show import print_json, warn
+    from twinprobe._cli.common import print_json, warn
     from twinprobe._report.console import visible
 
     found = align(args.target, args.golden)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
-from twinprobe._cli.options import (
+from twinprobe._cli.common import (
     FORMATS,
     add_engine_arguments,
     add_pair_arguments,
@@ -20,6 +19,7 @@ from twinprobe._cli.options import (
     positive,
     seconds,
 )
+from twinprobe._cli.main import BAD_INPUT, add_allow_missing, exit_code
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     for option, what in _ELSEWHERE.items():
         if getattr(args, option):
             raise BadInput(f"--{option}: {what} is not part of TwinProbe")
-    from twinprobe._cli.show import Progress, show, show_analysis, show_steps
+    from twinprobe._cli.common import Progress, show, show_analysis, show_steps
     from twinprobe._compare.job import analyze, run_request
 
     if args.target_path is None or args.golden_path is None or args.sides:
@@ -135,7 +135,6 @@ def _request(args: argparse.Namespace) -> Request:
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._compare.request import Request
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
     isolate = None
     if args.replay:
@@ -149,7 +148,6 @@ def _request(args: argparse.Namespace) -> Request:
         golden=args.golden_path,
         output=args.output_path,
         formats=tuple(chosen),
-        timestamp=timestamp_now(),
         # The older tool's own command keeps the row-by-row errors that it documents.
         thresholds=Thresholds(rounding=args.rounding, by_row=args.usual_pair == "numbers"),
         noise=args.noise,

@@ -6,7 +6,7 @@ import argparse
 import sys
 from dataclasses import asdict
 
-from twinprobe._cli.options import path
+from twinprobe._cli.common import path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

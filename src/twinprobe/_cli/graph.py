@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from twinprobe._cli.common import add_engine_arguments, add_pair_arguments, engine_options, pair_rule, path
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import add_engine_arguments, add_pair_arguments, engine_options, pair_rule, path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,14 +80,11 @@ def build_request(
     from twinprobe._align.matcher import MappingOptions
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._judge.verdicts import Thresholds
-    from twinprobe._report.files import timestamp_now
 
-    timestamp = timestamp_now()
     layer: Path | Literal[True] | None = args.layer_mapping
     mapping = MappingOptions(
         fuzzy=args.fuzzy_match,
         layer=None if layer is True else layer,
-        timestamp=timestamp,
         pair=pair_rule(args),
         align=args.align,
         alignment=args.alignment,
@@ -97,7 +94,6 @@ def build_request(
         golden=golden,
         output=args.output_path,
         form=args.file_type,
-        timestamp=timestamp,
         mapping=mapping,
         same_ancestors=not args.fuzzy_match and layer is None,
         overflow_check=args.overflow_check,
@@ -112,7 +108,7 @@ def build_request(
 
 def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> int:
     """Carry out a request and say how it went."""
-    from twinprobe._cli.show import Progress, print_json
+    from twinprobe._cli.common import Progress, print_json
     from twinprobe._graph.job import run_request
 
     gc.disable()  # nothing here makes circles of objects, and looking for them costs a twentieth of the time
@@ -138,7 +134,7 @@ def draw(args: argparse.Namespace, request: GraphRequest, notes: list[str]) -> i
 
 
 def _print_lines(outcome: Outcome) -> None:
-    from twinprobe._cli.show import warn
+    from twinprobe._cli.common import warn
     from twinprobe._judge.origin import unread_rows
     from twinprobe._report.console import visible
 

@@ -7,8 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+from twinprobe._cli.common import FORMATS, add_engine_arguments, engine_options, formats, local_path, path
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import FORMATS, add_engine_arguments, engine_options, formats, local_path, path
 
 if TYPE_CHECKING:
     from twinprobe._compare.llm.job import LlmRequest
@@ -73,7 +73,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import Progress, print_json
+    from twinprobe._cli.common import Progress, print_json
     from twinprobe._compare.llm.job import REPORT, STATISTICS, compare_manual, utc_timestamp, write_llm_reports
     from twinprobe._compare.llm.modes import compare_files, compare_statistics, compare_weights, is_pair_of_files
     from twinprobe._report.console import visible
@@ -182,14 +182,8 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
     add("target", type=path, metavar="TARGET",
         help="engine under test: Parquet, npz or JSON lines with input_ids and logprobs, or a recording")  # fmt: skip
     add("golden", type=path, metavar="GOLDEN", help="reference engine, in the same form")
-    add(
-        "-o",
-        "--output",
-        type=path,
-        default="./output",
-        metavar="DIR",
-        help="folder for the results (default: ./output)",
-    )
+    add("-o", "--output", type=path, default="./output", metavar="DIR",
+        help="folder for the results (default: ./output)")  # fmt: skip
     add("--limit", type=float, default=0.1, metavar="X", help="a difference that counts (default: 0.1)")
     add("--recordings", type=path, nargs=2, metavar=("TARGET", "GOLDEN"),
         help="recordings of both engines: name the layer where the worst sequence begins to differ")  # fmt: skip
@@ -201,7 +195,7 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _logprobs(args: argparse.Namespace) -> int:
-    from twinprobe._cli.show import print_json, warn
+    from twinprobe._cli.common import print_json, warn
     from twinprobe._compare.logprobs import compare_logprobs
     from twinprobe._report.console import visible
     from twinprobe._report.files import own_timestamp, prepare_folder, timestamp_now

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from types import FrameType
@@ -19,8 +19,6 @@ from twinprobe.errors import TwinProbeError, did_you_mean
 
 if TYPE_CHECKING:
     from twinprobe._judge.origin import Summary
-
-from collections.abc import Iterable
 
 # How a command ends: its exit code, and SIGTERM, after which as after Ctrl-C only what is finished stays.
 
@@ -167,8 +165,6 @@ def main(
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
-        from twinprobe._cli.main import overview
-
         sys.stdout.write(overview(prog, COMMANDS))
         return 0
     try:
@@ -221,8 +217,6 @@ def _parse(words: list[str], prog: str) -> argparse.Namespace:
 
 
 def _complete(args: argparse.Namespace) -> int:
-    from twinprobe._cli.main import SHELLS, completion
-
     if len(args.shell) != 1 or args.shell[0] not in SHELLS:
         args.parser.error(f"argument --completion: choose from {', '.join(SHELLS)}")
     sys.stdout.write(completion(args.shell[0], args.prog, args.commands))

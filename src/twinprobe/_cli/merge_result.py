@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from twinprobe._cli.common import add_engine_arguments, engine_options, path
 from twinprobe._cli.main import add_allow_missing, exit_code
-from twinprobe._cli.options import add_engine_arguments, engine_options, path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Merge, and say what was found."""
-    from twinprobe._cli.show import Progress, warn
+    from twinprobe._cli.common import Progress, warn
     from twinprobe._compare.merge.job import merge_results
     from twinprobe._report.console import visible
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from twinprobe._cli.options import local_path, path, positive
+from twinprobe._cli.common import local_path, path, positive
 from twinprobe.errors import BadInput
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace, document: dict[str, Any], summary: str) -> None:
-    from twinprobe._cli.show import print_json
+    from twinprobe._cli.common import print_json
     from twinprobe._report.console import visible
 
     if args.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from twinprobe._cli.options import path
+from twinprobe._cli.common import path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

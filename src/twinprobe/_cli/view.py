@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from twinprobe._cli.options import path
+from twinprobe._cli.common import path
 from twinprobe.errors import BadInput
 
 

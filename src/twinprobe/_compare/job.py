@@ -50,7 +50,7 @@ from twinprobe._runs.run import (
 )
 from twinprobe._runs.table import INPUT
 from twinprobe._runs.tensors.tensor_files import open_named
-from twinprobe._runs.watch import is_watched
+from twinprobe._runs.watch import watch_files
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
@@ -64,12 +64,13 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
 
         refuse_mapping(request.mapping)
         return run_kernel_request(request, advance)
-    if is_watched(request.target) or is_watched(request.golden):
+    are_run_files = request.target.name in RUN_FILES and request.golden.name in RUN_FILES
+    if not are_run_files and (watch_files(request.target) or watch_files(request.golden)):
         return run_watched(request)
     jobs, notes, lost = plan(request)
     prepare_folder(request.output)
-    with arranged(request, jobs, "compare") as (jobs, told):
-        notes += told
+    with arranged(request, jobs, "compare") as (jobs, remarks):
+        notes += remarks
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
             return Outcome([summary], [*lost, *summary.lost], notes)
@@ -351,8 +352,8 @@ def analyze(request: Request, advance: Callable[[str, int, int], None]) -> Outco
     jobs, notes, lost = plan(request)
     jobs = [job for job in jobs if job.target.name != OPTIMIZER_FILE]  # which is no rank of its own
     prepare_folder(request.output)
-    with arranged(request, jobs, "diff_analyze") as (jobs, told):
-        notes += told
+    with arranged(request, jobs, "diff_analyze") as (jobs, remarks):
+        notes += remarks
 
         def interrupted(gathered: Gathered) -> None:
             conclude(request, jobs, gathered, notes, lost)

@@ -20,7 +20,9 @@ from twinprobe._compare.request import Outcome, Request, is_large, once, session
 from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Evidence, Judged, Thresholds
 from twinprobe._measure.statistics import statistics
-from twinprobe._report.columns import (
+from twinprobe._report.console import log_rows
+from twinprobe._report.files import prepare_folder
+from twinprobe._report.tables import (
     DIFFERENCES,
     NOT_APPLICABLE,
     RELATIVES,
@@ -28,10 +30,8 @@ from twinprobe._report.columns import (
     float_texts,
     metric_columns,
     side_columns,
+    write_reports,
 )
-from twinprobe._report.console import log_rows
-from twinprobe._report.files import prepare_folder
-from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import (
     NPY,
     NULL,
@@ -42,10 +42,10 @@ from twinprobe._runs.kernel_dump import (
     parse_kernel_name,
     read_kernels,
 )
-from twinprobe._runs.places import place
 from twinprobe._runs.run import STATISTICS, TENSORS, Run, files_below, files_fingerprint
 from twinprobe._runs.table import INPUT, OUTPUT, POINT, STATS, TableBuilder
 from twinprobe._runs.tensors.tensor_files import tensor_loaders
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 

@@ -15,7 +15,6 @@ from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._measure.elements import AT_ONCE
-from twinprobe._runs.places import remote
 from twinprobe._runs.run import (
     DIGESTS,
     RUN_FILES,
@@ -30,6 +29,7 @@ from twinprobe._runs.run import (
 )
 from twinprobe._runs.sketches import SUFFIX
 from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
+from twinprobe._runs.whole_files import remote
 from twinprobe._scale.process import Beside, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
@@ -126,7 +126,7 @@ class Comparison:
 
     def table(self) -> pl.DataFrame:
         """The result table, every old column in its place."""
-        from twinprobe._report.columns import result_table
+        from twinprobe._report.tables import result_table
 
         return result_table(self.target, self.evidence, self.judged)
 
@@ -215,7 +215,8 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, of_digests(pairs))
     rounding = options.thresholds.rounding
     differences = stat_differences(pairs)
-    estimate = by_sketches(target, golden, pairs)
+    has_sketches = target.sketch_file is not None and golden.sketch_file is not None
+    estimate = by_sketches(target, golden, pairs) if has_sketches else None
     recorded = of_statistics(pairs, differences, rounding, estimate)
     if mode == STATISTICS:
         return Evidence(mode, pairs, recorded, differences, estimate=estimate)

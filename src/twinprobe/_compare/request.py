@@ -19,9 +19,9 @@ from twinprobe._judge.ranks import RankFacts
 from twinprobe._judge.steps import StepsComparison
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._report.dataset import Place, dataset_folder
-from twinprobe._report.files import own_timestamp
-from twinprobe._runs.places import place
+from twinprobe._report.files import own_timestamp, timestamp_now
 from twinprobe._runs.run import RunKey, run_fingerprint
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import SLICE_BYTES, EngineOptions
 from twinprobe._scale.ledger import Session, earlier_session, new_session
 
@@ -34,7 +34,7 @@ class Request:
     golden: Path
     output: Path
     formats: tuple[str, ...] = ()
-    timestamp: str = ""
+    timestamp: str = field(default_factory=timestamp_now)
     thresholds: Thresholds = field(default_factory=Thresholds)
     ranks: frozenset[int] | None = None
     steps: frozenset[int] | None = None

@@ -10,9 +10,8 @@ from typing import Any
 
 from twinprobe._align.folders import pair_folders
 from twinprobe._layout.layout import Layout, Layouts
-from twinprobe._runs.places import place, remote
 from twinprobe._runs.run import DUMP, PART, Run, RunFolder, open_run, run_folders
-from twinprobe._runs.whole_files import open_file
+from twinprobe._runs.whole_files import open_file, place, remote
 from twinprobe.errors import BadInput
 
 _KEYS = ("npu_path", "bench_path", "is_print_compare_log", "parallel_merge")

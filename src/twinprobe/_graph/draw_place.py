@@ -20,7 +20,7 @@ from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._layout.layout import Layouts
 from twinprobe._layout.merge import Merged, merge_ranks
-from twinprobe._report.files import Staging
+from twinprobe._report.files import Staging, timestamp_now
 from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint, unchanged
 from twinprobe._scale.engine import EngineOptions
 from twinprobe._scale.ledger import Session
@@ -36,7 +36,7 @@ class GraphRequest:
     golden: Path | None
     output: Path
     form: str
-    timestamp: str
+    timestamp: str = field(default_factory=timestamp_now)
     mapping: MappingOptions = field(default_factory=MappingOptions)
     same_ancestors: bool = True
     overflow_check: bool = False

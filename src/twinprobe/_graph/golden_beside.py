@@ -37,18 +37,18 @@ class Spool:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        self._heard, self._told = os.pipe()
+        self._reading, self._writing = os.pipe()
         self._at = 0
 
     def sends(self) -> None:
         """This process is the sender: the reader sees the end when it closes."""
-        os.close(self._heard)
-        self._heard = -1
+        os.close(self._reading)
+        self._reading = -1
 
     def receives(self) -> None:
         """This process is the reader."""
-        os.close(self._told)
-        self._told = -1
+        os.close(self._writing)
+        self._writing = -1
 
     def send(self, *messages: bytes) -> None:
         """Send messages; one that nobody is there to read is lost."""
@@ -56,11 +56,11 @@ class Spool:
             self._file.write(message)
             self._file.flush()
             with suppress(BrokenPipeError):
-                os.write(self._told, len(message).to_bytes(_LENGTH, "little"))
+                os.write(self._writing, len(message).to_bytes(_LENGTH, "little"))
 
     def receive(self) -> bytes | None:
         """The next message, or None if the sender has ended."""
-        head = os.read(self._heard, _LENGTH)  # a write this small arrives whole
+        head = os.read(self._reading, _LENGTH)  # a write this small arrives whole
         if not head:
             return None
         length = int.from_bytes(head, "little")
@@ -70,10 +70,10 @@ class Spool:
 
     def close(self) -> None:
         """Give back what this process holds."""
-        for end in (self._heard, self._told):
+        for end in (self._reading, self._writing):
             if end >= 0:
                 os.close(end)
-        self._heard = self._told = -1
+        self._reading = self._writing = -1
         self._file.close()
 
 
@@ -86,32 +86,32 @@ class GoldenBeside:
     def __init__(self, golden: Path, part: Path, step: int, rank: int, *, overflow_check: bool) -> None:
         self._part = part
         self._place = step, rank
-        self._ours, self._theirs = Spool(), Spool()
+        self._to_other, self._from_other = Spool(), Spool()
         self._run_file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
 
         def work() -> None:
-            self._ours.receives()
-            self._theirs.sends()
+            self._to_other.receives()
+            self._from_other.sends()
             self._work(golden, overflow_check)
 
         self._process = Forked(work)
-        self._ours.sends()
-        self._theirs.receives()
+        self._to_other.sends()
+        self._from_other.receives()
 
     def _work(self, golden: Path, overflow_check: bool) -> None:
         run = nested(open_run(golden))
         _ = run.stacks  # for its notes
         hand_over(run, self._run_file)
         self._run_file.flush()
-        self._theirs.send(b"")
+        self._from_other.send(b"")
         side = drawn_run(GOLDEN, run, overflow_check=overflow_check)
-        self._theirs.send(pickle.dumps(_bare(side)))
+        self._from_other.send(pickle.dumps(_bare(side)))
         texts = side.texts(DB)
         rendered = list(islice(texts, _PIECES_AHEAD))
         target, side.link = pickle.loads(self._next())
         db = GraphDb(self._part, nodes=len(side.tree) + len(target.tree))
         folder = tensor_folder(run)
-        db.add_side(side, target, *self._place, chain(_used_up(rendered), texts), folder=folder)
+        db.add_side(side, target, *self._place, chain(_emptied(rendered), texts), folder=folder)
         values, summary, folder = pickle.loads(self._next())
         picture = Picture(*self._place, target, side, None, values)
         db.add_extras(node_extras(picture), summary)
@@ -124,21 +124,21 @@ class GoldenBeside:
             yield decode(piece)
 
     def _next(self) -> bytes:
-        message = self._ours.receive()
+        message = self._to_other.receive()
         if message is None:
             raise EOFError  # the other process has ended: so does this one
         return message
 
     def run(self) -> Run | None:
         """The trusted run, or None where reading it failed."""
-        if self._theirs.receive() is None:
+        if self._from_other.receive() is None:
             return None
         self._run_file.seek(0)
         return take_over(self._run_file)
 
     def side(self, run: Run) -> DrawnRun | None:
         """The trusted run's tree; None where the other process has given up."""
-        packed = self._theirs.receive()
+        packed = self._from_other.receive()
         if packed is None:
             return None
         side: DrawnRun = pickle.loads(packed)
@@ -147,16 +147,16 @@ class GoldenBeside:
 
     def linked(self, target: DrawnRun, golden: DrawnRun) -> None:
         """Let the other process write the trusted run's rows: both sides are matched."""
-        self._ours.send(pickle.dumps((_bare(target), golden.link)))
+        self._to_other.send(pickle.dumps((_bare(target), golden.link)))
 
     def write(self, picture: Picture) -> bool:
         """Have the rows of the run under test written; False where all has to be drawn anew, here."""
         side = picture.target
-        self._ours.send(pickle.dumps((picture.values, list(summary_rows(picture)), tensor_folder(side.run))))
+        self._to_other.send(pickle.dumps((picture.values, list(summary_rows(picture)), tensor_folder(side.run))))
         encode = msgspec.msgpack.Encoder().encode
         for piece in picture.texts(side, DB):
-            self._ours.send(encode(piece))
-        self._ours.send(b"")
+            self._to_other.send(encode(piece))
+        self._to_other.send(b"")
         written = self._process.succeeds()
         if not written:
             self._part.unlink(missing_ok=True)
@@ -167,8 +167,8 @@ class GoldenBeside:
 
     def __exit__(self, *_problem: object) -> None:
         self._process.stop()
-        self._ours.close()
-        self._theirs.close()
+        self._to_other.close()
+        self._from_other.close()
         self._run_file.close()
 
 
@@ -178,7 +178,7 @@ def _bare(side: DrawnRun) -> DrawnRun:
     return replace(side, run=Run(run.path, "", "", "", [], run.table.clear(), []), communication=Communication())
 
 
-def _used_up(items: list[CallTexts]) -> Iterator[CallTexts]:
+def _emptied(items: list[CallTexts]) -> Iterator[CallTexts]:
     """The items of a list, each forgotten when the next is taken."""
     items.reverse()
     while items:

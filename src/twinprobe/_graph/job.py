@@ -130,7 +130,7 @@ def _write_vis(
         step_of_texts: int | None = None
         files = []
         for piece in drawn:
-            if piece.place.step != step_of_texts:
+            if piece.place.step != step_of_texts:  # the links of one step at a time: all of them may be too many
                 step_of_texts = piece.place.step
                 same = [other for other in drawn if other.place.step == step_of_texts]
                 texts = {(call.source, call.step, call.rank, call.node): text for call, text in _links(same)}

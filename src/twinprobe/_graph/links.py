@@ -107,6 +107,7 @@ def _majority(t_op: NDArray[np.int32], g_op: NDArray[np.int32], t_count: int, g_
     keys, counts = np.unique(t_op[paired].astype(np.int64) * g_count + g_op[paired], return_counts=True)
     best = np.full(t_count, NONE, dtype=np.int64)
     in_order = np.argsort(counts, kind="stable")
+    # Of several values for one place numpy keeps the last: the golden call with the most pairs.
     best[keys[in_order] // g_count] = keys[in_order] % g_count
     found: list[int] = best.tolist()
     return found

@@ -48,7 +48,7 @@ def graph_nodes(run: Run) -> list[dict[str, Any]]:
         if role == OUTPUT:
             shapes[op].append((dtype or "", shape or ""))
     nodes: list[dict[str, Any]] = []
-    for at, name in enumerate(run.ops):
+    for index, name in enumerate(run.ops):
         op = parse_op(name)
         if name in holding or (op.direction and op.direction != FORWARD):
             continue
@@ -57,7 +57,7 @@ def graph_nodes(run: Run) -> list[dict[str, Any]]:
         label = parts.pop() if op.is_module and parts else op.body.rpartition(".")[2] or name
         outputs = [
             {"id": str(number), "attrs": [{"key": "dtype", "value": dtype}, {"key": "shape", "value": shape}]}
-            for number, (dtype, shape) in enumerate(shapes[at])
+            for number, (dtype, shape) in enumerate(shapes[index])
         ]
         edges = (
             [{"sourceNodeId": nodes[-1]["id"], "sourceNodeOutputId": "0", "targetNodeInputId": "0"}] if nodes else []

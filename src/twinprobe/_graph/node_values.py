@@ -213,7 +213,7 @@ def drift_colours(mode: str) -> dict[str, dict[str, object]]:
                  "#FF704D": ([0, 0], "a checksum differs (校验值不同)")}  # fmt: skip
     else:
         edges = [0, 0.05, 0.1, 0.15, 0.2, 1] if mode == TENSORS else [0, 0.2, 0.4, 0.6, 0.8, 1]
-        bands = {colour: (edges[at : at + 2], _WORDS[mode]) for at, colour in enumerate(_FINE)}
+        bands = {colour: (edges[index : index + 2], _WORDS[mode]) for index, colour in enumerate(_FINE)}
     colours: dict[str, dict[str, object]] = {
         colour: {"value": band, "description": words} for colour, (band, words) in bands.items()
     }

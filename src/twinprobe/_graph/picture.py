@@ -130,7 +130,7 @@ def draw_pair(
     if drawn_beside is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
-        _tell_merging(side, made)  # once more: the other side's shapes have told what the shards are
+        _note_merging(side, made)  # once more: the other side's shapes have told what the shards are
     values = call_values(comparison)
     inside = _inside(comparison)
     comparison.evidence.pairs = comparison.evidence.pairs.select(NEEDED)
@@ -157,16 +157,16 @@ def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> Drawn
     assign_micro_steps(tree, run.folder / "construct.json")
     communication = Communication() if isinstance(made, Merged) else read_communication(run)
     side = DrawnRun(source, run, tree, call_sites(run.stacks, tree), communication)
-    _tell_merging(side, made)
+    _note_merging(side, made)
     if overflow_check:
         levels = overflow_levels(run)
         side.overflow = [levels[op] if op >= 0 else None for op in tree.ops]
     return side
 
 
-def _tell_merging(side: DrawnRun, made: Run | Merged) -> None:
+def _note_merging(side: DrawnRun, made: Run | Merged) -> None:
     if isinstance(made, Merged):
-        side.merge_info = {side.tree.index[op]: told for op, told in made.info.items()}
+        side.merge_info = {side.tree.index[op]: parts for op, parts in made.info.items()}
 
 
 # What our page knows beyond the old viewers lives in tables (in ``.vis`` files: under a key) that these never look at.
@@ -199,18 +199,8 @@ def node_extras(picture: Picture) -> Iterator[tuple[object, ...]]:
 
 def node_facts(picture: Picture) -> dict[str, dict[str, Any]]:
     """The same for ``.vis`` files, by node."""
-    return {
-        str(name): {
-            "error": error,
-            "verdict": verdict,
-            "origin": origin,
-            "matched_by": rule,
-            "expected": expected,
-            "times": times,
-            "arguments": arguments,
-        }
-        for _, _, _, name, error, verdict, origin, rule, _, _, expected, times, arguments in node_extras(picture)
-    }
+    keys = ("error", "verdict", "origin", "matched_by", "expected", "times", "arguments")
+    return {str(row[3]): dict(zip(keys, (*row[4:8], *row[10:]), strict=True)) for row in node_extras(picture)}
 
 
 def summary_facts(picture: Picture) -> dict[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._compare.one import Comparison
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
-from twinprobe._report.columns import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
+from twinprobe._report.tables import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import FLOAT, INT, NULL, OUTPUT, STATS, TENSOR, VALUE
 
@@ -226,7 +226,7 @@ class ValueTexts:
             nothing = pl.concat_str(pl.lit('"'), "name", pl.lit(_NO_VALUE))
             text = pl.when(pl.col("kind") == NULL).then(nothing).otherwise(text)
         if self._instead:
-            instead = pl.Series([self._instead.get(at) for at in range(row, end)], dtype=pl.String)
+            instead = pl.Series([self._instead.get(index) for index in range(row, end)], dtype=pl.String)
             text = pl.coalesce(pl.lit('"') + pl.col("name") + '":' + instead, text)
         return table.select(text).to_series()
 
@@ -241,7 +241,7 @@ def _statistics(table: pl.DataFrame, style: Style) -> list[pl.Series]:
         word = pl.when(words == "None").then(pl.lit("null")).otherwise(words)
         texts = pl.select(pl.coalesce(word, texts)).to_series()
     texts = texts.fill_null("null")
-    return [texts[at : at + table.height] for at in range(0, len(texts), table.height)]
+    return [texts[index : index + table.height] for index in range(0, len(texts), table.height)]
 
 
 # All that is rendered of a pair table; the rest may go before anything is written.

@@ -76,7 +76,7 @@ class GraphDb:
 
     def absorb(self, part: Path) -> None:
         """Take over all rows of another file that was closed without ``finish``."""
-        self._connection.execute("COMMIT")
+        self._connection.execute("COMMIT")  # SQLite attaches nothing inside of a transaction
         self._connection.execute("ATTACH ? AS part", (database_uri(part),))
         self._connection.execute("BEGIN")
         for table in ("tb_nodes", "tb_stack", "tb_twinprobe", "tb_twinprobe_summary"):
@@ -281,8 +281,8 @@ class _VisWriter:
         node_of_op = {op: node for node, op in enumerate(side.tree.ops) if op >= 0}
         shown = 0
         for texts in self._picture.texts(side, VIS):
-            for at, (inputs, outputs) in enumerate(zip(texts.inputs, texts.outputs, strict=True), start=texts.first):
-                node = node_of_op[at]
+            for index, (inputs, outputs) in enumerate(zip(texts.inputs, texts.outputs, strict=True), start=texts.first):
+                node = node_of_op[index]
                 while shown < len(silent) and silent[shown] < node:
                     yield silent[shown], "{}", "{}"
                     shown += 1

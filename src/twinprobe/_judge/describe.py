@@ -16,12 +16,12 @@ from twinprobe._judge.origin import Divergence, Result
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
+    CAUSES,
     EXTRA,
     MISSING,
     OUTPUT_DIFFERS,
     OUTSIDE,
     PARAMETER_DIFFERS,
-    RANDOM,
     Beginning,
     result_rows,
 )
@@ -44,15 +44,6 @@ _FRAMEWORK_FILES = (
 )  # fmt: skip
 _LARGEST = 1 << 26  # bytes of a tensor that is read once more to name the kind of its difference
 _MOST_NOTES = 3
-_CAUSES = {
-    ARGUMENT: "argument", PARAMETER_DIFFERS: "parameter", OUTSIDE: "input", EXTRA: "extra", MISSING: "missing",
-    RANDOM: "random",
-}  # fmt: skip
-_CAUSE_WORDS = {
-    "argument": "an argument differs", "parameter": "a parameter differs", "input": "an input from outside differs",
-    "extra": "only the target run makes this call", "missing": "only the golden run makes this call",
-    "random": "a random call gave other numbers",
-}  # fmt: skip
 _ROLES = {INPUT: "input", PARAMETER: "parameter", OUTPUT: "output", GRADIENT: "gradient"}
 
 
@@ -276,12 +267,12 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     mask = _mask(target, golden, evidence, beginning)
     if mask is not None:
         return mask
-    name = _CAUSES.get(beginning.cause, "")
+    cause = beginning.cause
     only_target, only_golden = _replaced(target, golden, evidence.pairs, beginning)
     if only_target is not None and only_golden is not None:
         return Kind("function", f"{api_name(only_target)} against {api_name(only_golden)}", 0.95)
     if only_target is not None or only_golden is not None:
-        name = "missing" if only_target is None else "extra"
+        cause = MISSING if only_target is None else EXTRA
     row = evidence.pairs.row(beginning.row, named=True)
     if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
         apis = [parse_op(run.ops[row[f"{side}_op"]]) for run, side in ((target, "t"), (golden, "g"))]
@@ -297,10 +288,10 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     known = next((kind for kind in found if kind.name in better.get(beginning.cause, ())), None)
     if known is not None:
         return known
-    if not name:
+    if not cause or not CAUSES[cause].kind:
         return None
-    known = next((kind for kind in found if kind.name == name), None)
-    return known or Kind(name, _CAUSE_WORDS[name], 0.9)
+    known = next((kind for kind in found if kind.name == CAUSES[cause].kind), None)
+    return known or Kind(CAUSES[cause].kind, CAUSES[cause].words, 0.9)
 
 
 def _mask(target: Run, golden: Run, evidence: Evidence, beginning: Beginning) -> Kind | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from twinprobe._align.calls import canonicals, epsilons
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
+from twinprobe._runs.names import FORWARD_CALL
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
 UNMATCHED, UNKNOWN, IDENTICAL, ROUNDING, DIFFERS = range(5)
 
 # Outputs of matrix products, as functions and as modules; a type that fewer of them have is an exception.
-_PRODUCT = (
-    r"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention)"
-    r"(\.\d+\.forward|\.forward\.\d+)\.output"
-)
+_PRODUCT = rf"(?i)(linear|mm|matmul|matmul__|einsum|conv\w*|dense|lstm|gru|rnn|attention){FORWARD_CALL}\.output"
 _USUAL = 0.3
 _MANY = 64  # elements of a size: rounding a single one that outweighs the others would change the norm as well
 

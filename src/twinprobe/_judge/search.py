@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +19,35 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 # What a beginning is.
-OUTPUT_DIFFERS, ARGUMENT, PARAMETER_DIFFERS, OUTSIDE, BETWEEN, EXTRA, MISSING, RANDOM = (
-    "output", "argument", "parameter", "outside", "between", "extra", "missing", "random",
-)  # fmt: skip
+Cause = Literal["output", "argument", "parameter", "outside", "between", "extra", "missing", "random", ""]
+OUTPUT_DIFFERS: Cause = "output"
+ARGUMENT: Cause = "argument"
+PARAMETER_DIFFERS: Cause = "parameter"
+OUTSIDE: Cause = "outside"
+BETWEEN: Cause = "between"
+EXTRA: Cause = "extra"
+MISSING: Cause = "missing"
+RANDOM: Cause = "random"
+
+
+class CauseWords(NamedTuple):
+    """What a cause is called: the rule in the verdict of its rows, the kind of difference, and that kind in words."""
+
+    rule: str
+    kind: str = ""
+    words: str = ""
+
+
+CAUSES: dict[Cause, CauseWords] = {
+    OUTPUT_DIFFERS: CauseWords("injected"),
+    ARGUMENT: CauseWords("injected_by_argument", "argument", "an argument differs"),
+    PARAMETER_DIFFERS: CauseWords("injected_by_parameter", "parameter", "a parameter differs"),
+    OUTSIDE: CauseWords("injected_by_input", "input", "an input from outside differs"),
+    BETWEEN: CauseWords("injected_inside"),
+    EXTRA: CauseWords("extra", "extra", "only the target run makes this call"),
+    MISSING: CauseWords("missing", "missing", "only the golden run makes this call"),
+    RANDOM: CauseWords("random", "random", "a random call gave other numbers"),
+}
 _FILL = 9e3  # numbers beyond this are a mask's fill value
 _OVERWRITE = frozenset({
     "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
@@ -42,7 +69,7 @@ class Beginning:
 
     call: int
     row: int
-    cause: str
+    cause: Cause
     arguments: list[int] = field(default_factory=list)
     reaches: bool = False
     """Whether it is still seen at an end of the run."""
@@ -248,7 +275,7 @@ def _arrived(flow: Flow, row: int, around: int) -> bool:
     return bool(np.isin(flow.mark[row], flow.mark[own]).any())
 
 
-def _innermost(flow: Flow, row: int, cause: str) -> Beginning:
+def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
     """The first call that takes this value itself: inner calls end before those around them."""
     owner = int(flow.of_row[row])
     same = np.flatnonzero((flow.mark == flow.mark[row]) & (flow.role <= PARAMETER) & (flow.of_row >= flow.start[owner]))

@@ -30,14 +30,7 @@ from twinprobe._judge.noise import Noise, expected_errors, hidden_precision
 from twinprobe._judge.operations import is_smooth
 from twinprobe._judge.origin import Calls, call_facts, unread_rows
 from twinprobe._judge.search import (
-    ARGUMENT,
-    BETWEEN,
-    EXTRA,
-    MISSING,
-    OUTPUT_DIFFERS,
-    OUTSIDE,
-    PARAMETER_DIFFERS,
-    RANDOM,
+    CAUSES,
     Beginning,
     Differences,
     find_beginnings,
@@ -45,6 +38,7 @@ from twinprobe._judge.search import (
     grown,
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
+from twinprobe._runs.names import FUNCTION_OF_ROW
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -411,12 +405,9 @@ def _weigh(
     return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
 
 
-_NAME = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
-
-
 def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     """Rows of calls that go by another name in the golden run; and those of them where both are smooth functions."""
-    names = [pairs[f"{side}_name"].str.extract(_NAME) for side in "tg"]
+    names = [pairs[f"{side}_name"].str.extract(FUNCTION_OF_ROW) for side in "tg"]
     other = bools(names[0] != names[1])
     smooth = other.copy()
     for side in names if other.any() else ():
@@ -500,7 +491,7 @@ def _mark_beginnings(
         own = (calls.of_row == beginning.call) & ((calls.role == OUTPUT) | (calls.role == GRADIENT)) & differs
         own[beginning.row] = True
         here |= own
-        rule = INJECTED[beginning.cause] if beginning.reaches else "without_effect"
+        rule = CAUSES[beginning.cause].rule if beginning.reaches else "without_effect"
         if rule == "injected" and calls.role[beginning.row] == GRADIENT:
             rule = "gradient"
         if rule == "injected" and calls.role[beginning.row] == POINT:
@@ -517,13 +508,6 @@ def _mark_beginnings(
     findings.mark("input", rest & (calls.role == INPUT))
     findings.mark("received", rest & (calls.role == OUTPUT) & collective)
     findings.mark("inherited", rest & (calls.role == OUTPUT) & ~collective)
-
-
-# What a beginning's cause is called in the verdict of its rows.
-INJECTED = {
-    OUTPUT_DIFFERS: "injected", ARGUMENT: "injected_by_argument", PARAMETER_DIFFERS: "injected_by_parameter",
-    OUTSIDE: "injected_by_input", BETWEEN: "injected_inside", EXTRA: "extra", MISSING: "missing", RANDOM: "random",
-}  # fmt: skip
 
 
 def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mode: str, silent: Bools) -> None:

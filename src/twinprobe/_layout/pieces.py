@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from twinprobe._measure.elements import AT_ONCE, added, concatenated
-from twinprobe._runs.places import inside
 from twinprobe._runs.run import WHOLE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import inside
 from twinprobe.errors import DamagedTensor
 
 # The axes along which the values of ranks differ, the outermost first. Micro batches are calls of one rank.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from twinprobe._live.console import Calls
 from twinprobe._live.findings import (
     AFTER_PHASE,
     BACKWARD_PHASE,
@@ -31,11 +30,11 @@ from twinprobe._live.options import BACKWARD, FORWARD, Options
 from twinprobe._live.pairing.layer_map import LayerMap
 from twinprobe._live.pairing.layers import LayerTree, mapped_paths, pair_by_names, pair_trees
 from twinprobe._live.pairing.matching import match_runs
-from twinprobe._live.recorders import aliases
-from twinprobe._live.result import Result
+from twinprobe._live.result import Calls, Result
 from twinprobe._live.running import Masks, Model, mode_notes, run_model
 from twinprobe._live.weights.assigning import copy_plain, copy_weights
 from twinprobe._measure.tolerance import compare
+from twinprobe._record.memory.recorders import aliases
 from twinprobe.errors import BadInput
 
 PHASES = {
@@ -89,7 +88,7 @@ def compare_live(comparison: Comparison, kept: KeptState) -> None:
     if comparison.auto_weights:
         with copying(kept, raw, base.title):
             comparison.notes += copy_all_weights(raw, base, comparison.layer_map, options)
-    kept.keep_buffers()
+    kept.keep_buffers()  # not before the weights are copied: running statistics are among them, and stay
     buffers = Buffers(raw, base, comparison.layer_map, options.tolerance, kept)
     for step in range(options.steps):
         _one_step(comparison, base, raw, kept, buffers, step)

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from twinprobe._live.comparing import Comparison, compare_live
-from twinprobe._live.console import Calls
 from twinprobe._live.findings import INJECTED, Finding, First
-from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, framework_of
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
-from twinprobe._live.recorders import collector_paused, keep_freed_memory
-from twinprobe._live.result import Result
+from twinprobe._live.result import Calls, Result
 from twinprobe._live.running import Model, check_optimizers, two_calls
 from twinprobe._measure.tolerance import Gap, Tolerance, compare
+from twinprobe._record.memory.recorders import collector_paused, keep_freed_memory
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput, NothingToCompare, did_you_mean
@@ -244,8 +243,8 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for field in dataclasses.fields(value):
             yield from _leaves(getattr(value, field.name), f"{name}.{field.name}".lstrip("."))
     elif isinstance(value, list | tuple):
-        for at, item in enumerate(value):
-            yield from _leaves(item, f"{name}.{at}".lstrip("."))
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}.{index}".lstrip("."))
     else:
         yield name, _hosted(value)
 

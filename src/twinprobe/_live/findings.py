@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from twinprobe._live.console import sibling
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.matching import Matches
 from twinprobe._measure.tolerance import Gap, transposed
@@ -145,6 +144,7 @@ def judge_runs(raw: Values, base: Values, matches: Matches, found: Findings) -> 
     except BadInput:  # a recording that is no run of its own: perturbed, or without the folder of its tensors
         return None
     rows = {finding.order for finding in differences}
+    # What the judge takes for noise may still be beyond the user's tolerance: then the tolerance decides what differs.
     return _claim(compared, rows, first.phase) or _claim(_by_tolerance(compared, rows), rows, first.phase)
 
 
@@ -287,11 +287,11 @@ def _came_in(name: str, by_call: dict[str, list[Finding]]) -> bool:
         return True
     if name == "loss":
         return any(parse_op(other).direction == FORWARD for other in by_call)
-    direction = parse_op(name).direction
-    if direction == FORWARD:
+    call = parse_op(name)
+    if call.direction == FORWARD:
         return False
     # A gradient follows from what its forward call saw, and a parameter's from what flowed back.
-    return sibling(name, FORWARD) in by_call or (direction == GRADIENTS and sibling(name, BACKWARD) in by_call)
+    return call.turned(FORWARD) in by_call or (call.direction == GRADIENTS and call.turned(BACKWARD) in by_call)
 
 
 def _named_by_its_layer(name: str, names: list[str], raw: Values) -> str:
@@ -330,7 +330,7 @@ _FRAMEWORK_FILES = ("-packages/torch/", "-packages/paddle/", "-packages/mindspor
 
 def _line(run: Values, name: str) -> str:
     """The user's line of code that made a call."""
-    frames = run.stacks[name] or run.stacks[sibling(name, FORWARD)]
+    frames = run.stacks[name] or run.stacks[parse_op(name).turned(FORWARD)]
     for text in frames:
         if not any(part in text.partition(", line")[0] for part in _FRAMEWORK_FILES):
             place, _, source = text.partition(", \n")

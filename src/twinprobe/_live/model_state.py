@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.console import say, shortened
 from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
@@ -28,10 +27,11 @@ from twinprobe._live.weights.layers import Slot, layer_at
 from twinprobe._live.weights.matching import COUNTERS
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
-from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe._report.console import say
+from twinprobe._runs.names import FORWARD, OpName, parse_op
 from twinprobe._runs.table import INPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe.errors import TwinProbeError
+from twinprobe.errors import TwinProbeError, listed
 
 Kept = dict[tuple[str, str], tuple[Any, Any, Array]]  # path and name of a buffer -> layer, tensor, values
 
@@ -131,7 +131,7 @@ def compare_parameters(
         partner, partner_name = parameter_of(reference, other)
         if row in matches.groups:
             parts = [
-                [_parameter(model, *_where(run, one)) for one in rows]
+                [_parameter(model, *parameter_of(run, member)) for member in rows]
                 for model, run, rows in zip((raw, base), (tested, reference), matches.groups[row], strict=True)
             ]
             if any(part is None for side in parts for part in side):
@@ -139,7 +139,7 @@ def compare_parameters(
             tensor, golden = put_together(*([part[0] for part in side if part] for side in parts))
             gap = compare(tensor, golden, tolerance)
         else:
-            held, partner_held = _parameter(raw, call.body, name), _parameter(base, partner.body, partner_name)
+            held, partner_held = _parameter(raw, call, name), _parameter(base, partner, partner_name)
             if held is None or partner_held is None:
                 continue
             (tensor, turned), (golden, golden_turned) = held, partner_held
@@ -153,14 +153,9 @@ def compare_parameters(
     return found
 
 
-def _where(run: Values, row: int) -> tuple[str, str]:
-    call, name = parameter_of(run, row)
-    return call.body, name
-
-
-def _parameter(model: Model, path: str, name: str) -> tuple[HostTensor, bool] | None:
+def _parameter(model: Model, call: OpName, name: str) -> tuple[HostTensor, bool] | None:
     """A parameter as it is now, and whether it is stored [in, out]."""
-    layer = model.paths.layer.get(path)
+    layer = model.paths.layer.get(call.body)
     parameter = model.adapter.parameters(layer).get(name) if layer is not None else None
     if parameter is None:
         return None
@@ -186,11 +181,11 @@ class Buffers:
     @property
     def notes(self) -> list[str]:
         """What the user should know."""
-        found = [f"buffers of one model only, not compared: {shortened(self._alone)}"] if self._alone else []
+        found = [f"buffers of one model only, not compared: {listed(self._alone)}"] if self._alone else []
         if self._converted:
             found.append(
                 "Paddle keeps the biased variance of each batch, the other framework the unbiased one; they agree but "
-                f"for that, and the models will differ by it in evaluation: {shortened(list(self._converted))}"
+                f"for that, and the models will differ by it in evaluation: {listed(list(self._converted))}"
             )
         return found
 
@@ -198,13 +193,13 @@ class Buffers:
         """The buffers that belong together, as the first step found them and as this one left them."""
         if not any(self._holding):
             return []
-        order = {name: at for at, name in enumerate(tested.ops)}
+        order = {name: index for index, name in enumerate(tested.ops)}
         found = []
         for calls, slots in self._pairs(matches):
             now = [side.adapter.read(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
             gaps = {AFTER_PHASE: self._gap(slots, now)}
             if step == 0:
-                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(at, slot) for at, slot in enumerate(slots)])
+                gaps[BEFORE_PHASE] = self._gap(slots, [self._before(index, slot) for index, slot in enumerate(slots)])
             if self._paddle is not None and slots[self._paddle].alias == "running variance":
                 run = (tested, reference)[self._paddle]
                 gaps[AFTER_PHASE] = self._by_one_meaning(slots, now, gaps[AFTER_PHASE], run)
@@ -276,7 +271,7 @@ class Buffers:
         self._variances[name] = values, meant
         if gap.same:
             return gap
-        corrected = self._gap(slots, [meant if at == self._paddle else array for at, array in enumerate(now)])
+        corrected = self._gap(slots, [meant if index == self._paddle else array for index, array in enumerate(now)])
         if not corrected.same:
             return gap
         self._converted[name] = None

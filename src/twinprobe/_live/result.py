@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isnan
@@ -11,19 +11,110 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._live.console import AGREES, DIFFERS, FIRST, Branch, Calls, call_tree, sibling, tree_lines
 from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.tables import fill_csv, fill_parquet
-from twinprobe._runs.names import FORWARD
-from twinprobe.errors import BadInput
+from twinprobe._runs.names import FORWARD, parse_op
+from twinprobe.errors import BadInput, listed
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.console import Console
     from rich.text import Text
+
+
+AGREES, DIFFERS, FIRST, UNSEEN = "agrees", "differs", "first", "not compared"
+SIGNS = {AGREES: "✔", DIFFERS: "✖", FIRST: "➤", UNSEEN: "·"}
+_PLAIN_SIGNS = {AGREES: "+", DIFFERS: "x", FIRST: ">", UNSEEN: "."}
+MOST_LINES = 60
+
+
+@dataclass
+class Branch:
+    """One call of a model."""
+
+    name: str
+    label: str
+    mark: str
+    children: list[Branch] = field(default_factory=list)
+
+    def count(self) -> int:
+        """How many calls there are from here on."""
+        return 1 + sum(child.count() for child in self.children)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing differs from here on."""
+        return self.mark not in (DIFFERS, FIRST) and all(child.agrees for child in self.children)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The calls of a model: all that its tree needs of a run, without the tensors."""
+
+    names: list[str]
+    parents: dict[str, str | None]
+
+
+def call_tree(run: Calls, marks: Mapping[str, str]) -> list[Branch]:
+    """The calls of a model inside one another, marked by name; functions are shown only where they differ."""
+    branches: dict[str, Branch] = {}
+    # In the order in which they began: those without values of their own too.
+    for name in dict.fromkeys([*run.parents, *run.names]):
+        op = parse_op(name)
+        if op.direction != FORWARD:
+            continue
+        mark = marks.get(name, UNSEEN)
+        if op.is_module or mark in (DIFFERS, FIRST):
+            branches[name] = Branch(name, _label(name), mark)
+    roots: list[Branch] = []
+    for name, branch in branches.items():
+        parent, seen = run.parents.get(name), {name}  # a recording may hold circles
+        while parent is not None and parent not in branches and parent not in seen:
+            seen.add(parent)
+            parent = run.parents.get(parent)
+        (branches[parent].children if parent in branches else roots).append(branch)
+    return roots
+
+
+def tree_lines(roots: list[Branch], *, plain: bool = False, most: int = MOST_LINES) -> list[tuple[str, str]]:
+    """(line, mark) from top to bottom; in a long tree what agrees is folded."""
+    total = sum(root.count() for root in roots)
+    lines: list[tuple[str, str]] = []
+    for root in roots:
+        _grow(root, "", "", lines, fold=total > most, plain=plain)
+    if len(lines) > most:
+        at = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
+        begin = max(0, min(at - most // 2, len(lines) - most))
+        left = len(lines) - most
+        lines = [*lines[begin : begin + most], (f"... {left} more lines", UNSEEN)]
+    return lines
+
+
+def _grow(branch: Branch, lead: str, next_lead: str, lines: list[tuple[str, str]], *, fold: bool, plain: bool) -> None:
+    sign = (_PLAIN_SIGNS if plain else SIGNS)[branch.mark]
+    folded = fold and branch.agrees and bool(branch.children)
+    more = f"  ({branch.count() - 1} inside agree)" if folded else ""
+    lines.append((f"{lead}{sign} {branch.label}{more}", branch.mark))
+    if folded:
+        return
+    tee, corner, bar = ("|- ", "`- ", "|  ") if plain else ("├─ ", "└─ ", "│  ")
+    for child in branch.children:
+        last = child is branch.children[-1]
+        _grow(
+            child, next_lead + (corner if last else tee), next_lead + ("   " if last else bar), lines,
+            fold=fold, plain=plain,
+        )  # fmt: skip
+
+
+def _label(name: str) -> str:
+    op = parse_op(name)
+    again = f" call {op.call + 1}" if op.call > 0 and op.is_module else ""
+    if not op.is_module:
+        return f"{op.body}() call {op.call + 1}"
+    return f"{op.body} ({op.cls}){again}" if op.body else f"{op.cls}{again}"
 
 
 @dataclass
@@ -84,13 +175,16 @@ class Result:
     def _tree(self, calls: Calls, side: str) -> list[Branch]:
         """Marked by the step and phase of the first difference."""
         first = self.first
-        marks: dict[str, str] = {}
+        own: dict[str, str] = {}  # by the call's own name: of all its tensors the worst counts
         for finding in self.findings:
             if first is None or (finding.step, finding.phase) == (first.step, first.phase):
-                name = sibling(getattr(finding, side), FORWARD)
-                marks[name] = DIFFERS if finding.differs else marks.get(name, AGREES)
+                name = getattr(finding, side)
+                own[name] = DIFFERS if finding.differs else own.get(name, AGREES)
         if first is not None:
-            marks[sibling(getattr(first, side), FORWARD)] = FIRST
+            own[getattr(first, side)] = FIRST
+        marks: dict[str, str] = {}
+        for name in sorted(own, key=lambda name: (AGREES, DIFFERS, FIRST).index(own[name])):
+            marks[parse_op(name).turned(FORWARD)] = own[name]
         return call_tree(calls, marks)
 
     @property
@@ -206,8 +300,7 @@ def _following(first: First, differences: list[Finding]) -> Iterator[Text]:
     others = [finding for finding in differences if finding.decides and finding.raw != first.raw]
     names = list(dict.fromkeys(finding.raw for finding in others))
     if names:
-        more = f" and {len(names) - _FOLLOWING} more" if len(names) > _FOLLOWING else ""
-        yield _text("  then differ  ", "dim", ", ".join(names[:_FOLLOWING]) + more)
+        yield _text("  then differ  ", "dim", listed(names, _FOLLOWING))
     for finding in [finding for finding in others if finding.cause == INJECTED][:3]:
         yield _text("  also begins  ", "dim", f"{finding.raw} ({finding.phase}: {finding.gap.why})")
 

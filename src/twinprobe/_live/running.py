@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._live.frameworks import FRAMEWORKS, adapter_named, adapter_of
-from twinprobe._live.frameworks.adapter import Adapter, Call, Loss, array_on_host
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, Adapter, Call, Loss, adapter_named, adapter_of, array_on_host
 from twinprobe._live.live_run import Values, live_run
 from twinprobe._live.options import Options
 from twinprobe._live.pairing.layer_map import LayerMap, Paths, apply_map

@@ -101,7 +101,7 @@ class Feeder:
                 made[id(tensor)] = self._adapter.substitute(tensor, value, leaving)
             return made[id(tensor)]
 
-        fed = tuple(_mapped(item, str(at), feed, self._adapter.is_tensor) for at, item in enumerate(args))
+        fed = tuple(_mapped(item, str(index), feed, self._adapter.is_tensor) for index, item in enumerate(args))
         named = {name: _mapped(item, name, feed, self._adapter.is_tensor) for name, item in kwargs.items()}
         return fed, named
 
@@ -162,7 +162,7 @@ def _mapped(value: Any, name: str, feed: Callable[[Any, str], Any], is_tensor: C
         return feed(value, name)
     kind = type(value)
     if kind in (list, tuple):
-        return kind(_mapped(item, f"{name}.{at}", feed, is_tensor) for at, item in enumerate(value))
+        return kind(_mapped(item, f"{name}.{index}", feed, is_tensor) for index, item in enumerate(value))
     if kind is dict:
         return {key: _mapped(item, f"{name}.{key}", feed, is_tensor) for key, item in value.items()}
     return value

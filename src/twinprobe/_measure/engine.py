@@ -60,17 +60,8 @@ class PlainEngine:
     def row_at(self, dtype: str, address: int, size: int) -> None:
         """Numpy reads arrays, not addresses."""
 
-    def sketches(self, dtype: str) -> bool:
-        del dtype
-        return False
-
-    def sketch_state(
-        self, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int
-    ) -> NDArray[np.float64]:
-        raise NotImplementedError  # sketches() says so
-
-    def sketch_at(self, dtype: str, address: int, size: int, length: int, flags: int) -> tuple[bytes, list[float]]:
-        raise NotImplementedError
+    def sketcher(self, dtype: str) -> None:
+        """Numpy sketches in ``sketch.py``, block by block."""
 
 
 def _pair_row(target: NDArray[Any], golden: NDArray[Any]) -> tuple[Any, ...]:

@@ -63,8 +63,8 @@ class KernelEngine:
         load(f"tensor_{dtype}", 3)(address, size, addressof(row))
         return row[:]
 
-    def sketches(self, dtype: str) -> bool:
-        return dtype in _SKETCHED
+    def sketcher(self, dtype: str) -> KernelEngine | None:
+        return self if dtype in _SKETCHED else None
 
     def sketch_state(
         self, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int

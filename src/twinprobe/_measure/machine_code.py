@@ -22,8 +22,7 @@ import llvmlite  # type: ignore[import-untyped]
 from llvmlite import binding
 
 from twinprobe import __version__
-from twinprobe._runs.places import private_folder
-from twinprobe._runs.whole_files import write_whole
+from twinprobe._runs.whole_files import private_folder, write_whole
 
 Loop = Callable[..., None]
 

@@ -303,8 +303,9 @@ def _runs(
 def _state_of(engine: Engine, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int) -> Floats:
     """The sums over so many runs of so many elements, from ``first`` on in the whole and so far apart there."""
     count, size, first, stride = runs
-    if count > 1 and engine.sketches(dtype):
-        return engine.sketch_state(dtype, data[:], runs, length)
+    sketcher = engine.sketcher(dtype) if count > 1 else None
+    if sketcher is not None:
+        return sketcher.sketch_state(dtype, data[:], runs, length)
     state = empty_state()
     for run in range(count):
         begin, place = run * size, first + run * stride
@@ -318,17 +319,21 @@ def _state_of(engine: Engine, dtype: str, data: NDArray[Any], runs: tuple[int, i
 
 
 def _strip_state(engine: Engine, dtype: str, data: NDArray[Any], first: int, length: int) -> Floats:
-    if engine.sketches(dtype):
-        return engine.sketch_state(dtype, data, (1, data.size, first, 0), length)
+    sketcher = engine.sketcher(dtype)
+    if sketcher is not None:
+        return sketcher.sketch_state(dtype, data, (1, data.size, first, 0), length)
+    # 8-bit floats and unsigned integers go in a type that compiled loops read. The largest numbers of float8_e8m0fnu
+    # are no fill values, as they are of the others.
+    name = "int64" if dtype in INTEGERS else "float32"
+    sketcher = None if dtype == "float8_e8m0fnu" else engine.sketcher(name)
     state = empty_state()
     for start in range(0, data.size, BLOCK):
         part = data[start : start + BLOCK]
-        if not engine.sketches("float32") or dtype == "float8_e8m0fnu":  # whose largest numbers are no fill values
+        if sketcher is None:
             more = _plain_state(dtype, part, first + start, length)
-        else:  # 8-bit floats and unsigned integers, in a type that compiled loops read
-            name = "int64" if dtype in INTEGERS else "float32"
+        else:
             wide = part.astype(np.int64) if dtype in INTEGERS else numbers(dtype, part, FLOAT32)
-            more = engine.sketch_state(name, wide, (1, wide.size, first + start, 0), length)
+            more = sketcher.sketch_state(name, wide, (1, wide.size, first + start, 0), length)
         _add(state, more)
     return state
 
@@ -339,10 +344,10 @@ def sketch_at(dtype: str, address: int, size: int) -> tuple[Statistics | None, b
     For recorders, which measure thousands of small tensors. The memory must stay alive, be aligned and hold ``size``
     elements. No statistics come of integers, and where elements were left out of the sums.
     """
-    engine = engine_for(0)
-    if not engine.sketches(dtype):
+    sketcher = engine_for(0).sketcher(dtype)
+    if sketcher is None:
         return None
-    row, (top, bottom, total, squares) = engine.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
+    row, (top, bottom, total, squares) = sketcher.sketch_at(dtype, address, size, block_length(size), flags_of(dtype))
     if not row[0] & PRESENT:
         return None
     if dtype not in FLOATS or not (isfinite(squares) and isfinite(total)):

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from twinprobe._record.render import Renderer
 from twinprobe._record.rows import Entry, sketches_of
-from twinprobe._runs.names import has_direction
+from twinprobe._runs.names import DIRECTIONS
 from twinprobe._runs.sketches import SUFFIX, SketchJournal
 
 PART_SUFFIX = ".part"
@@ -86,7 +86,7 @@ class DumpFolder:
 
     def add_sketches(self, name: str, sketches: Iterable[tuple[int, bytes | None]]) -> None:
         """Append the sketches of one entry's tensors, in the order in which readers of the index count them."""
-        if self.index == "dump" and not has_direction(name):  # readers leave such entries out
+        if self.index == "dump" and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):  # readers leave these out
             return
         if self._sketches is None:
             self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}")

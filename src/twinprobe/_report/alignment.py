@@ -16,7 +16,7 @@ from twinprobe._align.mapping.layer_tree import TOP
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, fill
-from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
+from twinprobe._runs.names import FORWARD, is_module, parse_op
 from twinprobe._runs.run import Run
 
 # The page of an alignment: both trees side by side, and a line for each pair.
@@ -115,17 +115,17 @@ def _pairs_of_heads(alignment: Alignment, *, modules: bool) -> dict[str, str]:
     for relation in alignment.relations:
         names = [parse_op(name) for name in (*relation.target, *relation.golden)]
         if relation.one_to_one and all(name.is_module == modules and name.direction == FORWARD for name in names):
-            mine, theirs = (name.without_call.removesuffix(f".{FORWARD}") for name in names)
+            target, golden = (name.without_call.removesuffix(f".{FORWARD}") for name in names)
             if modules:
-                mine, theirs = mine.partition(".")[2], theirs.partition(".")[2]
-            votes.setdefault(mine, Counter())[theirs] += 1
-    return {mine: names.most_common(1)[0][0] for mine, names in votes.items()}
+                target, golden = target.partition(".")[2], golden.partition(".")[2]
+            votes.setdefault(target, Counter())[golden] += 1
+    return {target: names.most_common(1)[0][0] for target, names in votes.items()}
 
 
 def _cell_mapping_text(alignment: Alignment) -> str:
     pairs = _pairs_of_heads(alignment, modules=True)
     head = "# Cell mapping found by twinprobe align: module of the target run: module of the other run.\n"
-    lines = [f"{_quoted(mine)}: {_quoted(theirs)}\n" for mine, theirs in pairs.items()]
+    lines = [f"{_quoted(target)}: {_quoted(golden)}\n" for target, golden in pairs.items()]
     return head + "".join(lines) if lines else ""
 
 
@@ -135,8 +135,8 @@ def _api_mapping_text(alignment: Alignment, target: Run, golden: Run) -> str:
     head = "# API mapping found by twinprobe align: APIs that were paired most often.\n"
     turned = golden.framework == MINDSPORE != target.framework
     lines = []
-    for mine, theirs in pairs.items():
-        left, right = (theirs, mine) if turned else (mine, theirs)
+    for name, partner in pairs.items():
+        left, right = (partner, name) if turned else (name, partner)
         lines.append(f"- ms_api: {_quoted(left)}\n  pt_api: {_quoted(right)}\n")
     return head + "".join(lines) if lines else ""
 
@@ -155,7 +155,7 @@ def layer_mapping_text(rules: LayerRules) -> str:
         lines += ["# All names are equal: nothing needs renaming.", f"{TOP}: {{}}"]
     for cls, names in rules.classes.items():
         lines += ["", f"{_quoted(cls)}:"]
-        lines += [f"  {_quoted(mine)}: {_quoted(theirs)}" for mine, theirs in names.items()]
+        lines += [f"  {_quoted(target)}: {_quoted(golden)}" for target, golden in names.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -197,16 +197,16 @@ def alignment_lines(alignment: Alignment) -> list[str]:
 
 
 def _calls(alignment: Alignment) -> int:
-    return sum(not _is_module(name) for relation in alignment.relations for name in relation.target)
+    return sum(not is_module(name) for relation in alignment.relations for name in relation.target)
 
 
 def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
-    modules = [one for one in alone if _is_module(one.name)]
-    others = Counter(one.why for one in alone if not _is_module(one.name))
+    modules = [one for one in alone if is_module(one.name)]
+    others = Counter(one.why for one in alone if not is_module(one.name))
     lines = []
     if modules:
         lines.append(f"{len(modules)} modules of the {side} run stay alone:")
-        lines += [f"  {one.name}: {one.why}" for one in modules[:_SHOWN]]
+        lines += [f"  {module.name}: {module.why}" for module in modules[:_SHOWN]]
         lines += _more(len(modules))
     if others:
         lines.append(f"{others.total()} API calls of the {side} run stay alone:")
@@ -217,7 +217,3 @@ def _alone_lines(side: str, alone: list[Alone]) -> list[str]:
 
 def _more(count: int) -> list[str]:
     return [f"  ... and {count - _SHOWN} more"] if count > _SHOWN else []
-
-
-def _is_module(name: str) -> bool:
-    return name.partition(".")[0] in CONTAINERS

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twinprobe._report.columns import STATISTICS
 from twinprobe._report.files import replacing
+from twinprobe._report.tables import STATISTICS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 if TYPE_CHECKING:

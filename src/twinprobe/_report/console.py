@@ -38,6 +38,13 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     return _UNSEEN.sub(lambda found: found[0] if found[0] == "\n" and keep_newlines else _spell(found), text)
 
 
+def say(text: str) -> None:
+    """Print one line."""
+    from rich.console import Console
+
+    Console().print(visible(text), soft_wrap=True, highlight=False, markup=False)
+
+
 def visible_cells(column: pl.Series) -> pl.Series:
     """The column with every such character of its texts spelled out, line breaks and tabs excepted; none is cut."""
     texts = column.filter(column.str.contains(_UNSEEN_IN_CELL)).unique()

@@ -15,22 +15,15 @@ from tempfile import gettempdir
 from types import TracebackType
 
 from twinprobe._report.console import visible
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import RemotePath
-from twinprobe._runs.whole_files import OWNER, machine, open_file, owner, temporary_name
-from twinprobe.errors import BadInput
+from twinprobe._runs.whole_files import OWNER, claimed, machine, open_file, remote, temporary_path
+from twinprobe.errors import BadInput, listed
 
 # Clearing away what a killed command has left half written.
 
 logger = logging.getLogger("twinprobe.report")
 _TEMPORARY = re.compile(rf"\..*\.{OWNER}\.part", re.DOTALL)
 _CLAIM = re.compile(r"\.twinprobe-\d{14}\.claim")
-_MOST_SHOWN = 3
-
-
-def claim_name(stamp: str) -> str:
-    """The name of the file by which a command keeps a timestamp to itself; it holds the owner."""
-    return f".twinprobe-{stamp}.claim"
 
 
 def sweep(folder: Path) -> None:
@@ -54,13 +47,13 @@ def sweep(folder: Path) -> None:
             removed.append(name)
     shown = visible(str(folder))
     if removed:
-        logger.warning("%s: removed what a killed command left half written: %s", shown, _listed(removed))
+        logger.warning("%s: removed what a killed command left half written: %s", shown, visible(listed(removed)))
     if foreign:
         logger.warning(
             "%s: a command on another machine, or before a restart, has not finished: %s "
             "(kept; delete it if no such command runs any more)",
             shown,
-            _listed(foreign),
+            visible(listed(foreign)),
         )
 
 
@@ -91,11 +84,6 @@ def _alive(pid: int) -> bool:
     except (OSError, OverflowError):
         pass  # somebody else's, or no number of a process here
     return True
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return ", ".join(visible(name) for name in names[:_MOST_SHOWN]) + more
 
 
 _HINTS = {
@@ -131,9 +119,7 @@ class Staging:
 
         What belongs to a URL is written on this machine and sent there when it is finished.
         """
-        elsewhere = remote(path)
-        folder = path.parent if elsewhere is None else Path(gettempdir())
-        temporary = folder / temporary_name(path.name)
+        temporary, elsewhere = temporary_path(path)
         # First, so that an interruption on the next line leaves nothing behind.
         self._files.append((path, temporary, elsewhere))
         try:
@@ -182,12 +168,12 @@ class Staging:
                 _sync(temporary)
                 if path.is_dir():
                     raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        for at, (path, temporary, elsewhere) in enumerate(self._files):
+        for index, (path, temporary, elsewhere) in enumerate(self._files):
             with _naming(path):
                 if elsewhere is None:
                     temporary.replace(path)
                 else:
-                    self._send(at, temporary, elsewhere)
+                    self._send(index, temporary, elsewhere)
         for folder in {path.parent for path, _temporary, elsewhere in self._files if elsewhere is None}:
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
@@ -233,7 +219,8 @@ def prepare_folder(path: Path) -> Path:
     except OSError as error:
         raise _unwritable(path, error, what="the output folder cannot be made") from error
     sweep(path)
-    probe = path / temporary_name("twinprobe")
+    temporary, elsewhere = temporary_path(path / "twinprobe")
+    probe = path / temporary.name  # in the folder itself, wherever that is
     try:
         probe.touch(exist_ok=False)
     except OSError as error:
@@ -241,7 +228,7 @@ def prepare_folder(path: Path) -> Path:
     finally:
         with suppress(OSError):
             probe.unlink()
-    if remote(path) is not None:
+    if elsewhere is not None:
         _PREPARED.add(str(path))
     return path
 
@@ -291,8 +278,8 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
     """
     stamp, claim = wanted, None
     for _ in range(_MOST):
-        claim = folder / claim_name(stamp)
-        if _claimed(claim):
+        claim = folder / f".twinprobe-{stamp}.claim"  # whoever makes it has the timestamp; it names its owner
+        if claimed(claim):
             if not _is_used(folder, stamp):
                 break
             claim.unlink(missing_ok=True)
@@ -303,32 +290,6 @@ def own_timestamp(folder: Path, wanted: str) -> Iterator[str]:
         if claim is not None:
             with suppress(OSError):
                 claim.unlink()
-
-
-def _claimed(claim: Path) -> bool:
-    elsewhere = remote(claim)
-    if elsewhere is not None:
-        with suppress(OSError):
-            return elsewhere.create(owner().encode())
-        return True
-    temporary = claim.with_name(temporary_name(claim.name))
-    try:
-        temporary.write_text(owner())
-        try:
-            os.link(temporary, claim)  # it appears with its owner in it: a command may be killed at any time
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-            temporary.replace(claim)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True  # a folder that cannot be written to is reported when the results are
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return True
 
 
 def _is_used(folder: Path, stamp: str) -> bool:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.inside import table_pictures
+from twinprobe._report.tables import RELATIVE_ERROR, STACK
 
 if TYPE_CHECKING:
     import polars as pl

@@ -22,13 +22,14 @@ from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
-from twinprobe._runs.places import remote
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl
 
 VERDICTS = ("pass", "warning", "error", "failed")
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,17 @@ def fill_page(overview: Overview, path: Path) -> None:
         "groups": _groups(overview.cells),
         "reports": [_report_of(cell, path.parent) for cell in overview.cells],
     }
-    fill(path, asset("map.html"), title=told(overview.cells), style=asset("map.css"), script=asset("map.js"), data=data)
+    fill(
+        path,
+        asset("map.html"),
+        title=page_title(overview.cells),
+        style=asset("map.css"),
+        script=asset("map.js"),
+        data=data,
+    )
 
 
-def told(cells: Sequence[Cell]) -> str:
+def page_title(cells: Sequence[Cell]) -> str:
     """The title of the page: how many ranks, steps, or both have errors, have only warnings, were not compared."""
     counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
     noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else f"results ({counted(steps, ranks)})"
@@ -123,9 +131,9 @@ def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
         if cell.verdict == "pass":
             continue
         first = cell.summary.first if cell.summary is not None else None
-        words = cell.failure or (f"{first.op}: {_without_numbers(first.sentence)}" if first else "")
-        found.setdefault((cell.verdict, words if not cell.failure else cell.failure), []).append(cell)
-    order = {name: at for at, name in enumerate(reversed(VERDICTS))}
+        words = cell.failure or (f"{first.op}: {_NUMBER.sub('#', first.sentence)}" if first else "")
+        found.setdefault((cell.verdict, words), []).append(cell)
+    order = {name: index for index, name in enumerate(reversed(VERDICTS))}
     groups = []
     for (verdict, _), same in sorted(found.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)
@@ -145,10 +153,6 @@ def _places(cells: Sequence[Cell]) -> list[list[str]]:
     for step, found in sorted(ranks.items()):
         steps.setdefault(_ranges(found), set()).add(step)
     return [[_ranges(same), text] for text, same in steps.items()]
-
-
-def _without_numbers(sentence: str) -> str:
-    return re.sub(r"[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?", "#", sentence)
 
 
 def _ranges(numbers: set[int]) -> str:
@@ -180,6 +184,7 @@ _KINDS = (
     (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
     (re.compile(r".*"), "Other files"),
 )
+_DATASETS = "Datasets (parquet by step and rank)"
 INDEX = "index.html"
 _MOST_LINKS = 5000
 
@@ -200,18 +205,15 @@ def write_index(folder: Path) -> Path | None:
         groups.setdefault(kind, []).append(f"<li>{link} <small>{shown}</small></li>")
     for dataset in sorted(path.name for path in folder.glob(f"{DATASET}_*/")):
         item = f"<li><bdi>{html.escape(visible(dataset))}</bdi></li>"
-        groups.setdefault("Datasets (parquet by step and rank)", []).append(item)
-    lists = [f"<h2>{kind}</h2><ul>{''.join(items)}</ul>" for kind, items in sorted(groups.items(), key=_kind_order)]
+        groups.setdefault(_DATASETS, []).append(item)
+    order = [words for _, words in _KINDS if words in groups] + [kind for kind in groups if kind == _DATASETS]
+    lists = [f"<h2>{kind}</h2><ul>{''.join(groups[kind])}</ul>" for kind in order]
     name = html.escape(visible(folder.resolve().name))
     target = folder / INDEX
     with Staging() as staging:
         fill(staging.file(target), asset("index.html"), title=f"TwinProbe: {name}", style=asset("map.css"), script="",
              data=None, body=f"<h1><bdi>{name}</bdi></h1>{''.join(lists)}")  # fmt: skip
     return target
-
-
-def _kind_order(group: tuple[str, list[str]]) -> int:
-    return next((at for at, (_, words) in enumerate(_KINDS) if words == group[0]), len(_KINDS))
 
 
 class _Failed(msgspec.Struct):

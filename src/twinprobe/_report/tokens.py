@@ -181,11 +181,11 @@ def token_findings(found: Compared) -> TokenFindings:
     module: list[str | None] = [None] * tokens.count
     modules: list[tuple[str, Floats]] = []
     result = np.full(tokens.count, np.nan)
-    for at, held in enumerate(found.held):
-        call = found.calls[ops[at]]
-        if held is None or roles[at] != OUTPUT or not call.is_module or call.direction != FORWARD:
+    for index, held in enumerate(found.held):
+        call = found.calls[ops[index]]
+        if held is None or roles[index] != OUTPUT or not call.is_module or call.direction != FORWARD:
             continue
-        errors = _token_errors(found, at)
+        errors = _token_errors(found, index)
         if errors is None:
             continue
         result = np.where(np.isnan(errors), result, errors)
@@ -193,9 +193,9 @@ def token_findings(found: Compared) -> TokenFindings:
         healthy = errors[~reached & np.isfinite(errors)]
         usual = max(noise, float(np.quantile(healthy, 0.1))) if len(healthy) and reached.any() else noise
         times = errors / (_BEYOND * usual)
-        beyond = (times > 1) & (judged.state[at] == DIFFERS) & (ops[at] >= begun)
+        beyond = (times > 1) & (judged.state[index] == DIFFERS) & (ops[index] >= begun)
         # What is within noise as a whole is so in each token, which scatter more than their sum does.
-        modules.append((names[at], times if beyond.any() else np.minimum(times, 0.99)))
+        modules.append((names[index], times if beyond.any() else np.minimum(times, 0.99)))
         for token in np.flatnonzero(beyond & ~differs).tolist():
             module[token] = call.body
         differs |= beyond
@@ -229,8 +229,8 @@ def _reach(found: Compared, noise: float) -> tuple[str, Floats, NDArray[np.bool_
     if first is not None and found.cached[first.order]:
         kept = _token_errors(found, first.order)
         inside = "" if kept is None else found.tokens.describe(np.nan_to_num(kept) > _BEYOND * noise)
-        told = (inside and f"in the cache {inside}", where and f"the result {where}")
-        where = "; ".join(part for part in told if part)
+        places = (inside and f"in the cache {inside}", where and f"the result {where}")
+        where = "; ".join(part for part in places if part)
     return where, errors, reached
 
 
@@ -260,9 +260,9 @@ def _start_of(found: Compared) -> int | None:
     pairs = found.evidence.pairs
     ops, roles = pairs["t_op"].to_list(), pairs["t_role"].to_list()
     later = (
-        at
-        for at, held in enumerate(found.held)
-        if held is not None and roles[at] == OUTPUT and ops[at] >= ops[first.order] and not found.cached[at]
+        index
+        for index, held in enumerate(found.held)
+        if held is not None and roles[index] == OUTPUT and ops[index] >= ops[first.order] and not found.cached[index]
     )
     return next(later, None)
 
@@ -284,10 +284,12 @@ def _token_errors(found: Compared, at: int) -> Floats | None:
     step = max(1, AT_ONCE // (8 * max(features, 1)))
     for start in range(0, count, step):
         span = slice(start * features, min(start + step, count) * features)
-        mine, theirs = (numbers(one.dtype, one.data[span], FLOAT64).reshape(-1, features) for one in (target, golden))
+        targets, goldens = (
+            numbers(side.dtype, side.data[span], FLOAT64).reshape(-1, features) for side in (target, golden)
+        )
         with np.errstate(invalid="ignore", over="ignore"):
-            gaps[start : start + step] = np.sqrt(np.square(mine - theirs).sum(axis=1))
-            norms[start : start + step] = np.sqrt(np.square(theirs).sum(axis=1))
+            gaps[start : start + step] = np.sqrt(np.square(targets - goldens).sum(axis=1))
+            norms[start : start + step] = np.sqrt(np.square(goldens).sum(axis=1))
     usual = float(np.sqrt(np.mean(np.square(norms[np.isfinite(norms)])))) if np.isfinite(norms).any() else 0.0
     with np.errstate(invalid="ignore", divide="ignore"):
         errors = np.where(gaps == 0, 0.0, gaps / np.maximum(norms, 0.1 * usual))
@@ -330,7 +332,7 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     """A strip of rectangles for each module: neighbours of one colour are one rectangle."""
     if len(modules) > _MOST_MODULES:  # the outer ones say enough
         depth = sorted(name.count(".") for name, _ in modules)[_MOST_MODULES]
-        modules = [one for one in modules if one[0].count(".") < depth][:_MOST_MODULES]
+        modules = [module for module in modules if module[0].count(".") < depth][:_MOST_MODULES]
     tokens = table.height
     columns = min(tokens, _MOST_COLUMNS)
     edges = np.linspace(0, tokens, columns + 1).astype(np.int64)

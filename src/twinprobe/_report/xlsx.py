@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from twinprobe._report.columns import (
+from twinprobe._report.tables import (
     FORMULA_START,
     HARMLESS,
     NUMBER_TEXT,
@@ -187,7 +187,8 @@ class SharedTexts:
 
         yield texts_start(len(self.texts))
         for start in range(0, len(self.texts), _CHUNK):
-            texts = _escaped(_cut(self.texts.slice(start, _CHUNK)))
+            texts = _cut(self.texts.slice(start, _CHUNK)).str.replace_all(_LOOKS_SPELLED, "_x005F_${1}")
+            texts = texts.str.replace_many(["&", "<", ">", *_FORBIDDEN], ["&amp;", "&lt;", "&gt;", *_SPELLED])
             pieces = pl.concat_str(pl.lit('<si><t xml:space="preserve">'), texts, pl.lit("</t></si>"))
             yield pl.select(pieces.str.join("")).item()
         yield TEXTS_END
@@ -206,11 +207,6 @@ def cut_text(text: str) -> str:
     if len(units) <= 2 * _LONGEST_TEXT:
         return text
     return units[: 2 * (_LONGEST_TEXT - 1)].decode("utf-16-le", errors="ignore") + "…"
-
-
-def _escaped(texts: pl.Series) -> pl.Series:
-    texts = texts.str.replace_all(_LOOKS_SPELLED, "_x005F_${1}")
-    return texts.str.replace_many(["&", "<", ">", *_FORBIDDEN], ["&amp;", "&lt;", "&gt;", *_SPELLED])
 
 
 def rows_xml(table: pl.DataFrame, texts: SharedTexts) -> Iterator[str]:

@@ -190,7 +190,7 @@ def _titles(path: Path, archive: zipfile.ZipFile, cells: dict[int, _Cell]) -> li
     last = max(cells)
     if last > 16_383:
         raise _damaged(path, "has more columns than a sheet can have")
-    return [_resolved(path, cells.get(at), texts) or "" for at in range(last + 1)]
+    return [_resolved(path, cells.get(index), texts) or "" for index in range(last + 1)]
 
 
 def _resolved(path: Path, cell: _Cell | None, texts: dict[int, str]) -> str | None:

@@ -12,8 +12,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from twinprobe._runs.places import remote
-from twinprobe._runs.whole_files import open_regular
+from twinprobe._runs.whole_files import open_regular, remote
 from twinprobe.errors import BadInput
 
 BLOCK = PIECE = 1 << 20

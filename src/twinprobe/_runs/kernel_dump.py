@@ -11,9 +11,8 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from twinprobe._runs.json_pieces import ENTRY, Budget
-from twinprobe._runs.places import scan
 from twinprobe._runs.table import TENSOR, Leaf, Stat
-from twinprobe._runs.whole_files import csv_rows, open_file
+from twinprobe._runs.whole_files import csv_rows, open_file, scan
 from twinprobe.errors import BadInput
 
 # Names of kernels in a static graph's dump: what a file name says, and the list that stands in for long ones.

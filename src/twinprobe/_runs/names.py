@@ -8,8 +8,13 @@ from functools import lru_cache
 FORWARD = "forward"
 BACKWARD = "backward"
 GRADIENTS = "parameters_grad"
+# One of the last two parts of every recorded call's name.
 DIRECTIONS = frozenset({FORWARD, BACKWARD, GRADIENTS})
 CONTAINERS = frozenset({"Module", "Cell"})
+# The same grammar for columns of names, in the regular expressions of polars: what follows the name of a function or
+# class in a forward call, and the name of the function or class in a row's.
+FORWARD_CALL = r"\.(?:\d+\.forward|forward\.\d+)"
+FUNCTION_OF_ROW = r"^\w+\.(?:.*\.)?_*(\w+?)_*\.(?:\d+\.(?:forward|backward)|(?:forward|backward)\.\d+)\."
 # Nobody gives longer names to a call.
 LONGEST_NAME = 1 << 16
 # No recorder counts further, and Python converts no endless row of digits.
@@ -40,21 +45,22 @@ class OpName:
 
     def renumbered(self, call: int) -> str:
         """The same name with another call number."""
+        return self._spelled(self.direction, call)
+
+    def turned(self, direction: str) -> str:
+        """The forward or backward call that a call or a gradient of a parameter belongs to."""
+        return self._spelled(direction, max(self.call, 0))
+
+    def _spelled(self, direction: str, call: int) -> str:
         head = ".".join(part for part in (self.prefix, self.body, self.cls) if part)
         if self.is_module or self.direction == GRADIENTS:
-            return f"{head}.{self.direction}.{call}"
-        return f"{head}.{call}.{self.direction}"
+            return f"{head}.{direction}.{call}"
+        return f"{head}.{call}.{direction}"
 
 
 def is_module(name: str) -> bool:
     """Whether a name is that of a module's call."""
     return name.partition(".")[0] in CONTAINERS
-
-
-def has_direction(name: str) -> bool:
-    """Whether the last two parts say forward, backward or parameters_grad, as every recorded call does."""
-    tail = name.rsplit(".", 2)
-    return not DIRECTIONS.isdisjoint(tail[-2:])
 
 
 NAMES_KEPT = 8192

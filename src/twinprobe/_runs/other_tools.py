@@ -150,8 +150,8 @@ def _debugger_values(value: Any, role: int, ending: str, depth: int) -> Iterator
             inner = ending if key in ("args", "kwargs") else f"{ending}.{key}"
             yield from _debugger_values(one, role, inner, depth + 1)
     elif isinstance(value, list):
-        for at, one in enumerate(value):
-            yield from _debugger_values(one, role, f"{ending}.{at}", depth + 1)
+        for index, one in enumerate(value):
+            yield from _debugger_values(one, role, f"{ending}.{index}", depth + 1)
     elif isinstance(value, str):
         yield role, ending, None if value == "None" else Leaf("str", value=value[:1000])
 
@@ -206,8 +206,8 @@ def _polygraphy(path: Path) -> Content:
                 visit(one, name if hidden else f"{name}.{key}".lstrip("."), depth + 1)
         elif isinstance(value, list):
             named = len(value) == 2 and isinstance(value[0], str)
-            for at, one in enumerate(value[1:] if named else value):
-                inner = str(value[0]) if named else str(at)
+            for index, one in enumerate(value[1:] if named else value):
+                inner = str(value[0]) if named else str(index)
                 visit(one, f"{name}.{inner}".lstrip(".") if named or len(value) > 1 else name, depth + 1)
 
     visit(_document(path), "", 0)
@@ -259,15 +259,15 @@ def _hashed(text: str, hashes: list[str], role: int, ending: str) -> list[tuple[
     tensors = list(_TENSOR.finditer(text))
     each = len(hashes) // len(tensors) if tensors and len(hashes) % len(tensors) == 0 else 0
     values: list[tuple[int, str, Leaf | None]] = []
-    for at, one in enumerate(tensors):
+    for index, one in enumerate(tensors):
         shape = [int(size) for size in re.findall(r"\d{1,15}", one["shape"])]
         leaf = Leaf("torch.Tensor", _SHORT.get(one["dtype"], one["dtype"][:40]), shape)
-        for number in hashes[at * each : (at + 1) * each]:
+        for number in hashes[index * each : (index + 1) * each]:
             if number.lstrip("-").isdecimal():
                 leaf.md5 = number
             else:
                 leaf.Norm = float(number)
-        values.append((role, f"{ending}.{at}", leaf))
+        values.append((role, f"{ending}.{index}", leaf))
     return values
 
 

@@ -16,14 +16,13 @@ import msgspec
 
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
-from twinprobe._runs.entries import build_table
 from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.other_tools import is_foreign, read_foreign
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
+from twinprobe._runs.table import build_table
 from twinprobe._runs.tensors.tensor_files import open_named
-from twinprobe._runs.whole_files import open_file
+from twinprobe._runs.whole_files import open_file, remote
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Run:
         """Where the dump lies."""
         return self.path.parent
 
-    @property
+    @cached_property
     def step(self) -> int:
         """The number of its step, by the folders it lies in; -1 where they do not say."""
         numbers = (match[1] for part in reversed(self.path.parts[:-1]) if (match := _STEP.fullmatch(part)))

@@ -1,16 +1,26 @@
-"""The tensor table of a run: one row per recorded value, columnar from the first chunk on."""
+"""The tensor table of a run: one row per recorded value, columnar from the first chunk on.
+
+First a column, then a recorded value, then the table that is built of both; last how the entries of a dump.json
+become rows.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from twinprobe._runs.dump_json import Entries, check_values
+from twinprobe._runs.json_pieces import memory_budget, text_bytes
+from twinprobe._runs.names import DIRECTIONS, GRADIENTS, LONGEST_NAME
+from twinprobe.errors import BadInput
 
 if TYPE_CHECKING:
     import polars as pl
@@ -88,7 +98,7 @@ def gathered(column: pl.Series, places: NDArray[np.uint32]) -> pl.Series:
     """These rows of a column, in pieces that find room where those of the last column were."""
     import polars as pl
 
-    parts = [column.gather(places[at : at + _GATHERED]) for at in range(0, len(places), _GATHERED)]
+    parts = [column.gather(places[index : index + _GATHERED]) for index in range(0, len(places), _GATHERED)]
     return pl.concat(parts, rechunk=False) if parts else column.clear()
 
 
@@ -234,11 +244,11 @@ _CHUNK = 8192
 _CHUNK_BYTES = 2 << 20
 # Bytes of a row beside its texts: call, role, kind, and four statistics with their kinds.
 _ROW = 4 + 1 + 1 + 4 * 9
-_SHOWN = tuple(f"{stat}_text" for stat in STATS)
+_STAT_TEXTS = tuple(f"{stat}_text" for stat in STATS)
 _TEXTS = frozenset(
-    ("name", "dtype", "shape", "digest", "value_digest", "meaning", "file", "layout", "type", "peer", *_SHOWN)
+    ("name", "dtype", "shape", "digest", "value_digest", "meaning", "file", "layout", "type", "peer", *_STAT_TEXTS)
 )
-_NAMES = ("op", "role", "name", "kind", "dtype", "shape", "requires_grad",
+_COLUMNS = ("op", "role", "name", "kind", "dtype", "shape", "requires_grad",
           *(f"{stat}{end}" for stat in STATS for end in ("", "_kind", "_text")),
           "digest", "value_digest", "meaning", "file", "layout", "type", "peer")  # fmt: skip
 
@@ -288,9 +298,9 @@ class TableBuilder:
         import polars as pl
 
         self._flush()
-        columns = {name: self._columns.pop(name).whole() for name in _NAMES if name in self._columns}
-        columns |= {name: columns[_SHOWN[0]].alias(name) for name in _SHOWN if name not in columns}
-        columns = {name: columns[name] for name in _NAMES}
+        columns = {name: self._columns.pop(name).whole() for name in _COLUMNS if name in self._columns}
+        columns |= {name: columns[_STAT_TEXTS[0]].alias(name) for name in _STAT_TEXTS if name not in columns}
+        columns = {name: columns[name] for name in _COLUMNS}
         if self._restarts or not self._in_order:
             order = self._order(columns["op"].to_numpy(), columns["role"].to_numpy())
             for name in columns:  # one after the other, so that there is never a second copy of all
@@ -345,13 +355,13 @@ class TableBuilder:
             shown.append(texts)
         first, first_bytes = text_chunk(shown[0])
         # A value that is no tensor is shown in all four. What is the same in all of them is there once.
-        for column, texts in zip(_SHOWN[1:], shown[1:], strict=True):
+        for column, texts in zip(_STAT_TEXTS[1:], shown[1:], strict=True):
             same = texts == shown[0]
             if column not in self._columns and not same:
-                self._columns[column] = self._columns[_SHOWN[0]].copy()
+                self._columns[column] = self._columns[_STAT_TEXTS[0]].copy()
             if column in self._columns:
                 self._columns[column].add(*((first, 0) if same else text_chunk(texts)))
-        self._columns[_SHOWN[0]].add(first, first_bytes)
+        self._columns[_STAT_TEXTS[0]].add(first, first_bytes)
 
     def _add_texts(self, name: str, texts: list[str] | list[str | None]) -> None:
         self._columns[name].add(*text_chunk(texts))
@@ -394,3 +404,195 @@ def table_of(rows: Iterable[tuple[int, int, str, Leaf | None]]) -> pl.DataFrame:
     for op, role, name, leaf in rows:
         builder.add(op, role, name, settle(leaf, name.rpartition(".")[2]))
     return builder.build()
+
+
+# From op entries to rows: which leaves a call has, in which role, under which name.
+
+_MAX_DEPTH = 400
+_ROOM = 16 << 20  # bytes of memory for the rows and calls of a small file
+_CALL = 160  # bytes of a call, beside its name
+# A name is built from all that encloses a value. A real file has more bytes than its names have characters.
+_NAMES = 8 << 20
+# A value is a row of all columns, some 200 bytes. Recorders write more than a hundred for each.
+_VALUES, _BYTES_PER_VALUE = 1 << 16, 64
+_SHOWN = 1000  # characters of a name in a message
+_SECTIONS = (
+    ("input_args", "input", INPUT),
+    ("input_kwargs", "input", INPUT),
+    ("input", "input", INPUT),
+    ("parameters", "parameters", PARAMETER),
+    ("output", "output", OUTPUT),
+)
+Found = tuple[int, str, str, Leaf | None]  # role, row name, the argument's own name, leaf
+
+
+class FlatEntry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """The usual entry: no container inside the argument lists. Most calls decode straight into it."""
+
+    input_args: list[Leaf | None] = []
+    input_kwargs: dict[str, Leaf | None] = {}
+    input: list[Leaf | None] = []
+    output: list[Leaf | None] = []
+    parameters: dict[str, Leaf | None] = {}
+
+
+_decode_flat = msgspec.json.Decoder(FlatEntry).decode
+_decode_any = msgspec.json.Decoder().decode
+
+
+def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[list[str], Any, list[str]]:
+    """Walk all entries; return the op names, the tensor table and notes on what was left out."""
+    builder = TableBuilder()
+    ops: dict[str, int] = {}
+    skipped, first_skipped = 0, ""
+    room = _Room(entries.size)
+    for name, entry in entries:
+        if not single_points and DIRECTIONS.isdisjoint(name.rsplit(".", 2)[-2:]):
+            skipped, first_skipped = skipped + 1, first_skipped or name
+            continue
+        known = len(ops)
+        index = ops.setdefault(name, known)
+        if index < known:
+            builder.restart(index)  # of a key that stands twice the last counts, as for every reader of JSON in Python
+        flat = None
+        if entries.raw and not single_points and GRADIENTS not in name:
+            try:
+                flat = _decode_flat(entry)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                flat = None
+        try:
+            if flat is None:
+                room.call(name, 0)
+                decoded = _decode(path, name, entry) if entries.raw else entry
+                for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
+                    room.rows(row_name)
+                    _add(builder, index, role, row_name, argument, leaf)
+            else:
+                room.call(name, _add_flat(builder, index, name, flat))
+            if builder.end_op(entries.place):
+                room.check(builder.cost)
+        except ValueError as error:
+            raise BadInput(str(error), where=f"{path}: data[{name[:_SHOWN]!r}]") from error
+    try:
+        room.check(builder.cost)
+    except ValueError as error:
+        raise BadInput(f"its last value {error}", where=path) from error
+    notes = []
+    if skipped:
+        notes.append(f"{path}: {skipped} entries have no direction in their name and were left out: {first_skipped}")
+    return list(ops), builder.build(), notes
+
+
+class _Room:
+    """How many values a file may still have, and what they may cost; ValueError when there is nothing left."""
+
+    __slots__ = ("_left", "_names", "_values")
+
+    def __init__(self, size: int) -> None:
+        self._left = memory_budget(size, _ROOM)
+        self._names = _NAMES + size
+        self._values = _VALUES + size // _BYTES_PER_VALUE
+
+    def call(self, name: str, rows: int) -> None:
+        """Take room for a call with so many rows."""
+        self._left -= _CALL + text_bytes(name)
+        self.rows(name, 1 + rows)
+
+    def rows(self, name: str, count: int = 1) -> None:
+        """Take room for rows with this name."""
+        self._names -= text_bytes(name) * count
+        self._values -= count
+        if self._values < 0:
+            raise ValueError("is one value too many: no recorder packs them so densely into a file")
+        if len(name) > LONGEST_NAME or self._names < 0:
+            what = f"has a name of {len(name)} characters" if self._names >= 0 else "has names out of proportion"
+            raise ValueError(f"{what}, which no recorder writes")
+
+    def check(self, cost: int) -> None:
+        """Compare what the rows take so far with what the file may cost."""
+        if cost > self._left:
+            raise ValueError("is one value too many: no recorder writes so short ones, or so many")
+
+
+def _add_flat(builder: TableBuilder, op: int, name: str, flat: FlatEntry) -> int:
+    """Add the rows of a call, and tell how many."""
+    for index, leaf in enumerate(flat.input_args):
+        _add(builder, op, INPUT, f"{name}.input.{index}", "", leaf)
+    for key, leaf in flat.input_kwargs.items():
+        _add(builder, op, INPUT, f"{name}.input.{key}", key, leaf)
+    for index, leaf in enumerate(flat.input):
+        _add(builder, op, INPUT, f"{name}.input.{index}", "", leaf)
+    for key, leaf in flat.parameters.items():
+        _add(builder, op, PARAMETER, f"{name}.parameters.{key}", key, leaf)
+    for index, leaf in enumerate(flat.output):
+        _add(builder, op, OUTPUT, f"{name}.output.{index}", "", leaf)
+    rows = len(flat.input_args) + len(flat.input) + len(flat.output)
+    return rows + len(flat.input_kwargs) + len(flat.parameters)
+
+
+def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, leaf: Leaf | None) -> None:
+    settled = settle(leaf, argument)
+    if settled.data_name:
+        name = settled.data_name.rpartition(".")[0] or name
+    builder.add(op, role, name, settled)
+
+
+def _decode(path: Path, name: str, raw: Any) -> Any:
+    check_values(path, memoryview(raw), name)
+    try:
+        return _decode_any(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"cannot be decoded: {error}", where=f"{path}: data[{name!r}]") from error
+
+
+def _nested_rows(path: Path, name: str, entry: Any, single_points: bool) -> Iterator[Found]:
+    def walk(value: Any, role: int, row: str, argument: str, where: str, depth: int = 0) -> Iterator[Found]:
+        if depth > _MAX_DEPTH or len(row) > LONGEST_NAME:
+            what = f"is nested deeper than {_MAX_DEPTH} levels, or under a name of more than {LONGEST_NAME} characters"
+            raise BadInput(what, where=f"{path}: data[{name[:_SHOWN]!r}]")
+        if value is None:
+            yield role, row, argument, None
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from walk(item, role, f"{row}.{index}", "", f"{where}[{index}]", depth + 1)
+        elif isinstance(value, dict):
+            leaf = _leaf(value, where)
+            if leaf is not None:
+                yield role, row, argument, leaf
+                return
+            for key, item in value.items():
+                yield from walk(item, role, f"{row}.{key}", key, f"{where}.{key}", depth + 1)
+        else:
+            raise BadInput(f"is {type(value).__name__}, not a recorded value", where=where)
+
+    where = f"{path}: data[{name!r}]"
+    if single_points:
+        yield from walk(entry, POINT, name, "", where)
+        return
+    if not isinstance(entry, dict):
+        raise BadInput(f"is {type(entry).__name__}, not an object", where=where)
+    if GRADIENTS in name.rsplit(".", 2)[-2:]:
+        for parameter, leaves in entry.items():
+            gradient = leaves[0] if isinstance(leaves, list) and len(leaves) == 1 else leaves
+            yield from walk(gradient, GRADIENT, f"{name}.{parameter}", parameter, f"{where}.{parameter}")
+        return
+    for section, suffix, role in _SECTIONS:
+        content = entry.get(section)
+        if content is None:
+            continue
+        if not isinstance(content, list | dict):
+            raise BadInput(f"is {type(content).__name__}, not a list or an object", where=f"{where}.{section}")
+        yield from walk(content, role, f"{name}.{suffix}", "", f"{where}.{section}")
+
+
+def _leaf(value: dict[str, Any], where: str) -> Leaf | None:
+    try:
+        if isinstance(value.get("type"), str):
+            return msgspec.convert(value, Leaf)
+        if str(value.get("class_type", "")).endswith("P2POp") and isinstance(value.get("tensor"), dict):
+            leaf = msgspec.convert(value["tensor"], Leaf)
+            leaf.peer = f"{value.get('op')}:{value.get('peer')}"
+            return leaf
+    except msgspec.ValidationError as error:
+        raise BadInput(f"is no recorded value: {error}", where=where) from error
+    return None

@@ -265,11 +265,6 @@ def watch_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def is_watched(path: Path) -> bool:
-    """Whether this is a watched run: a stream, or a folder with the streams of its ranks."""
-    return bool(watch_files(path))
-
-
 def read_watch(path: Path) -> Watched:
     """Read one rank's stream, as far as its batches are whole."""
     try:

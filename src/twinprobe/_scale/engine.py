@@ -126,7 +126,7 @@ class Stream:
                     self._waiting.append(ticket)  # at the end: what was wrong may have passed by then
                     continue
                 del self._pieces[ticket]
-                yield ticket, outcome.value if isinstance(outcome, Good) else _told(outcome, piece)
+                yield ticket, outcome.value if isinstance(outcome, Good) else _reported(outcome, piece)
         check()
 
 
@@ -150,7 +150,7 @@ def carry_out(function: Callable[[Any], Any], item: Any) -> Outcome:
         return Failed(TwinProbeError(f"{type(error).__name__}: {error}"), again=True)
 
 
-def _told(failed: Failed, piece: _Piece) -> TwinProbeError:
+def _reported(failed: Failed, piece: _Piece) -> TwinProbeError:
     error = failed.error
     what = f"{error.what} (tried {piece.tries} times)" if piece.tries > 1 else error.what
     where = piece.name if error.where is None and piece.name else error.where
@@ -250,7 +250,7 @@ def spread(
         return
     options = options or EngineOptions(workers=workers)
     with open_stream(options, len(items), size) as stream:
-        places = {stream.add(function, item, name(item) if name else ""): at for at, item in enumerate(items)}
+        places = {stream.add(function, item, name(item) if name else ""): index for index, item in enumerate(items)}
         ticket: int
         result: Any
         for ticket, result in stream:

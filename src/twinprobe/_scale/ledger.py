@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from twinprobe._runs.places import place, remove_tree
-from twinprobe._runs.whole_files import open_file, whole_file, write_whole
+from twinprobe._runs.whole_files import open_file, place, remove_tree, whole_file, write_whole
 
 FOLDER = ".twinprobe"
 _COMMAND = "command.json"

@@ -15,7 +15,7 @@ from typing import Any
 
 from twinprobe import __version__
 from twinprobe._scale.engine import THREAD_VARIABLES, Failed, Outcome, carry_out
-from twinprobe.errors import BadInput, TwinProbeError
+from twinprobe.errors import BadInput, TwinProbeError, listed
 
 PATIENCE = 15.0  # seconds until a cluster that does not answer is given up
 _TO_CONNECT = 4.0  # of these, for the connection alone
@@ -72,20 +72,20 @@ def connect(address: str | None, workers: int | None) -> Cluster:
     return cluster
 
 
-def check_versions(mine: Versions, nodes: list[Versions]) -> None:
+def check_versions(here: Versions, nodes: list[Versions]) -> None:
     """Raise BadInput that names the nodes whose Python (3.x) or TwinProbe differs from this process's."""
     wrong = []
     for node in nodes:
         if not node.twinprobe:
             wrong.append(f"{node.node} has no TwinProbe")
-        elif node.twinprobe != mine.twinprobe:
+        elif node.twinprobe != here.twinprobe:
             wrong.append(f"{node.node} has TwinProbe {node.twinprobe}")
-        if node.python.split(".")[:2] != mine.python.split(".")[:2]:
+        if node.python.split(".")[:2] != here.python.split(".")[:2]:
             wrong.append(f"{node.node} has Python {node.python}")
     if wrong:
-        shown = ", ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         raise BadInput(
-            f"the Ray cluster runs other versions: {shown}; here are TwinProbe {mine.twinprobe}, Python {mine.python}",
+            f"the Ray cluster runs other versions: {listed(wrong, 6)}; here are TwinProbe {here.twinprobe}, "
+            f"Python {here.python}",
             hint="install the same versions on every node",
         )
 

@@ -18,7 +18,7 @@ from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 Answer = tuple[str, str]
-_MOST_SILENCES = 3
+_MOST_SILENCES = 3  # a function that hangs costs its whole time limit at every row
 
 
 class Algorithms:
@@ -29,22 +29,21 @@ class Algorithms:
 
     def __init__(self, specs: Sequence[str], *, timeout: float = 60.0) -> None:
         self._specs = tuple(_checked(spec) for spec in specs)
-        self.names = tuple(_column(spec, self._specs) for spec in self._specs)
+        names = [name for _, name in self._specs]
+        self.names = tuple(
+            name if names.count(name) == 1 else f"{Path(path).stem}.{name}" for path, name in self._specs
+        )
         self._timeout = timeout
         self._process: Any = None
         self._pipe: Connection | None = None
         self._silences = 0
-
-    def start(self) -> None:
-        """Load the files and try every function on a single one."""
-        self._launch()
 
     def __call__(self, golden: HostTensor, target: HostTensor) -> tuple[Answer, ...]:
         """The answer of every function; a failure is its message."""
         if self._silences >= _MOST_SILENCES:
             return tuple(("", f"{name} was not asked again: it did not answer three times") for name in self.names)
         if self._pipe is None:
-            self._launch()
+            self.start()
         assert self._pipe is not None
         try:
             self._pipe.send((_array(golden), _array(target)))
@@ -67,7 +66,8 @@ class Algorithms:
             self._pipe.close()
         self._process = self._pipe = None
 
-    def _launch(self) -> None:
+    def start(self) -> None:
+        """Load the files and try every function on a single one."""
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, self._specs), daemon=True)
@@ -93,11 +93,6 @@ def _checked(spec: str) -> tuple[str, str]:
     if not Path(path).is_file():
         raise BadInput("does not exist", where=path)
     return path, name
-
-
-def _column(spec: tuple[str, str], specs: tuple[tuple[str, str], ...]) -> str:
-    alone = sum(name == spec[1] for _, name in specs) == 1
-    return spec[1] if alone else f"{Path(spec[0]).stem}.{spec[1]}"
 
 
 def _array(tensor: HostTensor) -> NDArray[np.float32]:

@@ -34,9 +34,9 @@ from twinprobe._runs.llm.dump import (
     read_manual,
 )
 from twinprobe._runs.llm.files import OUTPUT, TensorFile, TokenFolder
-from twinprobe._runs.places import place
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.run import files_below, files_fingerprint, whole_fingerprint
+from twinprobe._runs.whole_files import place
 from twinprobe._scale.engine import AUTO, EngineOptions, cores, spread
 from twinprobe._scale.ledger import Session
 from twinprobe.errors import BadInput, NothingToCompare, TwinProbeError
@@ -100,6 +100,7 @@ def compare_dumps(
         kept.complete = not failures
     if not done:
         raise BadInput(f"nothing could be compared: {failures[0]}", where=request.target)
+    # Operators of equal names in two other models pair up as well; that nothing has one size gives it away.
     matched, misshapen = (sum(getattr(result.counts, name) for result in done) for name in ("matched", "misshapen"))
     if matched == misshapen:
         raise NothingToCompare(
@@ -331,7 +332,7 @@ def _for_the_page(table: pl.DataFrame) -> pl.DataFrame:
     """The page knows columns by the names of the other reports, and wants texts in all but the last."""
     import polars as pl
 
-    from twinprobe._report.columns import as_texts
+    from twinprobe._report.tables import as_texts
 
     table = table.rename({old: new for old, new in SHARED_NAMES.items() if old in table.columns})
     texts = [as_texts(table[name]).fill_null("") for name in table.columns if name != "Relative Error"]

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from twinprobe._compare.llm.rows import Row
 from twinprobe._measure.elements import FLOAT32, numbers
 from twinprobe._runs.llm.files import INPUT, TensorFile, TokenFolder
-from twinprobe._runs.places import inside
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.whole_files import whole_file
+from twinprobe._runs.whole_files import inside, whole_file
 from twinprobe.errors import DamagedTensor
 
 # Integers that stand for real numbers: value = (integer - offset) * scale.
@@ -200,7 +199,7 @@ def _joined_parts(arrays: list[NDArray[Any]], widths: list[int]) -> NDArray[Any]
         return np.concatenate(arrays, axis=-1)
     cuts = np.cumsum(widths)[:-1]
     parts = [np.split(array, cuts, axis=-1) for array in arrays]
-    return np.concatenate([card[at] for at in range(len(widths)) for card in parts], axis=-1)
+    return np.concatenate([card[index] for index in range(len(widths)) for card in parts], axis=-1)
 
 
 def _split_axis(shard: tuple[int, ...], whole: tuple[int, ...], cards: int) -> int:
@@ -208,7 +207,7 @@ def _split_axis(shard: tuple[int, ...], whole: tuple[int, ...], cards: int) -> i
     kept = [axis for axis, length in enumerate(shard) if length != 1]
     sizes, wanted = [shard[axis] for axis in kept], [length for length in whole if length != 1]
     if len(sizes) == len(wanted):
-        cut = [at for at, (length, full) in enumerate(zip(sizes, wanted, strict=True)) if length * cards == full]
-        if len(cut) == 1 and all(sizes[at] == wanted[at] for at in range(len(sizes)) if at != cut[0]):
+        cut = [index for index, (length, full) in enumerate(zip(sizes, wanted, strict=True)) if length * cards == full]
+        if len(cut) == 1 and all(sizes[index] == wanted[index] for index in range(len(sizes)) if index != cut[0]):
             return kept[cut[0]]
     return len(shard) - 1

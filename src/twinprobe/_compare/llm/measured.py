@@ -28,7 +28,7 @@ from twinprobe._measure.loops.sums import Engine
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.llm.files import CHUNK, LargeFile, NotLarge, SmallFiles, TokenFolder, can_read_small_files
 from twinprobe._runs.llm.tensor import DTYPES, Described
-from twinprobe._runs.places import remote
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 
 if TYPE_CHECKING:
@@ -119,20 +119,20 @@ class SmallPairs:
     """Collects pairs of files in memory and measures many of them with one call."""
 
     def __init__(self, target: SmallFiles, golden: SmallFiles, results: MeasuredRows) -> None:
-        self._my, self._golden, self._results = target, golden, results
+        self._target, self._golden, self._results = target, golden, results
         self._waiting: dict[str, list[tuple[int, int, int, int]]] = {}
         self._measured: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
 
     def take(self, index: int, target_name: str, golden_name: str) -> bool:
         """Whether the files of a row are two of those: then its numbers will be there in the end."""
-        target, golden = self._my, self._golden
+        target, golden = self._target, self._golden
         if target.is_full or golden.is_full:
             self._measure()
         before = target.used, golden.used
         target_read = target.read(target_name)
         golden_read = golden.read(golden_name) if target_read is not None else None
         if target_read is None or golden_read is None:
-            target.used, golden.used = before
+            target.used, golden.used = before  # the memory of the one that could be read is free again
             return self._take_large(index, target_name, golden_name)
         (target_first, m), (golden_first, g) = target_read, golden_read
         if m.dtype != g.dtype or m.elements != g.elements:
@@ -153,7 +153,7 @@ class SmallPairs:
     def _take_large(self, index: int, target_name: str, golden_name: str) -> bool:
         """Whether the files of a row can be read and measured piece by piece: then they are."""
         try:
-            with self._my.open_large(target_name) as target, self._golden.open_large(golden_name) as golden:
+            with self._target.open_large(target_name) as target, self._golden.open_large(golden_name) as golden:
                 m, g = target.what, golden.what
                 if m.dtype != g.dtype or m.elements != g.elements:
                     return False
@@ -166,7 +166,7 @@ class SmallPairs:
 
     def _streamed(self, target: LargeFile, golden: LargeFile) -> NDArray[np.float64]:
         dtype, elements = target.what.dtype, target.what.elements
-        (target_start, target_room), (golden_start, golden_room) = self._my.room(), self._golden.room()
+        (target_start, target_room), (golden_start, golden_room) = self._target.room(), self._golden.room()
         width = DTYPES[dtype]
         rows = None
         for first in range(0, elements, CHUNK):
@@ -174,7 +174,7 @@ class SmallPairs:
             target.read(first, count, target_room)
             golden.read(first, count, golden_room)
             places = np.array([(target_start // width, golden_start // width, count)], np.int64)
-            rows = rows_of_pairs(dtype, self._my.octets, self._golden.octets, places, rows)
+            rows = rows_of_pairs(dtype, self._target.octets, self._golden.octets, places, rows)
         target.check()
         golden.check()
         assert rows is not None
@@ -184,9 +184,9 @@ class SmallPairs:
         for dtype, pairs in self._waiting.items():
             table = np.array(pairs, np.int64)
             places = np.ascontiguousarray(table[:, 1:])
-            self._measured.append((table, rows_of_pairs(dtype, self._my.octets, self._golden.octets, places)))
+            self._measured.append((table, rows_of_pairs(dtype, self._target.octets, self._golden.octets, places)))
         self._waiting.clear()
-        self._my.used = self._golden.used = 0
+        self._target.used = self._golden.used = 0
 
     def finish(self) -> list[int]:
         """Put the numbers of all pairs among the results; the rows with NaN or inf, which are not there yet."""

@@ -259,8 +259,8 @@ class Rows(list[Row]):
         import polars as pl
 
         columns: dict[str, tuple[list[Any], Any]] = {
-            "t_row": ([at if row.target else None for at, row in enumerate(self)], pl.Int32),
-            "g_row": ([at if row.golden else None for at, row in enumerate(self)], pl.Int32),
+            "t_row": ([index if row.target else None for index, row in enumerate(self)], pl.Int32),
+            "g_row": ([index if row.golden else None for index, row in enumerate(self)], pl.Int32),
             "t_kind": ([TENSOR if row.target else None for row in self], pl.UInt8),
             "g_kind": ([TENSOR if row.golden else None for row in self], pl.UInt8),
             "t_op": ([row.call if row.target else None for row in self], pl.Int32),
@@ -296,7 +296,7 @@ class _Matching:
     def __init__(self, plan: Plan, target: Files, golden: Files) -> None:
         self._plan = plan
         self._files = target, golden
-        self._calls = {call.folder: at for at, call in enumerate(plan.calls)}
+        self._calls = {call.folder: index for index, call in enumerate(plan.calls)}
         self._found: list[Row] = []
         self._used: tuple[set[str], set[str]] = (set(), set())
 
@@ -334,7 +334,7 @@ class _Matching:
 
     def in_order(self) -> list[Row]:
         """Inputs of a call before its outputs; then what is left over on either side."""
-        alone = [row for at, call in enumerate(self._plan.calls) for row in self._left(0, call.folder, at)]
+        alone = [row for index, call in enumerate(self._plan.calls) for row in self._left(0, call.folder, index)]
         rows = sorted(self._found + alone, key=lambda row: (row.call, not row.is_input, row.target[0].order))
         golden = [row for folder in self._files[1] for row in self._left(1, folder, -1)]
         return rows + golden

@@ -39,19 +39,13 @@ METRICS: dict[str, str] = {
 }
 # How the web page and the other reports call what these columns hold.
 SHARED_NAMES = {
-    "my_data_path": "NPU Name",
-    "golden_data_path": "Bench Name",
-    "my_dtype": "NPU Dtype",
-    "golden_dtype": "Bench Dtype",
-    "my_shape": "NPU Tensor Shape",
-    "golden_shape": "Bench Tensor Shape",
-    "my_max_value": "NPU max",
-    "golden_max_value": "Bench max",
-    "my_min_value": "NPU min",
-    "golden_min_value": "Bench min",
-    "my_mean_value": "NPU mean",
-    "golden_mean_value": "Bench mean",
-}
+    f"{side}_{old}": f"{who} {new}"
+    for side, who in (("my", "NPU"), ("golden", "Bench"))
+    for old, new in (
+        ("data_path", "Name"), ("dtype", "Dtype"), ("shape", "Tensor Shape"), ("max_value", "max"),
+        ("min_value", "min"), ("mean_value", "mean"),
+    )
+}  # fmt: skip
 
 
 def token_table(
@@ -216,15 +210,15 @@ def _pairs(
     both = known["t_row"].is_not_null() & known["g_row"].is_not_null()
     coarser = pl.Series([_coarser(pair) for pair in zip(*dtypes, strict=True)], dtype=pl.String)
     coarser = pl.select(pl.when(both).then(coarser)).to_series()
-    told: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in shapes)
+    unlike: tuple[list[str | None], ...] = tuple([None] * len(rows) for _ in shapes)
     for index in misshapen:
-        for column, shown in zip(told, shapes, strict=True):
+        for column, shown in zip(unlike, shapes, strict=True):
             column[index] = shown[index]
     return known.with_columns(
         coarser.alias("t_dtype"),
         coarser.alias("g_dtype"),
-        pl.Series("t_shape", told[0], dtype=pl.String),
-        pl.Series("g_shape", told[1], dtype=pl.String),
+        pl.Series("t_shape", unlike[0], dtype=pl.String),
+        pl.Series("g_shape", unlike[1], dtype=pl.String),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twinprobe._align.mapping.yaml_files import KINDS, Mapping, Sequence, Text, at, read_yaml, text_of
-from twinprobe._report import columns as titles
+from twinprobe._report import tables as titles
 from twinprobe._report.dataset import PART, find_dataset, places
 from twinprobe._report.overview import lost_of
 from twinprobe.errors import BadInput, did_you_mean

@@ -20,8 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from twinprobe._runs.places import private_folder
-from twinprobe._runs.whole_files import open_file
+from twinprobe._runs.whole_files import open_file, private_folder
 from twinprobe.errors import BadInput
 
 # SQLite quotes what it stumbles over, and Python cannot always decode that.
@@ -48,6 +47,7 @@ def connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # Not mapped: who shortens a mapped file ends the process that reads it.
         for setting in ("trusted_schema=OFF", "query_only=ON", "cell_size_check=ON", "mmap_size=0", "cache_size=-8000"):
             connection.execute(f"PRAGMA {setting}")
     except SQLITE_ERRORS as error:
@@ -355,8 +355,8 @@ class Graph:
             return {}
         query = "SELECT value FROM tb_twinprobe_summary WHERE step = ? AND rank = ? AND key = ? LIMIT 1"
         found = self._file._rows(query, (*self._key, key))
-        told: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
-        return told
+        facts: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
+        return facts
 
     def verdicts(self, side: str) -> dict[str, int]:
         """How many nodes have which verdict of TwinProbe."""

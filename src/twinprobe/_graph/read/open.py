@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 
 from twinprobe._graph.read.db import Config, Graph, GraphFile
 from twinprobe._graph.read.json import index_of, write_index
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import fetch
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput, TwinProbeError
 
 _GRAPHS = (".vis", ".vis.db")

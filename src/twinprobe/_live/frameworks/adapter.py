@@ -1,20 +1,24 @@
-"""What live comparison asks of a framework."""
+"""What live comparison asks of a framework: one adapter each, with the same verbs, imported when it is needed."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
@@ -44,12 +48,16 @@ class Adapter(Protocol):
 
     name: str  # as recordings spell it
     title: str
+    package: str  # that its own classes lie in
     container: str = "Module"
     tensor_class: Any
     # Under which attributes its modules keep their parameters, the modules inside and the names of unsaved buffers.
     parameters_at: str = "_parameters"
     modules_at: str = "_modules"
     unsaved_at: str = "_non_persistent_buffers_set"
+    # Optimizers of its own, and how they forget the gradients; any other optimizer is a function.
+    optimizer_class: Any = ()
+    forgets_by: str = ""
 
     def is_tensor(self, value: Any) -> bool:
         """Whether this is a tensor of the framework."""
@@ -107,14 +115,27 @@ class Adapter(Protocol):
     def clear_gradients(self, model: Any, modules: Iterable[Any], /) -> None:
         """Forget the gradients that a model's modules have from earlier passes."""
 
-    def step(self, model: Any, optimizer: Any, /) -> None:
+    def is_whole(self, module: Any) -> bool:
+        """Whether the framework itself has this layer: what it calls inside tells no more than its output."""
+        return not getattr(module, self.modules_at) and type(module).__module__.startswith(f"{self.package}.")
+
+    def step(self, _model: Any, optimizer: Any, /) -> None:
         """Let the optimizer change the parameters, then forget the gradients."""
+        if isinstance(optimizer, self.optimizer_class):
+            optimizer.step()
+            getattr(optimizer, self.forgets_by)()
+        else:
+            optimizer()
 
     def to_host(self, value: Any) -> HostTensor:
         """A tensor, or what a recorder kept of one, in host memory."""
 
     def tensor(self, host: HostTensor, model: Any = None, /) -> Any:
         """A new tensor of the framework, where the model's parameters are if one is given."""
+
+    def like(self, tensor: Any, other: Any) -> Any:
+        """The tensor in the dtype, and on the device, of another."""
+        return tensor.astype(other.dtype)
 
     def copied(self, tensor: Any) -> Any:
         """A copy of an input that a run may change."""
@@ -192,6 +213,36 @@ class Adapter(Protocol):
         """Set the values in place, in the tensor's own dtype and on its own device."""
 
 
+# What a model derives from: (package, base class).
+FRAMEWORKS = {"torch": ("torch.nn", "Module"), "paddle": ("paddle.nn", "Layer"), "mindspore": ("mindspore.nn", "Cell")}
+
+
+def framework_of(value: object) -> str | None:
+    """Which framework a model belongs to; None where it is no model. Imports nothing: a model's framework is loaded."""
+    for name, (package, base) in FRAMEWORKS.items():
+        module = sys.modules.get(package)
+        if module is not None and isinstance(value, getattr(module, base)):
+            return name
+    return None
+
+
+def adapter_of(model: object) -> Adapter:
+    """The adapter of a model's framework."""
+    name = framework_of(model)
+    if name is None:
+        raise BadInput(
+            f"{type(model).__name__} is no model",
+            hint="expected a torch.nn.Module, paddle.nn.Layer or mindspore.nn.Cell, or the folder of a recording",
+        )
+    return adapter_named(name)
+
+
+@cache
+def adapter_named(framework: str) -> Adapter:
+    """The adapter of torch, paddle or mindspore."""
+    return cast(Adapter, import_module(f"twinprobe._live.frameworks.{framework}").adapter)
+
+
 def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
     """Whole tensors of everything, kept in memory and not measured."""
     modes = frozenset({"all"} if backward else {"forward"})
@@ -200,17 +251,16 @@ def memory_config(*, backward: bool, apis: bool) -> RecordConfig:
 
 @contextmanager
 def recorded_in_memory(
-    pool: RecorderPool, config: RecordConfig, model: Any, is_whole: Callable[[Any], bool]
+    pool: RecorderPool, config: RecordConfig, model: Any, adapter: Adapter
 ) -> Iterator[MemoryEngine]:
-    """Record a model with an eager recorder. What a framework's own layers (``is_whole``) call inside is left out: it
-    says nothing that their output does not."""
+    """Record a model with an eager recorder; what the framework's own layers call inside is left out."""
     with pool.borrow(config) as recorder:
         engine = recorder.engine
         assert isinstance(engine, MemoryEngine)
         recorder.modules.watch(model, f"{recorder.container}.{type(model).__name__}.")
         recorder.start(model)
         for info in recorder.modules.infos.values():
-            info.closed = is_whole(info.module)
+            info.closed = adapter.is_whole(info.module)
         try:
             yield engine
         finally:
@@ -246,6 +296,18 @@ def replaced(places: list[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)
+
+
+def passed_on(ctx: Any, gradient: Any) -> Any:
+    """The gradient that flows on from a substituted tensor: another one where ``on_gradient`` gives one."""
+    other = ctx.on_gradient(ctx.owner.to_host(gradient))
+    return gradient if other is None else ctx.owner.like(ctx.owner.tensor(other), gradient)
+
+
+def bits_on_host(name: str, array: np.ndarray) -> HostTensor:
+    """An array of a framework, which may hold bfloat16 as it likes, in the bits of this dtype."""
+    flat = np.ascontiguousarray(array).reshape(-1)
+    return HostTensor(name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name]))
 
 
 def array_on_host(value: np.ndarray) -> HostTensor:

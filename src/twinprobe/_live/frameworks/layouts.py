@@ -81,14 +81,11 @@ Rules = list[tuple[tuple[type, ...], Rule]]
 
 def rules_for(package: Any, table: Mapping[str, Rule]) -> Rules:
     """The rules of a framework by its classes: dotted names under a package, of which old versions lack some."""
-    return [
-        (tuple(filter(None, (reduce(_attribute, name.split("."), package) for name in names.split()))), rule)
-        for names, rule in table.items()
-    ]
 
+    def found(name: str) -> Any:
+        return reduce(lambda owner, step: getattr(owner, step, None), name.split("."), package)
 
-def _attribute(owner: Any, name: str) -> Any:
-    return getattr(owner, name, None)
+    return [(tuple(filter(None, map(found, names.split()))), rule) for names, rule in table.items()]
 
 
 def linear(*, transposed: bool = False) -> Layout:

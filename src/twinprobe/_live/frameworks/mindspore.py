@@ -22,16 +22,18 @@ from twinprobe._live.frameworks.adapter import (
     OnGradient,
     Outcome,
     array_on_host,
+    bits_on_host,
     calls_around,
     memory_config,
+    passed_on,
     recorded_in_memory,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
 from twinprobe._record.mindspore.recorder import MindSporeRecorder
-from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._runs.dtypes import widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")  # kept among the parameters
@@ -42,6 +44,7 @@ class MindSporeAdapter(Adapter):
 
     name = "mindspore"
     title = "MindSpore"
+    package = "mindspore"
     container = "Cell"
     tensor_class = ms.Tensor
     parameters_at = "_params"
@@ -55,7 +58,7 @@ class MindSporeAdapter(Adapter):
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
         pool = RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
-        return recorded_in_memory(pool, memory_config(backward=backward, apis=apis), model, _is_whole)
+        return recorded_in_memory(pool, memory_config(backward=backward, apis=apis), model, self)
 
     def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
         if not backward:
@@ -99,12 +102,7 @@ class MindSporeAdapter(Adapter):
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
             return array_on_host(value)
-        name = str(value.dtype).lower()
-        array = np.ascontiguousarray(value.asnumpy())
-        flat = array.reshape(-1)
-        return HostTensor(
-            name, array.shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name])
-        )
+        return bits_on_host(str(value.dtype).lower(), value.asnumpy())
 
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
@@ -144,7 +142,7 @@ class MindSporeAdapter(Adapter):
         return calls_around(nn.Cell, self.modules(model), before, after)
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
-        return _Substitute.apply(tensor, self.tensor(value).astype(tensor.dtype), on_gradient, self)
+        return _Substitute.apply(tensor, self.like(self.tensor(value), tensor), on_gradient, self)
 
     def state(self, module: Any) -> dict[str, Any]:
         found = {name: value for name, value in (getattr(module, "_buffers", None) or {}).items() if value is not None}
@@ -235,10 +233,7 @@ class _Substitute(ms._Function):  # type: ignore[misc]  # mindspore is not follo
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        other = ctx.on_gradient(ctx.owner.to_host(gradient))
-        if other is not None:
-            gradient = ctx.owner.tensor(other).astype(gradient.dtype)
-        return gradient, None, None, None
+        return passed_on(ctx, gradient), None, None, None
 
 
 def _takes_one(function: Any) -> bool:
@@ -248,10 +243,6 @@ def _takes_one(function: Any) -> bool:
         return len(inspect.signature(function).parameters) == 1
     except (TypeError, ValueError):
         return False
-
-
-def _is_whole(module: Any) -> bool:
-    return not module._cells and type(module).__module__.startswith("mindspore.")
 
 
 adapter = MindSporeAdapter()

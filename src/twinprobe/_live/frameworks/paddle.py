@@ -19,17 +19,19 @@ from twinprobe._live.frameworks.adapter import (
     NewMask,
     OnGradient,
     array_on_host,
+    bits_on_host,
     calls_around,
     memory_config,
+    passed_on,
     recorded_in_memory,
     replaced,
 )
-from twinprobe._live.frameworks.kept_paddle import ONLY_HOST, KeepingRecorder
 from twinprobe._live.frameworks.layouts import TRANSPOSED, Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import LeftGradients, RecorderPool, aliases
 from twinprobe._record.config import RecordConfig
-from twinprobe._runs.dtypes import STORAGE, widened
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.paddle import ONLY_HOST, KeepingRecorder
+from twinprobe._record.memory.recorders import LeftGradients, RecorderPool, aliases
+from twinprobe._runs.dtypes import widened
 from twinprobe._runs.tensors.elements import HostTensor
 
 _functional: Any = paddle.nn.functional
@@ -45,7 +47,10 @@ class PaddleAdapter(Adapter):
 
     name = "paddle"
     title = "Paddle"
+    package = "paddle"
     tensor_class = paddle.Tensor
+    optimizer_class = paddle.optimizer.Optimizer
+    forgets_by = "clear_grad"
     modules_at = "_sub_layers"
     unsaved_at = "_non_persistable_buffer_names_set"
 
@@ -56,7 +61,7 @@ class PaddleAdapter(Adapter):
         return name == "weight" and isinstance(module, paddle.nn.Linear)
 
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
-        return recorded_in_memory(_pool, memory_config(backward=backward, apis=apis), model, _is_whole)
+        return recorded_in_memory(_pool, memory_config(backward=backward, apis=apis), model, self)
 
     def float_mean(self, tensor: Any) -> Any:
         if tensor.stop_gradient:
@@ -88,21 +93,10 @@ class PaddleAdapter(Adapter):
                     aliases.settle_before_freeing(gradient.data_ptr())
                 parameter.clear_gradient(False)
 
-    def step(self, _model: Any, optimizer: Any, /) -> None:
-        if isinstance(optimizer, paddle.optimizer.Optimizer):
-            optimizer.step()
-            optimizer.clear_grad()
-        else:
-            optimizer()
-
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
             return array_on_host(value)
-        name = str(value.dtype).rpartition(".")[2]
-        array = value.detach().numpy()
-        flat = np.ascontiguousarray(array).reshape(-1)
-        shape = tuple(int(size) for size in value.shape)
-        return HostTensor(name, shape, flat if flat.dtype == np.dtype(STORAGE[name]) else flat.view(STORAGE[name]))
+        return bits_on_host(str(value.dtype).rpartition(".")[2], value.detach().numpy())
 
     def tensor(self, host: HostTensor, _model: Any = None, /) -> Any:
         array = np.array(host.data).reshape(host.shape)
@@ -140,7 +134,7 @@ class PaddleAdapter(Adapter):
         return calls_around(paddle.nn.Layer, self.modules(model), before, after)
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
-        made = self.tensor(value).astype(tensor.dtype)
+        made = self.like(self.tensor(value), tensor)
         if tensor.stop_gradient:
             return made
         # Hooks that a user puts on the result of a PyLayer change nothing; on that of an operation they do.
@@ -265,7 +259,7 @@ def _masked_dropout(*args: Any, **named: Any) -> Any:
     if not asked["training"] or not isinstance(p, int | float) or not 0 < p <= 1:
         return original(*args, **named)
     axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-    mask = new_mask(tuple(size if at in axes else 1 for at, size in enumerate(x.shape)), float(p))
+    mask = new_mask(tuple(size if index in axes else 1 for index, size in enumerate(x.shape)), float(p))
     if asked["mode"] != "upscale_in_train":
         mask = mask != 0
     factor = paddle.to_tensor(mask).astype(x.dtype)
@@ -280,14 +274,7 @@ class _Substitute(paddle.autograd.PyLayer):  # type: ignore[misc]  # paddle is n
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        other = ctx.on_gradient(ctx.owner.to_host(gradient))
-        if other is not None:
-            gradient = ctx.owner.tensor(other).astype(gradient.dtype)
-        return gradient
-
-
-def _is_whole(module: Any) -> bool:
-    return not module._sub_layers and type(module).__module__.startswith("paddle.")
+        return passed_on(ctx, gradient)
 
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> Any:

@@ -18,13 +18,14 @@ from twinprobe._live.frameworks.adapter import (
     OnGradient,
     array_on_host,
     memory_config,
+    passed_on,
     replaced,
 )
-from twinprobe._live.frameworks.kept_torch import KeepingRecorder, KeptTensors
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
-from twinprobe._live.live_run import MemoryEngine
-from twinprobe._live.recorders import RecorderPool
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
+from twinprobe._record.memory.recorders import RecorderPool
+from twinprobe._record.memory.torch import KeepingRecorder, KeptTensors
 from twinprobe._record.render import Capturer
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
@@ -48,7 +49,10 @@ class TorchAdapter(Adapter):
 
     name = "pytorch"
     title = "PyTorch"
+    package = "torch"
     tensor_class = torch.Tensor
+    optimizer_class = torch.optim.Optimizer
+    forgets_by = "zero_grad"
 
     def modules(self, model: Any) -> Iterator[tuple[str, Any]]:
         yield from model.named_modules()
@@ -62,8 +66,7 @@ class TorchAdapter(Adapter):
                 recorder.start(model)
                 for info in recorder.modules.infos.values():
                     module = info.module
-                    # What PyTorch's own layers call inside says nothing that their output does not.
-                    info.whole = not module._modules and type(module).__module__.startswith("torch.")
+                    info.whole = self.is_whole(module)
                     if isinstance(module, torch.jit.ScriptModule):
                         recorder.book.exposed = True  # nobody sees what it writes
                 yield engine
@@ -92,18 +95,12 @@ class TorchAdapter(Adapter):
                 if parameter is not None:
                     parameter.grad = None
 
-    def step(self, _model: Any, optimizer: Any, /) -> None:
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.step()
-            optimizer.zero_grad()
-        else:
-            optimizer()
-
     def to_host(self, value: Any) -> HostTensor:
         if isinstance(value, np.ndarray):
             return array_on_host(value)
         name = _PLAIN.get(value.dtype)
-        if name is not None and type(value) is torch.Tensor and _is_kept_copy(value):
+        is_plain = value.is_cpu and value.is_contiguous() and not (value.requires_grad or value.is_neg())
+        if name is not None and type(value) is torch.Tensor and is_plain:
             return HostTensor(name, tuple(value.shape), value.numpy().reshape(-1))
         data = value.detach()
         if data.is_sparse or data.is_quantized:
@@ -176,7 +173,10 @@ class TorchAdapter(Adapter):
                 handle.remove()
 
     def substitute(self, tensor: Any, value: HostTensor, on_gradient: OnGradient) -> Any:
-        return _Substitute.apply(tensor, self.tensor(value).to(tensor), on_gradient, self)
+        return _Substitute.apply(tensor, self.like(self.tensor(value), tensor), on_gradient, self)
+
+    def like(self, tensor: Any, other: Any) -> Any:
+        return tensor.to(other)
 
     def state(self, module: Any) -> dict[str, Any]:
         found = {}
@@ -255,10 +255,6 @@ def _rules() -> Rules:
     )
 
 
-def _is_kept_copy(value: torch.Tensor) -> bool:
-    return value.is_cpu and value.is_contiguous() and not (value.requires_grad or value.is_neg())
-
-
 def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
     recorder = KeepingRecorder(config, make_engine)
     recorder.book = book = KeptTensors()
@@ -275,10 +271,7 @@ class _Substitute(torch.autograd.Function):  # type: ignore[misc]  # torch is no
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        other = ctx.on_gradient(ctx.owner.to_host(gradient))
-        if other is not None:
-            gradient = ctx.owner.tensor(other).to(gradient)
-        return gradient, None, None, None
+        return passed_on(ctx, gradient), None, None, None
 
 
 _pool = RecorderPool(_make_recorder)

@@ -8,10 +8,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from twinprobe._live.console import say
-from twinprobe._live.frameworks import adapter_of, framework_of
-from twinprobe._live.frameworks.adapter import Adapter
-from twinprobe._live.live_run import LiveRows, MemoryEngine
+from twinprobe._live.frameworks.adapter import Adapter, adapter_of, framework_of
+from twinprobe._record.memory.engine import LiveRows, MemoryEngine
+from twinprobe._report.console import say
 from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput

@@ -10,8 +10,7 @@ from typing import Any
 
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.calls import Side
-from twinprobe._live.frameworks import adapter_of
-from twinprobe._live.frameworks.adapter import Adapter
+from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map, kind_of
 from twinprobe._record.rows import Row

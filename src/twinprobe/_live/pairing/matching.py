@@ -12,11 +12,11 @@ from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
 from twinprobe._align.calls import MINDSPORE, Head, Side
 from twinprobe._align.links import NONE, Board, modules_meet
 from twinprobe._align.rows import pairs_of
-from twinprobe._live.console import shortened
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
 from twinprobe._runs.table import INPUT, OUTPUT, TENSOR
+from twinprobe.errors import listed
 
 _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 
@@ -304,4 +304,4 @@ def _note_alone(board: Board, matches: Matches) -> None:
                     matches.calls[side.ops[op]] = board.golden.ops[other]
         modules = [name for name in alone if name.startswith(_MODULES)]
         if modules:
-            matches.notes.append(f"only in the {who} model, not compared: {shortened(modules)}")
+            matches.notes.append(f"only in the {who} model, not compared: {listed(modules)}")

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.console import shortened
-from twinprobe._live.frameworks import adapter_of
-from twinprobe._live.frameworks.adapter import Adapter
+from twinprobe._live.frameworks.adapter import Adapter, adapter_of
 from twinprobe._live.frameworks.layouts import AS_IS, Layout, View
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
 from twinprobe._live.pairing.layers import mapped_paths, pair_modules
 from twinprobe._live.weights.copying import WeightReport, check_models, copy_aligned
 from twinprobe._live.weights.matching import has_rules
-from twinprobe.errors import TwinProbeError
+from twinprobe.errors import TwinProbeError, listed
 
 
 def assign_weight(target: object, source: object, layer_map: Any = None) -> bool:
@@ -54,7 +52,7 @@ def copy_weights(
     ignored = _left_out(target, chosen, ignored_only=True) if report.kept else set()
     kept = [name for name in report.kept if name.rpartition(".")[0] in ignored]
     if kept:
-        report.notices.append(f"weights of ignored layers were not copied: {shortened(kept)}")
+        report.notices.append(f"weights of ignored layers were not copied: {listed(kept)}")
     return report
 
 
@@ -102,10 +100,10 @@ def copy_plain(target: Any, source: Any) -> bool:
     if sides[0] is None or sides[1] is None or sides[0].keys() != sides[1].keys():
         return False
     copies = _copies(adapters, sides[0], sides[1])
-    if copies is None or not all(_fit(adapters, *one) for one in copies):
+    if copies is None or not all(_fit(adapters, *copy) for copy in copies):
         return False
-    for at, adapter in enumerate(adapters):  # what is shared needs a closer look
-        if len({adapter.key(one[at]) for one in copies}) != len(copies):
+    for index, adapter in enumerate(adapters):  # what is shared needs a closer look
+        if len({adapter.key(copy[index]) for copy in copies}) != len(copies):
             return False
     for wanted, offered, here, there in copies:
         values = there.of(adapters[1].read(offered))

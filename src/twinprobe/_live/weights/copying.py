@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import AS_IS, Array
 from twinprobe._live.pairing.layer_map import Group
 from twinprobe._live.weights.layers import Held, Layer, Slot, held_below, layer_at, slots_below, submodule
@@ -264,7 +264,7 @@ def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
     found = []
     for slot in whole:
         names = [part for part in parts if part.name == slot.name]
-        found += [(replace(slot, view=replace(slot.view, third=at)), part) for at, part in enumerate(names)]
+        found += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
     fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
     return found if len(found) == len(parts) == 3 * len(whole) and fits else []
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from twinprobe._live.frameworks import adapter_of
+from twinprobe._live.frameworks.adapter import adapter_of
 from twinprobe._live.frameworks.layouts import AS_IS, Layout, View, separate_attention
 from twinprobe.errors import BadInput
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, overload
 
-from twinprobe._live.frameworks import adapter_of, framework_of
+from twinprobe._live.frameworks.adapter import adapter_of, framework_of
 from twinprobe._live.frameworks.layouts import TRANSPOSED
 from twinprobe._live.weights.layers import (
     PROJECTIONS,

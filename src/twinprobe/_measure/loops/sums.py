@@ -61,8 +61,12 @@ class Engine(Protocol):
     def row_at(self, dtype: str, address: int, size: int) -> list[float] | None:
         """The row of TENSOR_COLUMNS of at most a block of elements in memory; None if the engine reads arrays only."""
 
-    def sketches(self, dtype: str) -> bool:
-        """Whether ``sketch_state`` takes the stored elements of this dtype."""
+    def sketcher(self, dtype: str) -> Sketcher | None:
+        """What sketches the stored elements of this dtype; None where numpy has to do it."""
+
+
+class Sketcher(Protocol):
+    """Compiled loops that sketch tensors."""
 
     def sketch_state(
         self, dtype: str, data: NDArray[Any], runs: tuple[int, int, int, int], length: int

@@ -13,8 +13,7 @@ import msgspec
 
 from twinprobe._runs.llm.files import ATB, TORCH, Files, TokenFolder
 from twinprobe._runs.llm.tree import OpNode, Topology, read_model_tree, read_topology
-from twinprobe._runs.places import remote, scan
-from twinprobe._runs.whole_files import whole_file
+from twinprobe._runs.whole_files import remote, scan, whole_file
 from twinprobe.errors import BadInput
 
 TREE = "model_tree.json"

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from twinprobe._runs.llm.atb_file import AtbHeader
 from twinprobe._runs.llm.tensor import DTYPES, HEAD, Described, Known, open_llm_header, open_llm_tensor
-from twinprobe._runs.places import Entry, expect_all, remote, scan
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.whole_files import READING
+from twinprobe._runs.whole_files import READING, Entry, expect_all, remote, scan
 
 TORCH, ATB = "torch", "atb"
 INPUT, OUTPUT = "input", "output"

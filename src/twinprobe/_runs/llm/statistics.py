@@ -74,7 +74,8 @@ def _atb(token: TokenFolder) -> tuple[Files, dict[str, Recorded]]:
 
 def _from_round_file(path: Path, files: Files, found: dict[str, Recorded]) -> None:
     """The successor's statistic.csv: operators by their numbers, tensors by input or output and index."""
-    folders = {_numbers_of(folder): folder for folder in files}
+    # 1_Layer/0_Linear is operator 1_0 there.
+    folders = {"/".join(part.partition("_")[0] for part in folder.split("/")): folder for folder in files}
     known = {(folder, file.io, file.place): file for folder, listed in files.items() for file in listed}
     added: dict[str, list[TensorFile]] = {}
     for row in _rows(path):
@@ -91,10 +92,6 @@ def _from_round_file(path: Path, files: Files, found: dict[str, Recorded]) -> No
         found[file.file] = Recorded(row.get("Dtype", ""), _shape(row.get("Shape", "")), values)
     for folder, more in added.items():
         files[folder] += tuple(more)
-
-
-def _numbers_of(folder: str) -> str:
-    return "/".join(part.partition("_")[0] for part in folder.split("/"))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:

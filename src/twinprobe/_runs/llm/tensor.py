@@ -14,10 +14,10 @@ import numpy as np
 
 from twinprobe._runs.dtypes import WIDTHS
 from twinprobe._runs.llm.atb_file import PLAIN, AtbHeader, read_header, tensor_of
-from twinprobe._runs.places import inside, remote, scan
 from twinprobe._runs.tensors.elements import HostTensor, contents, damage_of
 from twinprobe._runs.tensors.pt_file import read_pt, zip_members
 from twinprobe._runs.tensors.tensor_files import open_tensor
+from twinprobe._runs.whole_files import inside, remote, scan
 from twinprobe.errors import DamagedTensor
 
 _MOST_ALIASES, _LONGEST_ALIAS = 8, 255
@@ -172,11 +172,6 @@ class Known:
     def __init__(self) -> None:
         self._heads: dict[str, tuple[bytes, Described]] = {}
         self._frames: dict[str, _Frame] = {}
-
-    @property
-    def remembered(self) -> int:
-        """How many names are known."""
-        return len(self._heads) + len(self._frames)
 
     def described(self, name: str, view: memoryview, offset: int, length: int) -> Described | None:
         """What the bytes at a place of the memory are, which were read from a file of this name.

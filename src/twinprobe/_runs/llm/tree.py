@@ -108,19 +108,19 @@ class _Reader:
         name, kind, children = value["name"], value.get("type", ""), value.get("children", [])
         if not isinstance(kind, str) or not isinstance(children, list):
             raise BadInput('"type" must be a text and "children" a list', where=f"{self._path}: {name}")
-        nodes = [self.module(child, f"{name}[{at}]", depth + 1) for at, child in enumerate(children)]
+        nodes = [self.module(child, f"{name}[{index}]", depth + 1) for index, child in enumerate(children)]
         return OpNode(name, kind, name, nodes, called=value.get("called") is not False)
 
     def operators(self, values: list[Any], front: str, first: int, where: str, depth: int) -> list[OpNode]:
         """``front`` stands before the numbers of their folders, which begin with ``first``."""
         found = []
-        for at, value in enumerate(values):
-            place = f"{where}[{at}]"
+        for index, value in enumerate(values):
+            place = f"{where}[{index}]"
             self._check(value, "opType", 'is no operator: it needs an "opType"', place, depth)
             kind, name, param, children = (*map(value.get, ("opType", "opName", "param")), value.get("nodes", []))
             if not isinstance(children, list):
                 raise BadInput('"nodes" must be a list', where=f"{self._path}: {place}")
-            folder = f"{front}{first + at}_{kind}"
+            folder = f"{front}{first + index}_{kind}"
             below = self.operators(children, f"{folder}/", 0, f"{place}.nodes", depth + 1)
             tensors = _texts(value, "inTensors"), _texts(value, "outTensors")
             name, param = name if isinstance(name, str) else kind, param if isinstance(param, dict) else {}

@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.path import RemotePath
 from twinprobe._runs.remote.store import SMALL
+from twinprobe._runs.whole_files import remote
 from twinprobe.errors import DamagedTensor
 
 # One request for all of a small file costs less than three for its parts.
@@ -69,13 +69,13 @@ class RemoteContents:
         whole = self._size <= WHOLE and self._enough is None
         length = WHOLE if whole else _BLOCK
         first, last = start // length, (stop - 1) // length
-        missing = [at for at in range(first, last + 1) if at not in self._blocks]
+        missing = [index for index in range(first, last + 1) if index not in self._blocks]
         if missing:
             begin, end = missing[0] * length, min((missing[-1] + 1) * length, self._size)
             fetched = self._path.read_range(begin, end)
-            for at in range(missing[0], missing[-1] + 1):
-                self._blocks[at] = fetched[at * length - begin : (at + 1) * length - begin]
-        joined = b"".join([self._blocks[at] for at in range(first, last + 1)])
+            for index in range(missing[0], missing[-1] + 1):
+                self._blocks[index] = fetched[index * length - begin : (index + 1) * length - begin]
+        joined = b"".join([self._blocks[index] for index in range(first, last + 1)])
         while len(self._blocks) > _MOST_BLOCKS:
             self._blocks.popitem(last=False)
         return joined[start - first * length : stop - first * length]

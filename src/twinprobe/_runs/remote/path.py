@@ -130,9 +130,6 @@ class UrlName:
     def as_posix(self) -> str:
         return str(self)
 
-    def is_absolute(self) -> bool:
-        return True
-
     def is_symlink(self) -> bool:
         return False
 

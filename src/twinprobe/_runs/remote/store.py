@@ -264,8 +264,8 @@ class Store(Asking):
     def pieces(self, path: str, start: int, stop: int, where: str) -> Iterator[bytes]:
         """The bytes of a long range, a bounded number of pieces at a time."""
         starts = range(start, stop, _PIECE)
-        for at in range(0, len(starts), _PIECES):
-            some = [(first, min(first + _PIECE, stop)) for first in starts[at : at + _PIECES]]
+        for index in range(0, len(starts), _PIECES):
+            some = [(first, min(first + _PIECE, stop)) for first in starts[index : index + _PIECES]]
             if len(some) == 1:
                 yield self._piece(path, *some[0], where)
                 continue

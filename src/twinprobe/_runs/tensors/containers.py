@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from twinprobe._runs.dtypes import DTYPES, NATIVE, STORAGE, SYNONYMS, WIDTHS
-from twinprobe._runs.places import inside
 from twinprobe._runs.tensors.elements import Contents, HostTensor, contents, damage_of, elements
 from twinprobe._runs.tensors.npy_file import MAGIC, described, read_npy
 from twinprobe._runs.tensors.pickle_reader import MOST_DIMENSIONS, Global
@@ -32,7 +31,7 @@ from twinprobe._runs.tensors.pt_file import (
     zip_members,
 )
 from twinprobe._runs.tensors.state_pickle import ArrayRecord, Opaque, pickled_state, tensors_of
-from twinprobe._runs.whole_files import in_proportion
+from twinprobe._runs.whole_files import in_proportion, inside
 from twinprobe.errors import DamagedTensor
 
 MARK = "::"  # between the file and the name of a tensor in it

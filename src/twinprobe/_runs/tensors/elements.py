@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._runs.dtypes import STORAGE
-from twinprobe._runs.places import remote
 from twinprobe._runs.remote.contents import RemoteContents
-from twinprobe._runs.whole_files import READING
+from twinprobe._runs.whole_files import READING, remote
 from twinprobe.errors import DamagedTensor
 
 # The bytes of a tensor file on this machine, read where they are looked at.
@@ -92,9 +91,9 @@ class _Buffers(threading.local):
     def take(self, size: int) -> NDArray[np.uint8]:
         """So many bytes that nobody else looks at."""
         kept = self._kept
-        for at in range(len(kept)):
-            if kept[at].size >= size and sys.getrefcount(kept[at]) == _UNUSED:
-                return kept[at][:size]
+        for index in range(len(kept)):
+            if kept[index].size >= size and sys.getrefcount(kept[index]) == _UNUSED:
+                return kept[index][:size]
         fresh = np.empty(size, np.uint8)
         if size <= self.most_bytes:
             if len(kept) >= 2:

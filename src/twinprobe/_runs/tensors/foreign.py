@@ -18,11 +18,10 @@ import msgspec
 import numpy as np
 
 from twinprobe._runs.dtypes import DTYPES, NATIVE, widened
-from twinprobe._runs.places import inside, scan
 from twinprobe._runs.table import PARAMETER, POINT, Leaf, TableBuilder, settle
 from twinprobe._runs.tensors.containers import ARRAYS, DISTRIBUTED, MARK, WEIGHTS, Stored, safetensors_bytes, tensors_in
 from twinprobe._runs.tensors.elements import HostTensor
-from twinprobe._runs.whole_files import json_file
+from twinprobe._runs.whole_files import inside, json_file, scan
 from twinprobe.errors import BadInput, DamagedTensor, NothingToCompare
 
 if TYPE_CHECKING:

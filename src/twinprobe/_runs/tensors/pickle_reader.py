@@ -227,12 +227,13 @@ _usual = lru_cache(maxsize=1024)(_described)
 class Machine:
     """A stack, the positions of the marks in it, and a memo: all that these opcodes need."""
 
-    __slots__ = ("at", "data", "left", "marks", "memo", "stack", "steps")
+    __slots__ = ("at", "data", "find", "left", "marks", "memo", "stack", "steps")
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self.data = data
         self.at = at
         self.steps = STEPS
+        self.find: Callable[[str, str], object] = allowed_global
         self.left = 1 << 62  # bytes of memory that objects may take; a pickle of one tensor is too short to take many
         self.stack: list[object] = []
         self.marks: list[int] = []
@@ -322,7 +323,7 @@ def _stack_global(machine: Machine) -> None:
     name, module = machine.pop(), machine.pop()
     if type(name) is not str or type(module) is not str:
         raise DamagedTensor("holds a pickle that names a global by something else than text")
-    machine.stack.append(allowed_global(module, name))
+    machine.stack.append(machine.find(module, name))
 
 
 def _long(machine: Machine) -> None:
@@ -349,11 +350,6 @@ def _set_items(machine: Machine, items: list[object]) -> None:
             raise DamagedTensor("holds a pickle with a dictionary key that is neither text nor a number")
         target[key] = value
     machine.stack.append(target)
-
-
-def _set_item(machine: Machine) -> None:
-    value, key = machine.pop(), machine.pop()
-    _set_items(machine, [key, value])
 
 
 def _append(machine: Machine, items: list[object]) -> None:
@@ -385,10 +381,10 @@ _COST = 40
 _COSTS = {ord("]"): 72, ord("}"): 80, 0x85: 64, 0x86: 64, 0x87: 72, ord("t"): 64, ord("q"): 110, ord("r"): 110,
           0x94: 110, ord("p"): 110, ord("R"): 120, 0x81: 120, 0x92: 120, 0x8F: 72}  # fmt: skip
 _STOP = ord(".")
-STEPS: dict[int, Callable[[Machine], None]] = {
+STEPS: dict[int, Callable[[Machine], object]] = {
     0x80: _proto,
     0x95: _frame,
-    ord("c"): lambda m: m.stack.append(allowed_global(m.line(), m.line())),
+    ord("c"): lambda m: m.stack.append(m.find(m.line(), m.line())),
     0x93: _stack_global,
     ord("("): lambda m: m.marks.append(len(m.stack)),
     ord("X"): lambda m: m.stack.append(_text(m.take(m.number(4)))),
@@ -414,7 +410,7 @@ STEPS: dict[int, Callable[[Machine], None]] = {
     ord("a"): lambda m: _append(m, [m.pop()]),
     ord("e"): lambda m: _append(m, m.pop_to_mark()),
     ord("}"): lambda m: m.stack.append({}),
-    ord("s"): _set_item,
+    ord("s"): lambda m: _set_items(m, [m.pop(), m.pop()][::-1]),
     ord("u"): lambda m: _set_items(m, m.pop_to_mark()),
     ord("q"): lambda m: m.remember(m.number(1)),
     ord("r"): lambda m: m.remember(m.number(4)),

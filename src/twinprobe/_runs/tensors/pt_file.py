@@ -113,8 +113,8 @@ def inflated(data: Contents, member: Member, budget: int) -> NDArray[np.uint8]:
     packed, start = stretch(data, member.start, member.end - member.start)
     end = start + member.end - member.start
     try:
-        for at in range(start, end, 1 << 14):
-            waiting, piece = bytes(packed[at : min(at + (1 << 14), end)]), b""
+        for index in range(start, end, 1 << 14):
+            waiting, piece = bytes(packed[index : min(index + (1 << 14), end)]), b""
             while (waiting or len(piece) == _PIECE) and not stream.eof:
                 piece = stream.decompress(waiting, _PIECE)
                 if filled + len(piece) > member.size:
@@ -182,7 +182,10 @@ def read_pt(data: Contents) -> HostTensor:
 _MOST_STORAGES, _LONGEST_LIST, _LONGEST_STATE = 1 << 17, 1 << 25, 1 << 28
 
 
-def read_state(data: Contents) -> dict[str, tuple[TensorRecord | ArrayRecord, Callable[[], HostTensor] | None]]:
+State = dict[str, tuple[TensorRecord | ArrayRecord, Callable[[], HostTensor] | None]]
+
+
+def read_state(data: Contents) -> State:
     """The tensors of a state dictionary by torch.save, with how to read each; arrays hold their own bytes."""
     members = zip_members(data, _MOST_STORAGES, _LONGEST_LIST)
     root = _root(members)
@@ -190,45 +193,41 @@ def read_state(data: Contents) -> dict[str, tuple[TensorRecord | ArrayRecord, Ca
     state, _ = pickled_state(pickled, file_size=len(data))
     order = members.get(root + "byteorder")
     swapped = order is not None and _small(data, order, 16) == b"big"
-
-    def reading(record: TensorRecord) -> Callable[[], HostTensor]:
-        def read() -> HostTensor:
-            source = members.get(f"{root}data/{record.storage.key}")
-            if source is None:
-                raise DamagedTensor(f"lacks the elements of one of its tensors, data/{record.storage.key[:80]!r}")
-            return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=swapped))
-
-        return read
-
-    found = tensors_of(state)
-    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in found.items()}
+    front = f"{root}data/"
+    storages = {name[len(front) :]: member for name, member in members.items() if name.startswith(front)}
+    return _readable(data, tensors_of(state), storages, swapped=swapped)
 
 
-def read_old_state(data: bytes) -> dict[str, tuple[TensorRecord | ArrayRecord, Callable[[], HostTensor] | None]]:
+def read_old_state(data: bytes) -> State:
     """The same for the format before torch 1.6: pickles one after the other, then all storages."""
-    at, parts = 0, []
+    place, parts = 0, []
     for _ in range(5):  # magic number, version, machine, state, keys of the storages
-        part, at = pickled_state(data, at)
+        part, place = pickled_state(data, place)
         parts.append(part)
     state, keys = parts[3:]
     found = tensors_of(state)
     widths = {one.storage.key: WIDTHS[one.storage.dtype or "uint8"] for one in found.values()
               if isinstance(one, TensorRecord)}  # fmt: skip
-    places: dict[str, Member] = {}
+    storages: dict[str, Member] = {}
     for key in keys if isinstance(keys, list) else ():
-        count = int.from_bytes(data[at : at + 8], "little")
+        count = int.from_bytes(data[place : place + 8], "little")
         size = count * widths.get(key, 1)
-        if at + 8 + size > len(data) or key not in widths:
+        if place + 8 + size > len(data) or key not in widths:
             raise DamagedTensor("ends before its last tensor, or holds one that it does not describe")
-        places[key] = Member(at, at + 8, at + 8 + size, size, deflated=False)
-        at += 8 + size
+        storages[key] = Member(place, place + 8, place + 8 + size, size, deflated=False)
+        place += 8 + size
+    return _readable(data, found, storages, swapped=False)
 
+
+def _readable(
+    data: Contents, found: dict[str, TensorRecord | ArrayRecord], storages: dict[str, Member], *, swapped: bool
+) -> State:
     def reading(record: TensorRecord) -> Callable[[], HostTensor]:
         def read() -> HostTensor:
-            source = places.get(record.storage.key)
+            source = storages.get(record.storage.key)
             if source is None:
-                raise DamagedTensor("lacks the elements of one of its tensors")
-            return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=False))
+                raise DamagedTensor(f"lacks the elements of one of its tensors, data/{record.storage.key[:80]!r}")
+            return HostTensor(record.dtype, record.shape, _elements(data, source, record, swapped=swapped))
 
         return read
 

@@ -46,7 +46,8 @@ def pickled_state(pickled: bytes, at: int = 0, *, file_size: int = 0) -> tuple[o
     What they take in memory is bounded by the file around them: a real one is mostly elements.
     """
     machine = Machine(pickled, at)
-    machine.steps = _LENIENT_STEPS
+    machine.steps, machine.find = _LENIENT_STEPS, _lenient_global
+    # One byte of a pickle makes a dictionary of 80 bytes: what is made is bounded, not only what is read.
     machine.left = _ROOM + 2 * max(file_size, len(pickled))
     return machine.run(), machine.at
 
@@ -91,13 +92,6 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
 def _lenient_global(module: str, name: str) -> object:
     full = f"{module}.{name}"
     return GLOBALS.get(full) or Opaque(full)
-
-
-def _lenient_stack_global(machine: Machine) -> None:
-    name, module = machine.pop(), machine.pop()
-    if type(name) is not str or type(module) is not str:
-        raise DamagedTensor("holds a pickle that names a global by something else than text")
-    machine.stack.append(_lenient_global(module, name))
 
 
 def _lenient_call(machine: Machine) -> None:
@@ -185,32 +179,15 @@ def _lenient_number(kind: type[int] | type[float]) -> Callable[[Machine], None]:
     return step
 
 
-def _lenient_long(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(machine.number(1)), "little", signed=True))
-
-
-def _set(machine: Machine, key: object, value: object) -> None:
-    _lenient_items(machine, [key, value])
-
-
 def _as_dictionary(machine: Machine) -> None:
     items = machine.pop_to_mark()
     machine.stack.append({})
     _lenient_items(machine, items)
 
 
-def _new(machine: Machine, *, named: bool) -> None:
-    if named:
-        machine.pop()  # keyword arguments
+def _new_by_keywords(machine: Machine) -> None:
+    machine.pop()  # keyword arguments
     _lenient_call(machine)
-
-
-def _drop(machine: Machine) -> None:
-    machine.pop()
-
-
-def _drop_to_mark(machine: Machine) -> None:
-    machine.pop_to_mark()
 
 
 def _index(machine: Machine) -> int:
@@ -221,13 +198,11 @@ def _index(machine: Machine) -> int:
 
 
 _LENIENT_STEPS = STEPS | {
-    ord("c"): lambda m: m.stack.append(_lenient_global(m.line(), m.line())),
-    0x93: _lenient_stack_global,
     ord("R"): _lenient_call,
-    0x81: lambda m: _new(m, named=False),
-    0x92: lambda m: _new(m, named=True),
+    0x81: _lenient_call,
+    0x92: _new_by_keywords,
     ord("b"): _lenient_build,
-    ord("s"): lambda m: _set(m, *reversed((m.pop(), m.pop()))),
+    ord("s"): lambda m: _lenient_items(m, [m.pop(), m.pop()][::-1]),
     ord("u"): lambda m: _lenient_items(m, m.pop_to_mark()),
     ord("d"): _as_dictionary,
     ord("l"): lambda m: m.stack.append(m.pop_to_mark()),
@@ -240,12 +215,12 @@ _LENIENT_STEPS = STEPS | {
     ord("I"): _lenient_number(int),
     ord("L"): _lenient_number(int),
     ord("F"): _lenient_number(float),
-    0x8A: _lenient_long,
+    0x8A: lambda m: m.stack.append(int.from_bytes(m.take(m.number(1)), "little", signed=True)),
     ord("T"): lambda m: m.stack.append(m.take(m.number(4)).decode("latin-1")),
     ord("U"): lambda m: m.stack.append(m.take(m.number(1)).decode("latin-1")),
     0x96: lambda m: m.stack.append(m.take(m.number(8))),
-    ord("0"): _drop,
-    ord("1"): _drop_to_mark,
+    ord("0"): Machine.pop,
+    ord("1"): Machine.pop_to_mark,
     ord("2"): lambda m: m.stack.append(m.stack[-1] if m.stack else None),
     ord("p"): lambda m: m.remember(_index(m)),
     ord("g"): lambda m: m.recall(_index(m)),

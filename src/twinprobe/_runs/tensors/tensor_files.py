@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._runs.places import inside, remote
 from twinprobe._runs.tensors.containers import MARK, tensors_in
 from twinprobe._runs.tensors.elements import GatheredElements, HostTensor, contents, damage_of
 from twinprobe._runs.tensors.npy_file import read_npy
 from twinprobe._runs.tensors.pt_file import read_pt
+from twinprobe._runs.whole_files import inside, remote
 from twinprobe.errors import DamagedTensor
 
 _READERS = {".pt": read_pt, ".pth": read_pt, ".npy": read_npy}
@@ -130,7 +130,7 @@ def _by_token(tensor: HostTensor, row: int, column: int, length: int = 0) -> tup
         data = tensor.data if column == 0 else np.moveaxis(np.asarray(tensor.data[:]).reshape(shape), column, 0)
         return (data if column == 0 else np.ascontiguousarray(data).reshape(-1)), features, length, True
     axes = [column] if row == -1 else [row, column]
-    features = tuple(size for at, size in enumerate(shape) if at not in axes)
+    features = tuple(size for index, size in enumerate(shape) if index not in axes)
     if axes == list(range(len(axes))) or (row == -1 and prod(shape[:column]) == 1):
         return tensor.data, features, shape[column], row != -1
     moved = np.moveaxis(np.asarray(tensor.data[:]).reshape(shape), axes, list(range(len(axes))))

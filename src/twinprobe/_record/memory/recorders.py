@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twinprobe._live.live_run import MemoryEngine
 from twinprobe._record.config import RecordConfig
+from twinprobe._record.memory.engine import MemoryEngine
 from twinprobe._record.rows import Note, emit_gradients
 from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.tensors.elements import HostTensor
