@@ -27,4 +27,4 @@ class Dump:
 
 def run_script(script: str) -> subprocess.CompletedProcess[str]:
     """Run a Python text in a fresh interpreter."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)

@@ -101,7 +101,7 @@ trial.save()
 fuzz_engine.SLOW = 0.2
 trial.one(b"h")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == -signal.SIGPROF, done.stderr
     numbers = json.loads((tmp_path / "numbers.json").read_text())
     assert numbers["wrong"] == 3

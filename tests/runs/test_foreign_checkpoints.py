@@ -108,7 +108,7 @@ def test_a_distributed_checkpoint(tmp_path: Path) -> None:
 def test_a_distributed_checkpoint_whose_tensors_lie_in_parts(tmp_path: Path) -> None:
     whole = torch.arange(24.0).reshape(6, 4)
     program = (
-        "import sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
+        "import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp\n"
         "try:\n    from torch.distributed.tensor import Shard, distribute_tensor\n"
         "except ImportError:  # before torch 2.5\n    from torch.distributed._tensor import Shard, distribute_tensor\n"
         "from torch.distributed.device_mesh import init_device_mesh\n"
@@ -118,6 +118,7 @@ def test_a_distributed_checkpoint_whose_tensors_lie_in_parts(tmp_path: Path) -> 
         "    whole = torch.arange(24.0).reshape(6, 4)\n"
         "    dcp.save({'w': distribute_tensor(whole, mesh, [Shard(0)])}, checkpoint_id=f'{where}/dcp')\n"
         "    dist.destroy_process_group()\n"
+        "    os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down\n"
         "if __name__ == '__main__':\n"
         "    torch.multiprocessing.spawn(main, args=(sys.argv[1],), nprocs=2)\n"
     )

@@ -29,7 +29,7 @@ def start_ranks(program: str, folder: Path, *words: str) -> list[subprocess.Comp
     done = []
     for process in running:
         try:
-            out, error = process.communicate(timeout=150)
+            out, error = process.communicate(timeout=600)
         finally:
             process.kill()
         done.append(subprocess.CompletedProcess(process.args, process.returncode, out, error))
@@ -291,7 +291,7 @@ def main() -> None:
     gc.collect()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads sometimes end a process badly while Python is shutting down
+    os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down
 
 
 if __name__ == "__main__":

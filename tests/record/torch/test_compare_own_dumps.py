@@ -173,7 +173,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("task", [pytest.param("statistics", marks=pytest.mark.slow), "tensor"])
 def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent), path=str(tmp_path / "killed"), task=task)
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (part,) = (tmp_path / "killed").rglob("dump.json.part")
     whole = run("resnet", tmp_path / "whole", level="mix", task=task)
@@ -194,7 +194,7 @@ def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -
         "--csv",
     ]
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "did not finish" in done.stdout

@@ -26,7 +26,7 @@ def compare(target: Path, golden: Path, out: Path, *words: str) -> subprocess.Co
     code = "import sys; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
     paths = ["-tp", str(target), "-gp", str(golden), "-o", str(out)]
     command = [sys.executable, "-c", code, "compare", *paths, "--csv", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("words", [(), ("-da",)])

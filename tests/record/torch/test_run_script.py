@@ -67,7 +67,7 @@ def start(folder: Path, *words: str, config: bool = True) -> subprocess.Complete
     if config:
         variables["TWINPROBE_CONFIG"] = str(folder / "config.json")
     command = [sys.executable, "-c", COMMAND, *words]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=600, check=False)
 
 
 def names(folder: Path, step: int) -> list[str]:

@@ -46,7 +46,7 @@ def run(
     path: Path, *, task: str = "statistics", before: str = "", inside: str = ""
 ) -> subprocess.CompletedProcess[str]:
     script = SCRIPT.format(tests=str(Path(__file__).parent), path=str(path), task=task, before=before, inside=inside)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize("task", [*slow("statistics"), "tensor"])
