@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import twinprobe
 from twinprobe._runs.watch import STREAM, Watched, read_watch
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger
+from warm_python import run_warm
 
 
 class Residual(nn.Module):
@@ -224,7 +224,7 @@ with twinprobe.record(network, {folder!r}, level="watch"):
 
 def test_a_killed_run_can_be_read_up_to_its_last_whole_batch(tmp_path: Path) -> None:
     program = KILLED.format(paths=sys.path, folder=str(tmp_path / "run"))
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent, check=False)
+    done = run_warm(program, folder=Path(__file__).parent)
     assert done.returncode == -signal.SIGKILL
     found = watched(tmp_path / "run")
     assert len(found.steps) >= 128

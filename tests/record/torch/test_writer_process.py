@@ -21,6 +21,7 @@ from support import slow
 from twinprobe._record import rows, writer_process
 from twinprobe._runs.run import open_run
 from twinprobe.torch import PrecisionDebugger
+from warm_python import run_warm
 
 FILES = ("dump.json", "construct.json", "stack.json")
 
@@ -232,7 +233,7 @@ print("trained to the end", flush=True)
 def run(path: Path, rest: str) -> tuple[subprocess.CompletedProcess[str], int, int]:
     """A training in a process of its own; returns it, the writer's pid, and how many steps came before ``rest``."""
     script = SCRIPT.format(path=str(path), rest=rest)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)
+    done = run_warm(script)
     found = re.search(r"writer (\d+) steps (\d+)", done.stdout)
     assert found, done.stderr
     return done, int(found[1]), int(found[2])
