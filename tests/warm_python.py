@@ -36,16 +36,24 @@ sys.argv, sys.path[0] = ["-c", *job["words"]], ""
 sys.path.append(job["tests"])
 exec(compile(job["code"], "<string>", "exec"), globals())
 """
+_RUN_FILE = """
+import os, runpy, sys
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 _servers: list[subprocess.Popen[str]] = []
 
 
 def run_warm(
-    code: str, *words: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
+    code: str | Path, *words: str, folder: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What ``python -c CODE WORDS`` gives."""
+    """What ``python -c CODE WORDS`` gives, or where a path is given, ``python PATH WORDS``."""
+    if isinstance(code, Path):
+        code, words = _RUN_FILE, (str(code), *words)
     if not _servers:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        _servers.append(subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **pipes))  # type: ignore[call-overload]
+        waiting = [sys.executable, "-c", _SERVER]
+        _servers.append(subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         atexit.register(_servers[0].kill)
     server = _servers[0]
     assert server.stdin
@@ -59,4 +67,5 @@ def run_warm(
         server.stdin.write(json.dumps(job) + "\n")
         server.stdin.flush()
         status = int(server.stdout.readline())
-        return subprocess.CompletedProcess(["python", "-c"], status, out.read().decode(), error.read().decode())
+        texts = [file.read().decode(errors="replace") for file in (out, error)]
+        return subprocess.CompletedProcess(["python", "-c"], status, *texts)

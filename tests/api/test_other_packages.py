@@ -109,7 +109,7 @@ def test_model_explorer_opens_the_graph_and_the_node_data(tmp_path: Path, chromi
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        for _ in range(240):
+        for _ in range(2400):
             try:
                 with urlopen(f"http://localhost:{port}/check_health"):
                     break

@@ -50,15 +50,13 @@ def fuzz(name: str, amount: str, seed: int) -> None:
     """Give a reader changed files; fail if anything but our own errors came out of it."""
     with tempfile.TemporaryDirectory(dir=scratch_folder(), prefix="twinprobe-fuzz-") as place:
         folder = Path(place)
-        words = [str(HERE / "fuzz_engine.py"), name, amount, place, str(seed)]
+        engine, words = HERE / "fuzz_engine.py", [name, amount, place, str(seed)]
         if amount.endswith("s"):  # with what guides it, which looks on while everything is imported
             done = subprocess.run(
-                [sys.executable, *words], capture_output=True, text=True, errors="replace", check=False
+                [sys.executable, str(engine), *words], capture_output=True, text=True, errors="replace", check=False
             )
         else:
-            done = run_warm(
-                "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')", *words
-            )
+            done = run_warm(engine, *words)
         if done.returncode:
             last = kept(folder / "work" / READERS[name].file, name)
             pytest.fail(f"the process ended with {done.returncode} while it read {last}\n{done.stderr[-3000:]}")
