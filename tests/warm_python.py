@@ -54,7 +54,7 @@ def run_warm(
     if not _servers:
         waiting = [sys.executable, "-c", _SERVER]
         _servers.append(subprocess.Popen(waiting, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        atexit.register(_servers[0].kill)
+        atexit.register(_servers[0].communicate)  # it ends where nothing more can come
     server = _servers[0]
     assert server.stdin
     assert server.stdout

@@ -300,6 +300,9 @@ def test_checkpointed_and_compiled_blocks_are_counted_once(tmp_path: Path) -> No
     """Recomputing runs a block again during backward; a compiled block is seen from outside."""
     from torch.utils.checkpoint import checkpoint
 
+    if not hasattr(torch.compiler, "is_compiling"):
+        pytest.skip("this torch cannot recompute a compiled block, recorded or not")
+
     class Recomputing(Network):
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             x = self.embed(tokens)
