@@ -384,6 +384,7 @@ def test_a_trainer_of_lightning(tmp_path: Path) -> None:
 
 
 DISTRIBUTED = """
+import atexit
 import os
 import sys
 import torch
@@ -406,6 +407,7 @@ for step in range(4):
     loss.backward()
     optimizer.step()
 dist.destroy_process_group()
+atexit._run_exitfuncs()
 os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down
 """
 

@@ -19,7 +19,6 @@ from twinprobe.errors import BadInput
 
 Answer = tuple[str, str]
 _MOST_SILENCES = 3
-_LOADING = 60.0  # seconds, at least
 
 
 class Algorithms:
@@ -74,7 +73,7 @@ class Algorithms:
         self._process = context.Process(target=_serve, args=(other, self._specs), daemon=True)
         self._process.start()
         other.close()
-        patience = max(self._timeout, _LOADING)  # a short limit is meant for the answers, not for importing torch
+        patience = max(self._timeout, 60.0)  # a short limit is meant for the answers, not for importing torch
         try:
             complaint = self._pipe.recv() if self._pipe.poll(patience) else f"not loaded within {patience:g} s"
         except (OSError, EOFError):
