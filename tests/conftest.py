@@ -77,13 +77,26 @@ def seeds() -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """Chromium as the system has it, one for all tests; without it the pages are untested, which is a failure."""
-    from playwright.sync_api import sync_playwright  # the environments of the other frameworks have none
+    from playwright.sync_api import expect, sync_playwright  # the environments of the other frameworks have none
+
+    def patient(make: Any) -> Any:
+        """Time limits end a hang: a busy machine is no failure."""
+
+        def made(**options: Any) -> Any:
+            context_or_page = make(**options)
+            context_or_page.set_default_timeout(600_000)
+            return context_or_page
+
+        return made
+
+    expect.set_options(timeout=600_000)
 
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
     found = next((path for path in map(shutil.which, names) if path), None)
     if found is None:
         pytest.fail(f"no browser to open the pages with: install one of {', '.join(names)}")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"], timeout=600_000)
+        browser.new_context, browser.new_page = patient(browser.new_context), patient(browser.new_page)
         yield browser
         browser.close()

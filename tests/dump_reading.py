@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from warm_python import run_warm
+
 
 class Dump:
     """One step folder."""
@@ -26,5 +28,7 @@ class Dump:
 
 
 def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python text in a fresh interpreter."""
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    """Run a Python text in an interpreter of its own."""
+    if "import torch" in script:
+        return run_warm(script)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600, check=False)

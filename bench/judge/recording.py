@@ -163,6 +163,7 @@ def _record_rank(rank: int, jobs: list[Job]) -> None:
     record_jobs(jobs, "ranks", rank=rank)
     torch.distributed.destroy_process_group()
     meeting.unlink(missing_ok=True)
+    os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down
 
 
 def record_jobs(jobs: list[Job], framework: str, *, rank: int = 0) -> None:

@@ -104,6 +104,8 @@ WAYS: dict[str, tuple[Way, Way]] = {
     ),
     "rotary": (rotated, rotated_by_halves),
 }  # fmt: skip
+if not hasattr(functional, "rms_norm"):  # before torch 2.4
+    del WAYS["norm"]
 # The factor that is wrong in a faulty run enters inside the group; elsewhere a call of its own, paired, has it.
 INSIDE = {"times 0.5, over 2", "attention"}
 

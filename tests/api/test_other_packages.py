@@ -109,7 +109,7 @@ def test_model_explorer_opens_the_graph_and_the_node_data(tmp_path: Path, chromi
     with (tmp_path / "log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     try:
-        for _ in range(240):
+        for _ in range(2400):
             try:
                 with urlopen(f"http://localhost:{port}/check_health"):
                     break
@@ -119,8 +119,8 @@ def test_model_explorer_opens_the_graph_and_the_node_data(tmp_path: Path, chromi
         page = chromium.new_page(viewport={"width": 1400, "height": 900})
         wanted = {"models": [{"url": str(files[0])}], "nodeData": [str(files[1])]}
         page.goto(f"http://localhost:{port}/?data={quote(json.dumps(wanted))}")
-        page.get_by_text("NODE DATA PROVIDERS").wait_for(timeout=60_000)
-        page.get_by_text("post_norm").first.wait_for(timeout=60_000)
+        page.get_by_text("NODE DATA PROVIDERS").wait_for()
+        page.get_by_text("post_norm").first.wait_for()
         text = page.inner_text("body")
         assert f"run {len(nodes)} nodes" in text
         assert "model_explorer_node_data.json" in text

@@ -80,14 +80,17 @@ def test_memory_is_used_again_only_when_nobody_looks_at_it(tmp_path: Path) -> No
 
 
 def test_the_files_of_a_thousand_tensors_are_closed(tmp_path: Path, path: Path) -> None:
+    def handles() -> int:
+        """Of this file: other threads of this process may open and close others."""
+        opened = (os.path.realpath(one) for one in Path("/proc/self/fd").glob("*"))
+        return sum(one == str(path.resolve()) for one in opened)
+
     tensors = [open_tensor(path) for _ in range(20)]
-    opened = Path("/proc/self/fd")
-    handles = len(list(opened.iterdir())) if opened.is_dir() else 0
+    before = handles()
     for _ in range(1000):
         open_tensor(path)
     tensors += [open_tensor(path) for _ in range(20)]
-    if handles:
-        assert len(list(opened.iterdir())) <= handles + 2
+    assert handles() <= before + 2
     assert measure_pair(tensors[0], tensors[-1]).identical
 
 
@@ -119,7 +122,7 @@ print("survived", read, damaged)
 
 def test_a_process_survives_a_file_that_shrinks_all_the_time(path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SHRINKING, str(path)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", SHRINKING, str(path)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("survived")
@@ -227,7 +230,7 @@ def disturb():
         os.truncate(path, size)
 thread = threading.Thread(target=disturb)
 thread.start()
-for _ in range(6):
+while len(outcomes) < 6 or ("damaged" not in outcomes and len(outcomes) < 600):  # until the other thread had its turn
     try:
         tensor = open_tensor(path)
         began.set()

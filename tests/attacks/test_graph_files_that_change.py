@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from warm_python import run_warm
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,10 +47,7 @@ def test_a_process_survives_a_large_graph_file_that_shrinks(
     when: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(HERE), str(HERE.parent / "fuzz"), str(tmp_path / "a.vis"), str(when)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_warm(CHILD, str(HERE), str(HERE.parent / "fuzz"), str(tmp_path / "a.vis"), str(when))
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
     left = [one.name for one in (tmp_path / "cache").rglob("*") if one.is_file()]

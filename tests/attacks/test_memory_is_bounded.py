@@ -16,12 +16,13 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 FUZZ = HERE.parent / "fuzz"
-sys.path[:0] = [str(FUZZ), str(HERE)]
+sys.path[:0] = [str(FUZZ), str(HERE), str(HERE.parent)]
 
 from fuzz_readers import READERS  # noqa: E402
 from worst_files import Worst, worst_files  # noqa: E402
 
 from support import slow  # noqa: E402
+from warm_python import run_warm  # noqa: E402
 
 FREE = 64 << 20
 WORST = worst_files()
@@ -61,10 +62,7 @@ def growth(worst: Worst, folder: Path) -> tuple[int, int, str]:
     """The size of the file, by how much reading it made its process grow, and how the reading ended."""
     path = folder / READERS[worst.reader].file
     path.write_bytes(worst.content())
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(FUZZ), worst.reader, str(folder)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_warm(CHILD, str(FUZZ), worst.reader, str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
     taken, _, ended = done.stdout.strip().partition(" ")
     return path.stat().st_size, int(taken), ended

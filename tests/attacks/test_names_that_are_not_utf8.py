@@ -101,4 +101,4 @@ def test_the_page_lists_and_opens_them_beside_the_others(odd: Path, reference: P
             assert ask(f"open?file={quote(file, safe='')}")["file"] == file
     finally:
         server.wsgi.shutdown()
-        thread.join(10)
+        thread.join()

@@ -24,7 +24,7 @@ from kernel_dumps import line, save_statistics  # noqa: E402
 from llm_dumps import SMALL, decoder_values, write_torch  # noqa: E402
 
 COMMAND = "import sys; from twinprobe._cli import main; sys.exit(main())"
-PATIENCE = 60.0  # seconds, far more than any of these commands takes
+PATIENCE = 600.0  # seconds, far more than any of these commands takes
 CALL = "Torch.a.0.forward"
 PAIR = "compare -tp t/dump.json -gp g/dump.json -o out --format csv"
 DRAW = "graph_visualize -tp t -gp g -o out --file_type db"
@@ -92,7 +92,7 @@ def runs(tmp_path: Path) -> Path:
 
 @contextmanager
 def nobody_waits_for(pipe: Path) -> Iterator[None]:
-    """Who still waits for the pipe after a minute is let go, and the test fails."""
+    """Who still waits for the pipe after ten minutes is let go, and the test fails."""
     over, waited = threading.Event(), []
 
     def let_go() -> None:

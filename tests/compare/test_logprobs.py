@@ -209,7 +209,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[
         model(ids)
     with torch.no_grad(), record(model, str(root / "rollout"), level="L0", task="tensor"):
         cache = model(ids[:, :6], use_cache=True).past_key_values
-        cache.layers[1].values[1, :, 2] += 1.0
+        values = cache.layers[1].values if hasattr(cache, "layers") else cache.value_cache[1]  # transformers 4.51
+        values[1, :, 2] += 1.0
         for token in range(6, 12):
             model(ids[:, token : token + 1], past_key_values=cache, use_cache=True)
     return root / "rollout", root / "train", ids.tolist()

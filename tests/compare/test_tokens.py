@@ -60,7 +60,9 @@ class Program:
         cache = self.model(self.ids[:, :prefill], use_cache=True).past_key_values
         yield
         if overwritten is not None:
-            cache.layers[overwritten].keys[:, :, 3] = 1.5
+            older = not hasattr(cache, "layers")  # of transformers 4.51
+            keys = cache.key_cache[overwritten] if older else cache.layers[overwritten].keys
+            keys[:, :, 3] = 1.5
         for start in range(prefill, self.ids.shape[1], chunk):
             ids = self.ids[:, start : start + chunk]
             positions = torch.arange(start, start + ids.shape[1]).expand(ids.shape) + shift

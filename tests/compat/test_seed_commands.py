@@ -12,8 +12,16 @@ from pathlib import Path
 import pytest
 
 from support import forward, tensor, write_dump
+from warm_python import run_warm
 
-SCRIPTS = Path(sys.executable).parent
+# What the command that pip installs does.
+SCRIPT = """
+import sys
+from importlib.metadata import entry_points
+del sys.argv[0]
+(command,) = {one.value: one for one in entry_points(group="console_scripts", name=sys.argv[0])}.values()
+sys.exit(command.load()())
+"""
 YAML = {
     "api_mapping.yaml": r"The following is an example of the file content:\n\n(ms_api: Functional\.abs.*?)\n# ms_args",
     "cell_mapping.yaml": r"(fc2\.Dense: fc2\.Linear\nconv1\.Conv2d: conv3\.Conv2d)",
@@ -55,8 +63,7 @@ def place(seeds: Path, reference: Path, tmp_path: Path) -> Path:
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = shlex.split(command)
     words = [str(folder) + word if word.startswith(("/target_dump", "/golden_dump")) else word for word in words]
-    words[0] = str(SCRIPTS / words[0])
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    return run_warm(SCRIPT, *words, folder=folder)
 
 
 def test_every_printed_compare_command_works(seeds: Path, place: Path) -> None:

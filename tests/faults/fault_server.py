@@ -52,7 +52,7 @@ def record(job: Job, say: Callable[[int], None]) -> None:
                 os.chmod(folder, 0o500)  # noqa: PTH101
         if step == job.get("wait_after"):
             say(100)
-            time.sleep(60)
+            time.sleep(3600)
     print("trained to the end", flush=True)
 
 

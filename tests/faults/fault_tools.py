@@ -44,7 +44,7 @@ class Victims:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(600)
 
 
 def command_job(folder: Path, *words: str | Path, **options: Any) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def test_ctrl_c_ends_the_program_and_leaves_what_was_found(tmp_path: Path) -> No
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "interrupted" in error
     assert found_in(tmp_path / "out")["interrupted"]
@@ -384,6 +384,8 @@ def test_a_trainer_of_lightning(tmp_path: Path) -> None:
 
 
 DISTRIBUTED = """
+import atexit
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -404,8 +406,9 @@ for step in range(4):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-del model, optimizer  # what still holds the group keeps its threads, and those can abort a Python that shuts down
 dist.destroy_process_group()
+atexit._run_exitfuncs()
+os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down
 """
 
 
@@ -445,7 +448,7 @@ def test_a_hunt_that_was_interrupted_goes_on(tmp_path: Path) -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=600)
     assert (process.returncode, "interrupted" in error) == (130, True)
     left = found_in(tmp_path / "out")
     assert (left["step"], left["interrupted"], list(left["stages"])) == (4, True, ["watch"])

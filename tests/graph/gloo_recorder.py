@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from warm_python import run_warm
 
 Recorder = Callable[..., Path]
 
@@ -21,8 +21,7 @@ def gloo_recorder(program: Path, folders: pytest.TempPathFactory) -> Recorder:
         key = (*words, faulty)
         if key not in known:
             folder = folders.mktemp(program.stem)
-            command = [sys.executable, str(program), str(folder), *map(str, key)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+            done = run_warm(program, str(folder), *map(str, key))
             assert done.returncode == 0, done.stderr
             known[key] = folder / "step0"
         return known[key]

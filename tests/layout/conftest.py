@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from warm_python import run_warm
 
 PROGRAM = Path(__file__).with_name("parallel_training.py")
 Trained = Callable[..., Path]
@@ -39,8 +39,7 @@ def trained(
         key = (kind, 1 if kind.startswith("single") else ranks, level, task, dtype, fault)
         if key not in known:
             folder = tmp_path_factory.mktemp("training") / "dump"
-            command = [sys.executable, str(PROGRAM), str(folder), *map(str, key)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+            done = run_warm(PROGRAM, str(folder), *map(str, key))
             assert done.returncode == 0, done.stderr
             known[key] = folder
             losses[folder] = {}

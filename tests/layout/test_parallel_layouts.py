@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conftest import Trained
 from support import slow
 from twinprobe._cli import main
+
+if TYPE_CHECKING:  # the tests of other folders have a conftest as well
+    from conftest import Trained
 
 # Each layout, and the single process that computes the same.
 TWINS = {

@@ -49,8 +49,8 @@ def test_own_metrics_that_cannot_work_are_refused_at_once(
 @pytest.mark.parametrize(
     ("body", "words", "seconds"),
     [
-        ("import time\nif golden.size > 1: time.sleep(600)\nreturn 1, ''", "no answer within", 3),
-        ("import os\nif golden.size > 1: os._exit(3)\nreturn 1, ''", "died", 60),
+        ("import time\nif golden.size > 1: time.sleep(3600)\nreturn 1, ''", "no answer within", 1),
+        ("import os\nif golden.size > 1: os._exit(3)\nreturn 1, ''", "died", 600),
     ],
 )
 def test_own_metrics_that_hang_or_die_cost_their_cells_only(
@@ -61,7 +61,7 @@ def test_own_metrics_that_hang_or_die_cost_their_cells_only(
     began = time.monotonic()
     asked = ("-gp", golden, "-mp", mine, "-cl", "layer", "-o", tmp_path / "o", "-alg", spec)
     said = llm("compare", *asked, "--timeout", seconds)
-    assert time.monotonic() - began < 300
+    assert time.monotonic() - began < 3600
     assert said.code == 0, said.err
     rows = report(tmp_path / "o")
     assert all(row["own"] == "" and row["cosine_similarity"] for row in rows)

@@ -79,6 +79,7 @@ def test_kernels_are_kept_in_the_users_cache_folder_and_found_again(tmp_path: Pa
     assert [path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*.o"))] == stamps
 
 
+@pytest.mark.slow  # test_machine_code.py has one file of it
 def test_a_damaged_cache_is_passed_over(tmp_path: Path) -> None:
     pytest.importorskip("numba")
     environment = {"NUMBA_CACHE_DIR": str(tmp_path)}

@@ -57,7 +57,7 @@ def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: 
     for name, program in (("python", ""), ("twinprobe", "-c 'import twinprobe._cli as c; exit(c.main())'")):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {program} "$@"\n')
         (tools / name).chmod(0o755)
-    done = subprocess.run([tmp_path / "demo"], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([tmp_path / "demo"], capture_output=True, text=True, timeout=600, check=True)
     *_, divergence, file = done.stdout.splitlines()
     assert divergence == f"The two runs diverge at {FAULT}, examples/tiny_transformer.py, line 98."
     assert [tmp_path / file.split()[1]] == list((tmp_path / "demo_output").glob("*.html"))
@@ -67,7 +67,7 @@ def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: 
 def test_the_runs_can_be_made_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(EXAMPLES / "make_demo.py"), str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     for side in ("golden", "target"):
         again = compare(tmp_path / side, EXAMPLES / "demo" / side)
         assert again.summary.first is None or again.summary.verdicts["error"] == 0

@@ -171,7 +171,7 @@ def test_a_silent_endpoint_ends_a_command_of_its_own_process_in_time(golden: Pat
     settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent_port}", "AWS_ACCESS_KEY_ID": "x",
                 "AWS_SECRET_ACCESS_KEY": "x", "PATH": "", "NO_PROXY": "127.0.0.1"}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=60, env=settings
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=600, env=settings
     )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr

@@ -33,7 +33,6 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         path = tmp_path / "r.html"
         fill_html(table, summary or summary_of(table), path, **options)
         page = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme=scheme)
-        page.set_default_timeout(180_000)  # ends a hang; a busy machine is no failure
         pages.append(page)
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))

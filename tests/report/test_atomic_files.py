@@ -142,7 +142,7 @@ def test_no_format_leaves_a_half_file_where_the_file_size_is_limited(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     command = [sys.executable, "-c", _WRITE_ALL, str(tmp_path), str(Path(__file__).parent), name]
-    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2, done.stderr
     assert f"r.{name}: cannot be written: File too large" in done.stdout
     assert names_in(tmp_path) == []

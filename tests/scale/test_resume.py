@@ -55,7 +55,7 @@ def test_an_interrupted_command_keeps_what_is_done_and_goes_on_from_there(
     out = tmp_path / "out"
     child = compare_begun(long_dumps, out, "--engine", engine)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=600)
     assert child.returncode == 130, said
     assert said.rstrip().endswith("interrupted; finished results are kept")
     assert "Traceback" not in said
@@ -161,7 +161,7 @@ def test_two_commands_in_one_folder_do_not_harm_each_other(long_dumps: Path, tmp
     child = compare_begun(long_dumps, out, "--engine", "inline", "--rank", "0-17")
     assert compare(long_dumps / "t", long_dumps / "g", out, "--rank", "6-23", "--engine", "process") == 0
     (tmp_path / "out.go").touch()
-    child.communicate(timeout=120)
+    child.communicate(timeout=600)
     assert child.returncode == 0
     datasets = sorted(out.glob("compare_dataset_*"))
     found = [sorted(int(path.parent.name[5:]) for path in one.rglob("part.parquet")) for one in datasets]
@@ -179,7 +179,7 @@ def test_a_running_command_is_not_resumed_by_another(long_dumps: Path, tmp_path:
     finally:
         os.kill(child.pid, signal.SIGCONT)
     (tmp_path / "out.go").touch()
-    child.communicate(timeout=120)
+    child.communicate(timeout=600)
     assert child.returncode == 0
     assert len(list(out.glob("compare_dataset_*"))) == 2
 

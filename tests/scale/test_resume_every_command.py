@@ -238,7 +238,7 @@ def test_ctrl_c_on_a_terminal_keeps_what_is_drawn(tmp_path: Path) -> None:
     out = tmp_path / "out"
     child = begun(out, *words, "--engine", "process")
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to the command and to its workers
-    _, said = child.communicate(timeout=60)
+    _, said = child.communicate(timeout=600)
     assert child.returncode == 130, said
     assert "Traceback" not in said
     assert leftovers(out) == []

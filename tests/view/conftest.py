@@ -28,7 +28,7 @@ def serving(place: Path, **options: Any) -> Iterator[str]:
         yield server.url
     finally:
         server.wsgi.shutdown()
-        thread.join(10)
+        thread.join()
 
 
 @pytest.fixture
@@ -41,7 +41,6 @@ def serve() -> Iterator[Callable[..., str]]:
 def page(chromium: Any, serve: Callable[..., str]) -> Iterator[Any]:
     """A page of 1600 x 950 that fails the test if the browser reports an error; closed before any server is."""
     context = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US", color_scheme="light")
-    context.set_default_timeout(180_000)  # ends a hang; a busy machine is no failure
     page = context.new_page()
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))

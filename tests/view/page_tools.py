@@ -32,7 +32,7 @@ def names(page: Any, side: str) -> list[str]:
 def becomes(page: Any, read: Callable[[], Any], wanted: Callable[[Any], bool]) -> Any:
     """Read until the value is the wanted one; a page takes its time on a busy machine."""
     value = read()
-    for _ in range(3000):
+    for _ in range(12000):
         if wanted(value):
             break
         page.wait_for_timeout(50)

@@ -45,7 +45,7 @@ def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
     page.locator("#first-show").click()
     page.wait_for_selector(".inside canvas")
     assert "target = 1.25" in page.locator(".inside-kinds").inner_text()
-    assert page.locator(".inside canvas").count() == 5
+    becomes(page, page.locator(".inside canvas").count, lambda count: count == 5)
     worst = page.locator(".inside-table").nth(1).locator("tbody tr").first.inner_text().split("\t")
     index = tuple(int(at) for at in worst[0].strip("[]").split(","))
     sides = [np.load(kept / side / "dump_tensor_data" / f"{NAME}.output.0.npy")[index] for side in "tg"]

@@ -33,7 +33,7 @@ def test_the_address_holds_the_state_and_a_link_shows_the_same(
     other = chromium.new_context(viewport={"width": 1600, "height": 950}, locale="en-US").new_page()
     other.goto(page.url)
     other.wait_for_selector(".pane-target .box.current:has-text('softmax.backward.1')")
-    assert settles(other, lambda: shown(other)) == before
+    becomes(other, lambda: settles(other, lambda: shown(other)), lambda now: now == before)
     assert other.evaluate("() => document.documentElement.dataset.theme") == "dark"
     assert other.locator(".search-input").input_value() == "softmax"
     other.context.close()
@@ -118,7 +118,8 @@ def test_choosing_what_is_shown_already_changes_nothing(
     page.locator(".heat-hint", has_text="rank 1").wait_for()
     page.locator(".heat-canvas").press("Enter")  # the cell of the graph that is shown
     page.locator(".heat").wait_for(state="hidden")
-    assert settles(page, lambda: (page.url, current(page), names(page, "target"))) == before
+    look = lambda: settles(page, lambda: (page.url, current(page), names(page, "target")))  # noqa: E731
+    becomes(page, look, lambda now: now == before)
     assert page.locator(".details .table").first.is_visible()
 
 

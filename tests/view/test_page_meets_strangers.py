@@ -51,7 +51,7 @@ def stranger() -> Iterator[tuple[str, list[str]]]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}/", Stranger.asked
     server.shutdown()
-    thread.join(10)
+    thread.join()
 
 
 def evil_database(folder: Path) -> Path:
@@ -152,7 +152,7 @@ def test_a_page_of_another_site_reads_nothing(
 
 
 def _request(url: str, method: str, path: str, **headers: str) -> http.client.HTTPResponse:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=600)
     connection.request(method, path, headers=headers)
     reply = connection.getresponse()
     reply.read()

@@ -192,7 +192,7 @@ def test_a_double_click_counts_even_if_the_first_click_is_drawn_in_the_middle_of
     page.evaluate("() => held.splice(0).forEach((work) => work())")
     page.mouse.up(click_count=2)
     page.evaluate("() => { requestAnimationFrame = soon; held.splice(0).forEach((work) => work()) }")
-    page.wait_for_selector(".pane-target .box:has-text('inner')", timeout=5000)
+    page.wait_for_selector(".pane-target .box:has-text('inner')")
 
 
 def test_the_command_refuses_what_it_cannot_show(tmp_path: Path) -> None:

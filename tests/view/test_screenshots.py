@@ -108,7 +108,6 @@ def findings(page: Any) -> list[str]:
 
 
 def _settle(page: Any, page_name: str) -> None:
-    page.set_default_timeout(120_000)
     if page_name.startswith("view") or page_name == "exported":
         page.wait_for_selector(".banner.found")
         page.wait_for_selector(".tabs .count")

@@ -300,7 +300,7 @@ def _statistics_log(path: Path) -> Content:
 def _document(path: Path) -> Any:
     try:
         return msgspec.json.decode(json_file(path))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BadInput(f"is damaged: {str(error)[:200]}", where=path) from None
 
 

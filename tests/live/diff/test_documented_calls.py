@@ -7,8 +7,6 @@ import importlib
 import inspect
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch_pairs import Chain, numbers
 import twinprobe
 from twinprobe._live.differ import auto_diff
 from twinprobe._live.options import read_options
+from warm_python import run_warm
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "auto_diff.md").read_text(encoding="utf-8")
@@ -114,6 +113,7 @@ def test_environment_variables_of_the_documents_are_read_by_the_code() -> None:
 def test_the_older_tools_switches_break_nothing_and_change_nothing() -> None:
     """They raised a NameError at import, or did the opposite of what was written. Here they mean nothing."""
     program = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'compat/src')!r})\n"
         "import torch, padiff\n"
         "model = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())\n"
         "torch.manual_seed(0)\n"
@@ -123,17 +123,9 @@ def test_the_older_tools_switches_break_nothing_and_change_nothing() -> None:
         "PADDLE_THIRDPARTY_API": "json.loads", "PADIFF_API_CHECK": "OFF", "PADIFF_SIKP_WRAP_LAYER": "OFF",
         "PADIFF_TENSOR_METHOD": "OFF", "PADIFF_PATH_LOG": "ON",
     }  # fmt: skip
-    path = os.pathsep.join([str(ROOT / "compat/src"), str(ROOT / "src")])
     shown = []
     for more in ({}, switches):
-        environment = os.environ | {"PYTHONPATH": path} | more
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
+        done = run_warm(program, environment=os.environ | more)
         assert done.returncode == 0, done.stderr
         shown.append(done.stdout.splitlines()[-1])
     assert shown[0] == shown[1]

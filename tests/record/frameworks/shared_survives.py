@@ -10,9 +10,10 @@ from framework_kit import Kit
 
 import survival
 from dump_reading import Dump
+from support import slow
 
 
-@pytest.mark.parametrize("task", ["statistics", "tensor"])
+@pytest.mark.parametrize("task", [*slow("statistics"), "tensor"])
 def test_a_killed_process_leaves_a_readable_dump(kit: Kit, tmp_path: Path, task: str) -> None:
     survival.check_kill(kit.script, tmp_path / "dump", task)
 
@@ -26,6 +27,7 @@ def test_a_killed_process_loses_no_closed_step_but_the_last(kit: Kit, tmp_path: 
     survival.check_closed_steps(kit.script, tmp_path / "dump", "os.kill(os.getpid(), signal.SIGKILL)", whole=2)
 
 
+@pytest.mark.slow  # the engine is the one of torch, whose test ./test has
 def test_a_forked_child_never_waits_for_its_parents_writer(kit: Kit, tmp_path: Path) -> None:
     survival.check_forks(kit.script, tmp_path)
 
@@ -49,10 +51,12 @@ def test_a_full_disk_stops_recording_and_not_the_training(kit: Kit, tmp_path: Pa
     survival.check_full_disk(kit.script, tmp_path / "dump")
 
 
+@pytest.mark.slow  # the engine is the one of torch, whose test ./test has
 def test_an_unwritable_place_stops_recording_and_not_the_training(kit: Kit, tmp_path: Path) -> None:
     survival.check_unwritable(kit.script, tmp_path / "file")
 
 
+@pytest.mark.slow  # the engine is the one of torch, whose test ./test has
 def test_an_earlier_dump_is_not_overwritten(kit: Kit, tmp_path: Path) -> None:
     survival.check_earlier_dump(kit.script, tmp_path / "dump")
 

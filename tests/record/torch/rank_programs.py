@@ -1,9 +1,10 @@
-"""Programs for two real ranks: ``python rank_programs.py PROGRAM RANK STORE DUMP [fault]``, one process per rank."""
+"""Programs for two real ranks, one process each."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import all_reduce as imported_early
 
+from warm_python import run_warm
+
 
 def start_ranks(program: str, folder: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
     """Run a program on two ranks and wait for both; their dump goes to ``folder / "dump"``.
@@ -23,19 +26,11 @@ def start_ranks(program: str, folder: Path, *words: str) -> list[subprocess.Comp
     takes longer than all of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    common = [str(folder / "store"), str(folder / "dump"), *words]
-    commands = [[sys.executable, __file__, program, str(rank), *common] for rank in range(2)]
-    running = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for one in commands]
-    done = []
-    for process in running:
-        try:
-            out, error = process.communicate(timeout=150)
-        finally:
-            process.kill()
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, error))
-    for one in done:
-        assert one.returncode == 0, one.stderr
-    return done
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import rank_programs; rank_programs.main()"
+    done = run_warm(code, program, str(folder), *words)
+    texts = [[(folder / f"rank{rank}.{kind}").read_text() for kind in ("out", "error")] for rank in range(2)]
+    assert done.returncode == 0, done.stderr + "".join(error for _, error in texts)
+    return [subprocess.CompletedProcess(program, 0, *both) for both in texts]
 
 
 def collectives(dump: str, *words: str) -> None:
@@ -281,18 +276,28 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    program, rank, store, dump, *words = sys.argv[1:]
+    """Fork both ranks, which write what they print to files of the folder, and wait for them."""
+    program, folder, *words = sys.argv[1:]
+    ranks = []
+    for rank in range(2):
+        ranks.append(os.fork())
+        if ranks[rank] == 0:
+            run_rank(rank, program, Path(folder), words)
+    ends = [os.waitpid(one, 0)[1] for one in ranks]
+    sys.exit(any(ends))
+
+
+def run_rank(rank: int, program: str, folder: Path, words: list[str]) -> None:
+    for number, name in ((1, "out"), (2, "error")):
+        os.dup2(os.open(folder / f"rank{rank}.{name}", os.O_CREAT | os.O_WRONLY), number)
+    signal.alarm(600)  # ends a hang
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
-    programs = program.split("+")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    programs, dump = program.split("+"), f"{folder}/dump"
     for name in programs:
         PROGRAMS[name](f"{dump}/{name}" if len(programs) > 1 else dump, *words)
     dist.barrier()
     gc.collect()
     dist.destroy_process_group()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads sometimes end a process badly while Python is shutting down
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch import nn
 
 from twinprobe._compare.one import Comparison, compare_paths
 from twinprobe.torch import PrecisionDebugger, record
+from warm_python import run_warm
 
 
 class Hidden(torch.autograd.Function):
@@ -173,7 +172,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 @pytest.mark.parametrize("task", [pytest.param("statistics", marks=pytest.mark.slow), "tensor"])
 def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -> None:
     script = KILLED.format(tests=str(Path(__file__).parent), path=str(tmp_path / "killed"), task=task)
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    killed = run_warm(script)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     (part,) = (tmp_path / "killed").rglob("dump.json.part")
     whole = run("resnet", tmp_path / "whole", level="mix", task=task)
@@ -193,8 +192,6 @@ def test_what_a_killed_process_left_can_be_compared(tmp_path: Path, task: str) -
         str(tmp_path / "out"),
         "--csv",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_warm(code, *words)
     assert done.returncode == 0, done.stderr
     assert "did not finish" in done.stdout

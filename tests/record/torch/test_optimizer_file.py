@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 from twinprobe._cli import main
 from twinprobe.torch import record
+from warm_python import run_warm
 
 
 def train(dump: Path, *, level: str = "L0", rate: float = 0.1, clip: float | None = 0.5, **options: Any) -> Any:
@@ -82,5 +81,5 @@ def test_the_names_of_another_tool_write_only_its_files(tmp_path: Path) -> None:
         "debugger.stop()\n"
         "debugger.close()\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    run_warm(program).check_returncode()
     assert sorted(file.name for file in tmp_path.rglob("*.json")) == ["construct.json", "dump.json", "stack.json"]

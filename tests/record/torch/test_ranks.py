@@ -181,7 +181,7 @@ def test_a_sharded_tensor_shows_its_layout_and_its_own_part(programs: Path) -> N
 
 
 SCRIPT = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2)))
@@ -190,8 +190,8 @@ for step in range(2):
     model(torch.ones(1, 2) + dist.get_rank()).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-del model, optimizer  # what still holds the group keeps its threads, and those can abort a Python that shuts down
 dist.destroy_process_group()
+os._exit(0)  # gloo keeps its threads, and those can abort a Python that shuts down
 """
 
 
@@ -213,7 +213,7 @@ def test_torchrun_with_an_unchanged_script_makes_one_folder_per_rank(tmp_path: P
         "train.py",
     ]
     variables = os.environ | {"TWINPROBE_CONFIG": str(tmp_path / "config.json"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(launch, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(launch, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = sorted(str(one.relative_to(tmp_path / "dump")) for one in (tmp_path / "dump").glob("*/*"))
     assert found == ["step0/rank1", "step1/rank1"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from rank_programs import start_ranks
+
+from warm_python import run_warm
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch.distributed is not built in")
 
@@ -25,8 +26,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def compare(target: Path, golden: Path, out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     code = "import sys; from twinprobe._cli import main; sys.exit(main(sys.argv[1:]))"
     paths = ["-tp", str(target), "-gp", str(golden), "-o", str(out)]
-    command = [sys.executable, "-c", code, "compare", *paths, "--csv", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return run_warm(code, "compare", *paths, "--csv", *words)
 
 
 @pytest.mark.parametrize("words", [(), ("-da",)])

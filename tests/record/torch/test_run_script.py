@@ -14,6 +14,7 @@ import pytest
 
 from twinprobe._record.run_script import run_script
 from twinprobe.errors import BadInput
+from warm_python import run_warm
 
 # What `twinprobe run` does, without the choice of a command before it.
 COMMAND = """
@@ -66,8 +67,7 @@ def start(folder: Path, *words: str, config: bool = True) -> subprocess.Complete
     variables = {key: value for key, value in os.environ.items() if key != "TWINPROBE_CONFIG"}
     if config:
         variables["TWINPROBE_CONFIG"] = str(folder / "config.json")
-    command = [sys.executable, "-c", COMMAND, *words]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False)
+    return run_warm(COMMAND, *words, folder=folder, environment=variables)
 
 
 def names(folder: Path, step: int) -> list[str]:

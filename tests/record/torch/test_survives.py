@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from networks import Residual, batch
 
 import survival
+from dump_reading import run_script
 from support import slow
 from twinprobe._runs.run import open_run
 from twinprobe.errors import BadInput
@@ -46,7 +46,7 @@ def run(
     path: Path, *, task: str = "statistics", before: str = "", inside: str = ""
 ) -> subprocess.CompletedProcess[str]:
     script = SCRIPT.format(tests=str(Path(__file__).parent), path=str(path), task=task, before=before, inside=inside)
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    return run_script(script)
 
 
 @pytest.mark.parametrize("task", [*slow("statistics"), "tensor"])

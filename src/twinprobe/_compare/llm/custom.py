@@ -73,10 +73,9 @@ class Algorithms:
         self._process = context.Process(target=_serve, args=(other, self._specs), daemon=True)
         self._process.start()
         other.close()
+        patience = max(self._timeout, 60.0)  # a short limit is meant for the answers, not for importing torch
         try:
-            complaint = (
-                self._pipe.recv() if self._pipe.poll(self._timeout) else f"not loaded within {self._timeout:g} s"
-            )
+            complaint = self._pipe.recv() if self._pipe.poll(patience) else f"not loaded within {patience:g} s"
         except (OSError, EOFError):
             complaint = "the process that loads it died"
         if complaint:

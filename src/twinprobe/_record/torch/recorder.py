@@ -68,7 +68,10 @@ class OptimizerScope:
         homes: list[tuple[Any, str]] = []
         if self._keeps:
             home = torch.nn.utils.clip_grad
-            homes.append((home, next(name for name in _NORMS if hasattr(home, name))))
+            measuring = next(name for name in _NORMS if hasattr(home, name))
+            homes.append((home, measuring))
+            if measuring == "clip_grad_norm_":  # before torch 2.6, where programs call it by its other name
+                homes.append((torch.nn.utils, measuring))
             sharded = sys.modules.get("torch.distributed.fsdp")
             if sharded is not None:
                 homes.append((sharded.FullyShardedDataParallel, "clip_grad_norm_"))

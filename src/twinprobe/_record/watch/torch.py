@@ -30,6 +30,8 @@ from twinprobe.errors import BadInput, did_you_mean
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
+# torch.compiler has it since 2.3.
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch._utils.is_compiling)
 _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
 _MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -155,7 +157,7 @@ class TorchWatcher(Watcher):
 
     def _enter(self, gradients: bool, module: Any, args: Any, kwargs: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or not self.active or _in_backward() >= 0 or torch.compiler.is_compiling():
+        if self._depth > 1 or not self.active or _in_backward() >= 0 or _is_compiling():
             return
         if self.has_optimizer and not gradients:  # an evaluation in the midst of a training
             return

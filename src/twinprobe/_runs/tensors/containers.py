@@ -138,7 +138,7 @@ def _safetensors(data: Contents) -> Iterator[tuple[str, Stored]]:
         header = msgspec.json.decode(in_proportion(data[8:start]), type=dict[str, Any])
         header.pop("__metadata__", None)
         entries = msgspec.convert(header, dict[str, _Entry])
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # those of msgspec 0.19 are no ValueErrors
         raise DamagedTensor(f"has a damaged safetensors header: {str(error)[:200]}") from None
     _refuse_crowd(len(entries), data)
     end = 0

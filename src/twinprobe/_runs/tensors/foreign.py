@@ -139,7 +139,7 @@ def _sharded(index: Path) -> Iterator[tuple[str, str, Stored]]:
 
     try:
         listed = msgspec.json.decode(json_file(index), type=Index).weight_map
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise BadInput(f"is no index of a checkpoint: {str(error)[:200]}", where=index) from error
     for name, file in listed.items():
         found = tensors_in(inside(index.parent, file)).get(name)
