@@ -16,7 +16,7 @@ from twinprobe._cli import main
 TWINS = {
     "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
     "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
-    "ep": "single+moe", "megatron+dropout": "single+dropout",
+    "ep": "single+moe", "megatron+dropout": "single+dropout", "megatron+fused": "single+fused",
 }  # fmt: skip
 
 
@@ -83,12 +83,14 @@ def test_recording_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "sp", "cp+clip", "pp", "ep"])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "megatron+fused", "sp", "cp", "pp", "ep"])
 def test_reassembled_tensors_agree_with_one_process(
-    trained: Trained, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, kind: str, level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = compared(trained(kind, 2, "L0", "tensor"), trained(TWINS[kind], 1, "L0", "tensor"), tmp_path, capsys)
+    document = compared(trained(kind, 2, level, "tensor"), trained(TWINS[kind], 1, level, "tensor"), tmp_path, capsys)
     assert_agreement(document)
+    assert not [note for one in document["ranks"] for note in one["notes"] if "differ" in note]
 
 
 @pytest.mark.slow

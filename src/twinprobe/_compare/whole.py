@@ -11,6 +11,7 @@ from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
+from twinprobe._layout.orders import put_in_order
 from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
@@ -143,7 +144,7 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
     # Parameters have one name on every rank, but no order.
     match = match_names if job.target.name == OPTIMIZER_FILE else options.match
-    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match)))
+    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
     findings = []
     for name, run in zip(("target", "golden"), runs, strict=True):
         if isinstance(run, Whole):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinprobe._measure.elements import AT_ONCE, added, concatenated
+from twinprobe._measure.elements import AT_ONCE, added, concatenated, rearranged
 from twinprobe._runs.places import inside
 from twinprobe._runs.run import WHOLE
 from twinprobe._runs.tensors.elements import HostTensor
@@ -387,6 +387,16 @@ def _text(recipe: Any) -> str:
     return recipe if isinstance(recipe, str) else WHOLE + json.dumps(recipe, separators=(",", ":"))
 
 
+def rearranged_recipe(name: str, orders: Sequence[Any]) -> str:
+    """The recipe of what a name stands for, with stretches along some dimensions in another order."""
+    if not orders:
+        return name
+    recipe = json.loads(name[len(WHOLE) :]) if name.startswith(WHOLE) else name
+    for order in orders:
+        recipe = ["stretches", order.dim, order.groups, order.stretches, recipe]
+    return _text(recipe)
+
+
 def files_of(name: str) -> list[str]:
     """The files that a name stands for."""
     if not name.startswith(WHOLE):
@@ -397,7 +407,7 @@ def files_of(name: str) -> list[str]:
         if isinstance(recipe, str):
             found.append(recipe)
         elif isinstance(recipe, list):
-            for part in recipe[-1] if isinstance(recipe[-1], list) else recipe[-1:]:
+            for part in recipe[-1] if recipe[0] in ("sum", "cat") else recipe[-1:]:
                 walk(part)
 
     try:
@@ -427,5 +437,7 @@ def _load(folder: Path, recipe: Any) -> HostTensor:
         return added([_load(folder, recipe[2])], float(recipe[1]))
     if kind == "sum":
         return added([_load(folder, part) for part in recipe[1]], 1.0)
+    if kind == "stretches":
+        return rearranged(_load(folder, recipe[4]), *recipe[1:4])
     dim, order, groups, parts = recipe[1:]
     return concatenated([_load(folder, part) for part in parts], dim, order, groups)

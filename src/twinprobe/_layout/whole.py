@@ -44,6 +44,8 @@ class Whole(Run):
     assumed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    ways: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """How the pieces of a row make the whole, along each axis."""
     settled: bool = False
 
     @property
