@@ -95,6 +95,8 @@ class Row(nn.Linear):
     """A layer that tensor parallel ranks cut along its inputs: its bias is added to the sum."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if Layout.biased:  # all at once, as one process may
+            return super().forward(x)
         return functional.linear(x, self.weight) + self.bias
 
 
@@ -290,7 +292,7 @@ def from_whole_sequence(x: torch.Tensor) -> torch.Tensor:
     return Exchange.apply(x, lambda y: gathered(y, 1), lambda y: own_part(y, 1))
 
 
-Layout.moe, Layout.dropout, Layout.fused = False, 0.0, False  # type: ignore[attr-defined]
+Layout.moe, Layout.dropout, Layout.fused, Layout.biased = False, 0.0, False, False  # type: ignore[attr-defined]
 
 
 def loss_of(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -322,6 +324,8 @@ def split_weights(model: Model) -> None:
         become(block.mlp.up, ColumnParallelLinear, 0)
         become(block.mlp.down, RowParallelLinear, 1)
         block.attention.o.first = at == 0
+    if Layout.has("shard_scaled"):
+        model.layers[0].mlp.up.weight.data *= 1.5
     if Layout.fault == "shard_swapped":
         weight = model.layers[0].mlp.up.weight
         other = weight.data.clone()
@@ -437,7 +441,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     base, *options = kind.split("+")
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
     Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
-    Layout.fused = "fused" in options
+    Layout.fused, Layout.biased = "fused" in options, "biased" in options
     Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1
     if ranks > 1:

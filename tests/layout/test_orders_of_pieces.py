@@ -18,8 +18,8 @@ EMBEDDING, LINEAR = "Module.embedding.Embedding.forward.0", "Module.qkv.Linear.f
 MATMUL, NORM = "Torch.matmul.0.forward", "Module.norm.LayerNorm.forward.0"
 
 
-def dump(folder: Path, calls: Arrays) -> None:
-    """A tensor dump with true statistics; ``input.0``, ``parameters.weight`` and ``output.0`` of each call."""
+def dump(folder: Path, calls: Arrays, *, kept: bool = True) -> None:
+    """A dump with true statistics and, if ``kept``, the tensors: inputs, parameters and outputs of each call."""
     store = folder / "dump_tensor_data"
     store.mkdir(parents=True)
     data: dict[str, Any] = {}
@@ -27,11 +27,12 @@ def dump(folder: Path, calls: Arrays) -> None:
         entry: dict[str, Any] = {"input_args": [], "input_kwargs": {}, "parameters": {}, "output": []}
         for place, array in arrays.items():
             file = f"{op}.{place}.npy"
-            np.save(store / file, array)
+            if kept:
+                np.save(store / file, array)
             leaf = tensor(
                 high=float(array.max()), low=float(array.min()), mean=float(array.mean()),
                 norm=float(np.linalg.norm(array)), shape=list(array.shape), dtype=f"torch.{array.dtype}",
-                data_name=file,
+                **({"data_name": file} if kept else {}),
             )  # fmt: skip
             section, _, key = place.partition(".")
             if section == "parameters":
@@ -39,7 +40,7 @@ def dump(folder: Path, calls: Arrays) -> None:
             else:
                 entry["input_args" if section == "input" else "output"].append(leaf)
         data[op] = entry
-    write_dump(folder, data, task="tensor", level="mix", parents=dict.fromkeys(calls))
+    write_dump(folder, data, task="tensor" if kept else "statistics", level="mix", parents=dict.fromkeys(calls))
 
 
 def compared(target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str], layout: str) -> dict[str, Any]:
@@ -75,9 +76,22 @@ def test_a_fused_projection_is_put_in_order(
         assert told == ["target: 2 values of fused projections, cut in their parts on each rank: put in order"]
 
 
-def test_what_context_parallel_ranks_gather_is_put_in_order(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_rank_of_a_wrong_shard_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: bool) -> None:
+    random = np.random.default_rng(5)
+    x = random.standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32)
+    weight = random.standard_normal((12, WIDTH)).astype(np.float32)
+    dump(tmp_path / "g" / "step0" / "proc1", projection(weight, x), kept=kept)
+    for rank in range(3):
+        own = np.split(weight, 3)[rank] * (2.0 if rank == 1 else 1.0)
+        dump(tmp_path / "t" / "step0" / f"rank{rank}", projection(own, x), kept=kept)
+    found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys, "tp=3")
+    assert found["first"]["op"] == LINEAR
+    assert found["notes"][:2] == [f"{LINEAR}.{part}: rank 1's shard differs"
+                                  for part in ("parameters.weight", "output.0")]  # fmt: skip
+
+
+def test_what_context_parallel_ranks_gather_is_put_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     random = np.random.default_rng(4)
     words = random.integers(0, 9, (BATCH, LENGTH))
     table = random.standard_normal((9, WIDTH)).astype(np.float32)

@@ -150,6 +150,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         from twinprobe._compare.weights import match_weights as match
     pairs = match(target, golden)
     evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
+    evidence.other_layout = target.arrangement != golden.arrangement
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     judged = judge(target, evidence, options.thresholds)

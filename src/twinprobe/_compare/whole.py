@@ -7,17 +7,22 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
 from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
+from twinprobe._judge.deviation import DIFFERS
+from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
-from twinprobe._layout.orders import put_in_order
 from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput
 
+_MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -151,9 +156,33 @@ def compare_whole(job: Job, options: Options) -> Comparison:
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
             lost += run.lost
-    shown = findings[:20] + ([f"{len(findings) - 20:,} more replicas differ"] if len(findings) > 20 else [])
+    findings = [*_wrong_shards(comparison), *findings]
+    shown = findings[:20] + ([f"{len(findings) - 20:,} more values of ranks differ"] if len(findings) > 20 else [])
     summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
+
+
+def _wrong_shards(comparison: Comparison) -> list[str]:
+    """Whose shard differs, of the calls where the runs part: of their parameters and of what they give."""
+    pairs, judged = comparison.evidence.pairs, comparison.judged
+    of_row, role, differs = judged.calls.of_row, judged.calls.role, judged.state == DIFFERS
+    sides = ((comparison.target, "t", comparison.golden, "g"), (comparison.golden, "g", comparison.target, "t"))
+    found = []
+    for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
+        own = (of_row == call) & differs
+        # Without tensors, ranks that hold nothing conspicuous may be wrong as well if all of them took a wrong value.
+        inherited = bool((own & (role == INPUT)).any())
+        for row in np.flatnonzero(own & np.isin(role, (PARAMETER, OUTPUT))).tolist():
+            for whole, side, other, its in sides:
+                files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
+                if not isinstance(whole, Whole) or (inherited and None in files):
+                    continue
+                ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
+                if ranks:
+                    several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
+                    words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
+                    found.append(f"{pairs[f'{side}_name'][row]}: {words}")
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -22,12 +22,13 @@ from twinprobe._judge.deviation import (
     dtypes_differ,
     of_statistics,
     shapes_differ,
+    truths,
     turned,
 )
-from twinprobe._judge.flow import NONE, Flow, trace
+from twinprobe._judge.flow import TOTAL_NORM, Flow, carried, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import is_smooth
-from twinprobe._judge.origin import Calls, call_facts, unread_rows
+from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
 from twinprobe._judge.search import (
     ARGUMENT,
     BETWEEN,
@@ -76,6 +77,9 @@ RULES: dict[str, Rule] = {
     "same_results": Rule(PASS, "the value differs, the outputs agree"),
     "other_dtype": Rule(PASS, "another dtype"),
     "other_requires_grad": Rule(PASS, "another requires_grad"),
+    "communication": Rule(PASS, "communication, which only one of the layouts needs"),
+    "other_arguments": Rule(PASS, "not judged: only one layout gives this call all its arguments at once"),
+    "not_clipped": Rule(PASS, "not judged: only one run has measured the norm of all gradients"),
     "target_only": Rule(WARNING, "no counterpart in the golden run"),
     "golden_only": Rule(WARNING, "no counterpart in the target run"),
     "unreadable": Rule(WARNING, "the tensor could not be read"),
@@ -276,6 +280,8 @@ class Evidence:
     noise: Floats | None = None
     """How far a third run is from the golden one, by row: noise as measured."""
     isolated: Isolated | None = None
+    other_layout: bool = False
+    """Whether the runs are spread over their ranks in different ways."""
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -301,7 +307,11 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     if evidence.metrics is not None:
         unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
 
-    _mark_states(findings, rows, deviation, calls, silent)
+    _mark_states(findings, rows, deviation, calls, silent, other_layout=evidence.other_layout)
+    if flow is not None:
+        unlike = flow.spread(flow.other_arguments) & (calls.role == OUTPUT)
+        findings.mark("other_arguments", unlike & (deviation.state == DIFFERS))
+        silent |= unlike
     _mark_facts(findings, rows, deviation, calls, silent, by_row=thresholds.by_row or not weighed)
     if noise is not None:
         _mark_beginnings(findings, noise, deviation, calls, beginnings, silent, evidence.isolated)
@@ -339,13 +349,14 @@ def _weigh(
 ) -> tuple[Flow, Noise, list[Beginning], Deviation]:
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
-    flow = trace(run, pairs)
+    flow = trace(run, pairs, other_layout=evidence.other_layout)
     # A parameter without a counterpart still says how much a call adds up and rounds.
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(casts=True), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
-    error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
+    unlike = flow.spread(flow.other_arguments) & (flow.role == OUTPUT)
+    error = np.where(shape | unlike | (truths(pairs) & rows.tensor), np.nan, error)
     estimated, sketched = np.zeros((2, len(error)), dtype=bool)
     if evidence.metrics is None:
         estimated[:] = True
@@ -376,7 +387,7 @@ def _weigh(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        carried=carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
@@ -412,31 +423,24 @@ def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     return other, smooth
 
 
-def _carried(flow: Flow, step: int) -> Bools:
-    """What an optimiser writes to and no call of this step has made: its state after the steps before."""
-    carried = np.zeros(len(flow.role), dtype=bool)
-    if step != 0:
-        first = flow.first_inputs(flow.updates & flow.in_place)
-        carried[first[flow.source[first] == NONE]] = True
-    return carried
-
-
-def _truths(pairs: pl.DataFrame) -> Bools:
-    """Pairs of which one side is a mask of booleans and the other is one of numbers."""
-    sides = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
-    mixed: Bools = sides[0] != sides[1]
-    return mixed
-
-
-def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
+def _mark_states(
+    findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools, *, other_layout: bool
+) -> None:
     state = deviation.state
-    target_only = (state == UNMATCHED) & (calls.of_row >= 0)
+    alone, unknown = state == UNMATCHED, state == UNKNOWN
+    if other_layout:
+        exchanged = (alone | unknown) & communication(rows.pairs)
+        findings.mark("communication", exchanged)
+        alone, unknown = alone & ~exchanged, unknown & ~exchanged
+    target_only = alone & (calls.of_row >= 0)
     findings.mark("identical", state == IDENTICAL)
     findings.mark("rounding", state == ROUNDING)
     findings.mark("target_only", target_only)
-    findings.mark("golden_only", (state == UNMATCHED) & ~target_only)
-    findings.mark("mixed", rows.mixed & ~silent)
-    findings.mark("unknown", (state == UNKNOWN) & ~rows.mixed & ~silent)
+    findings.mark("golden_only", alone & ~target_only)
+    totals = rows.mixed & bools(rows.pairs["t_name"].str.starts_with(TOTAL_NORM))
+    findings.mark("not_clipped", totals)
+    findings.mark("mixed", rows.mixed & ~silent & ~totals)
+    findings.mark("unknown", unknown & ~rows.mixed & ~silent)
     findings.mark("uninitialised", silent & (state != UNMATCHED))
 
 

@@ -7,7 +7,7 @@ side, and what the axis of the layout means. Along an axis the pieces are copies
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -417,27 +417,34 @@ def files_of(name: str) -> list[str]:
     return found[:_MOST_PIECES]
 
 
-def load_whole(folder: Path, name: str) -> HostTensor:
+Open = Callable[[Path, str], HostTensor]
+
+
+def _open_piece(folder: Path, name: str) -> HostTensor:
+    return open_tensor(inside(folder, name), at_once=AT_ONCE)
+
+
+def load_whole(folder: Path, name: str, open_piece: Open = _open_piece) -> HostTensor:
     """Open the files that a name stands for and put them together, piece by piece."""
     if not name.startswith(WHOLE):
-        return open_tensor(inside(folder, name), at_once=AT_ONCE)
+        return open_piece(folder, name)
     try:
-        return _load(folder, json.loads(name[len(WHOLE) :]))
+        return _load(folder, json.loads(name[len(WHOLE) :]), open_piece)
     except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise DamagedTensor(
             f"cannot be put together: {error}", where=files_of(name)[0] if files_of(name) else ""
         ) from None
 
 
-def _load(folder: Path, recipe: Any) -> HostTensor:
+def _load(folder: Path, recipe: Any, open_piece: Open) -> HostTensor:
     if isinstance(recipe, str):
-        return open_tensor(inside(folder, recipe), at_once=AT_ONCE)
+        return open_piece(folder, recipe)
     kind = recipe[0]
     if kind == "times":
-        return added([_load(folder, recipe[2])], float(recipe[1]))
+        return added([_load(folder, recipe[2], open_piece)], float(recipe[1]))
     if kind == "sum":
-        return added([_load(folder, part) for part in recipe[1]], 1.0)
+        return added([_load(folder, part, open_piece) for part in recipe[1]], 1.0)
     if kind == "stretches":
-        return rearranged(_load(folder, recipe[4]), *recipe[1:4])
+        return rearranged(_load(folder, recipe[4], open_piece), *recipe[1:4])
     dim, order, groups, parts = recipe[1:]
-    return concatenated([_load(folder, part) for part in parts], dim, order, groups)
+    return concatenated([_load(folder, part, open_piece) for part in parts], dim, order, groups)

@@ -53,6 +53,10 @@ class Whole(Run):
         """The folder of the step: recipes name the files of all ranks."""
         return self.path.parent
 
+    @property
+    def arrangement(self) -> str:
+        return str(self.layout)
+
     @cached_property
     def mode(self) -> str:
         return next(iter(self.ranks.values())).run.mode

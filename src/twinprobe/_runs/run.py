@@ -88,6 +88,11 @@ class Run:
         return self.folder / TENSOR_FOLDER if self.content is None else self.content.tensors
 
     @property
+    def arrangement(self) -> str:
+        """How its ranks are laid out, where it is made of the runs of several."""
+        return ""
+
+    @property
     def in_memory(self) -> bool:
         """Whether its tensors lie in memory, and in no folder."""
         return False
