@@ -130,13 +130,21 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
 def compare_whole(job: Job, options: Options) -> Comparison:
     """Put the ranks of each side together and compare the two wholes."""
-    sides: tuple[Side, Side] = job.ranks
+    runs, notes, lost = open_wholes(job.ranks, job.target.name, job.request.layouts)
+    # Parameters have one name on every rank, but no order.
+    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
+    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
+    return with_findings(comparison, notes, lost)
+
+
+def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> tuple[list[Run], list[str], list[str]]:
+    """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
-    opened = [open_ranks(side.files(job.target.name), lost) for side in sides]
+    opened = [open_ranks(side.files(name), lost) for side in sides]
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
-    layouts, notes = _layouts(job.request.layouts, sides)
+    layouts, notes = _layouts(texts, sides)
     calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
     micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
     runs: list[Run] = []
@@ -145,18 +153,19 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         if alone is not None and micro[at] == 1:
             runs.append(alone)
             continue
-        path = side.root / job.target.name if side.world > 1 else side.root.parent / job.target.name
+        path = side.root / name if side.world > 1 else side.root.parent / name
         runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
-    # Parameters have one name on every rank, but no order.
-    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
-    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
-    findings = []
-    for name, run in zip(("target", "golden"), runs, strict=True):
+    return runs, notes, lost
+
+
+def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:
+    """The comparison of two wholes with what was found on single ranks, and what was assumed."""
+    findings = _wrong_shards(comparison)
+    for name, run in zip(("target", "golden"), (comparison.target, comparison.golden), strict=True):
         if isinstance(run, Whole):
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
-            lost += run.lost
-    findings = [*_wrong_shards(comparison), *findings]
+            lost = [*lost, *run.lost]
     shown = findings[:20] + ([f"{len(findings) - 20:,} more values of ranks differ"] if len(findings) > 20 else [])
     summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)

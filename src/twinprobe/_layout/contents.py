@@ -51,7 +51,8 @@ class Order(NamedTuple):
     def places(self) -> NDArray[np.int64]:
         """Where each element along the dimension lies now."""
         inner = np.concatenate([np.arange(*stretch) for stretch in self.stretches])
-        return (np.arange(self.groups)[:, None] * inner.size + inner).reshape(-1)
+        places: NDArray[np.int64] = (np.arange(self.groups)[:, None] * inner.size + inner).reshape(-1)
+        return places
 
 
 def put_in_order(target: Run, golden: Run, pairs: pl.DataFrame, metrics: pl.DataFrame) -> dict[int, tuple[str, str]]:
