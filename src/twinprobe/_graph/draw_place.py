@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from twinprobe import __version__
@@ -185,13 +186,12 @@ def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> P
     with unchanged(*_run_files(place)):
         if place.sides is not None:
             whole, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
-            picture = draw_pair(
+            return draw_pair(
                 whole[0], whole[1], place.step, place.rank,
                 match=Settler(build_matcher(replace(request.mapping, label=place.label))), same_ancestors=False,
-                overflow_check=request.overflow_check, thresholds=request.thresholds, beside=None,
+                overflow_check=request.overflow_check, thresholds=request.thresholds,
+                finish=partial(with_findings, notes=notes, lost=lost),
             )  # fmt: skip
-            assert picture.comparison is not None
-            return replace(picture, comparison=with_findings(picture.comparison, notes, lost))
         runs = open_runs(place, request, beside)
         mapping = replace(request.mapping, label=place.label)
         if place.ranks is not None and mapping.layer is None:

@@ -110,9 +110,10 @@ class Beside(Protocol):
 
 def draw_pair(
     target: Run | Merged, golden: Run | Merged, step: int, rank: int, *, match: Matcher, same_ancestors: bool,
-    overflow_check: bool, thresholds: Thresholds, beside: Beside | None,
+    overflow_check: bool, thresholds: Thresholds, beside: Beside | None = None,
+    finish: Callable[[Comparison], Comparison] | None = None,
 ) -> Picture:  # fmt: skip
-    """Two runs compared, by the same engine as every other report."""
+    """Two runs compared, by the same engine as every other report; ``finish`` adds what else is known."""
     left = drawn_run(TARGET, target, overflow_check=overflow_check)
     drawn_beside = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
     right = drawn_beside or drawn_run(GOLDEN, golden, overflow_check=overflow_check)
@@ -130,6 +131,8 @@ def draw_pair(
     matcher = TreeMatcher(left.tree, right.tree, match, linked, same_ancestors=same_ancestors)
     options = Options(match=matcher, thresholds=thresholds, reorder=put_in_order)
     comparison = compare_runs(left.run, right.run, options)
+    if finish is not None:
+        comparison = finish(comparison)
     if drawn_beside is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
