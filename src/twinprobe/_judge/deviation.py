@@ -175,13 +175,6 @@ def shapes_differ(pairs: pl.DataFrame) -> Bools:
     return bools(pairs["t_shape"] != pairs["g_shape"]) & ~turned(pairs)
 
 
-def truths(pairs: pl.DataFrame) -> Bools:
-    """Pairs of which one side is a mask of booleans and the other is one of numbers."""
-    sides = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
-    mixed: Bools = sides[0] != sides[1]
-    return mixed
-
-
 def turned(pairs: pl.DataFrame) -> Bools:
     """Whether the target's tensor is compared after turning it to the golden layout."""
     return pairs["turn"].is_not_null().to_numpy() if "turn" in pairs.columns else np.zeros(pairs.height, dtype=bool)

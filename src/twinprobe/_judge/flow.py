@@ -134,10 +134,11 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
     in_groups = set().union(*whole_group.values())
+    unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
         updates, in_place, both, (marks[0], marks[1]), elements, set(whole_group), in_groups,
-        bool(run.arrangement), _other_arguments(pairs, of_row, len(ops), in_groups, other_layout=other_layout),
+        bool(run.arrangement), unlike,
     )  # fmt: skip
 
 
@@ -156,10 +157,8 @@ def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
     return members
 
 
-def _other_arguments(pairs: pl.DataFrame, of_row: Ints, count: int, grouped: set[int], *, other_layout: bool) -> Bools:
+def _other_arguments(pairs: pl.DataFrame, of_row: Ints, count: int, grouped: set[int]) -> Bools:
     found = np.zeros(count, dtype=bool)
-    if not other_layout:
-        return found
     target, golden = (((pairs[f"{side}_kind"] == TENSOR) & pairs[f"{side}_role"].is_in([INPUT, PARAMETER]))
                       .fill_null(value=False).to_numpy() for side in "tg")  # fmt: skip
     call_of = dict(pairs.select("g_op", "t_op").drop_nulls().iter_rows())
@@ -261,12 +260,3 @@ def _twins(ops: list[OpName]) -> tuple[Ints, Ints]:
             twin[number] = forward.get((op.prefix, op.body, op.cls, max(op.call, 0)), NONE)
             back[number] = backward.get((op.prefix, op.body, op.cls), NONE)
     return twin, back
-
-
-def carried(flow: Flow, step: int) -> Bools:
-    """What an optimiser writes to and no call of this step has made: its state after the steps before."""
-    kept = np.zeros(len(flow.role), dtype=bool)
-    if step != 0:
-        first = flow.first_inputs(flow.updates & flow.in_place)
-        kept[first[flow.source[first] == NONE]] = True
-    return kept

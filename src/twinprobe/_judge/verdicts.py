@@ -22,10 +22,9 @@ from twinprobe._judge.deviation import (
     dtypes_differ,
     of_statistics,
     shapes_differ,
-    truths,
     turned,
 )
-from twinprobe._judge.flow import TOTAL_NORM, Flow, carried, trace
+from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, trace
 from twinprobe._judge.noise import Noise, expected_errors
 from twinprobe._judge.operations import is_smooth
 from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
@@ -355,8 +354,10 @@ def _weigh(
     epsilon = np.where(rows.tensor | alone, rows.epsilon(casts=True), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
+    # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
+    masks = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
     unlike = flow.spread(flow.other_arguments) & (flow.role == OUTPUT)
-    error = np.where(shape | unlike | (truths(pairs) & rows.tensor), np.nan, error)
+    error = np.where(shape | unlike | ((masks[0] != masks[1]) & rows.tensor), np.nan, error)
     estimated, sketched = np.zeros((2, len(error)), dtype=bool)
     if evidence.metrics is None:
         estimated[:] = True
@@ -371,23 +372,20 @@ def _weigh(
         error = np.where(inside, np.fmin(error, by_statistics), error)
         estimated = estimated | (inside & other_function)
     noise = expected_errors(
-        pairs,
-        flow,
-        error,
-        epsilon,
-        estimated=estimated,
-        sketched=sketched,
-        settings=run.settings,
-        step=run.step,
+        pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
-    )
+    )  # fmt: skip
+    carried = np.zeros(len(flow.role), dtype=bool)  # what optimisers write to and no call of this step has made
+    if run.step != 0:
+        first = flow.first_inputs(flow.updates & flow.in_place)
+        carried[first[flow.source[first] == NONE]] = True
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
     facts = Differences(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        carried=carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        carried=carried, acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit

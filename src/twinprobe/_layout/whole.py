@@ -54,10 +54,6 @@ class Whole(Run):
         """The folder of the step: recipes name the files of all ranks."""
         return self.path.parent
 
-    @property
-    def arrangement(self) -> str:
-        return str(self.layout)
-
     @cached_property
     def mode(self) -> str:
         return next(iter(self.ranks.values())).run.mode
@@ -128,7 +124,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
-    whole.parents = parents
+    whole.parents, whole.arrangement = parents, str(layout)
     if routing:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)
