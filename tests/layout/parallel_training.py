@@ -95,6 +95,8 @@ class Row(nn.Linear):
     """A layer that tensor parallel ranks cut along its inputs: its bias is added to the sum."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if Layout.biased:  # all at once, as one process may
+            return super().forward(x)
         return functional.linear(x, self.weight) + self.bias
 
 
@@ -134,13 +136,17 @@ class VocabParallelEmbedding(nn.Embedding):
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.q = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.k = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.v = nn.Linear(WIDTH, WIDTH, bias=False)
+        if Layout.fused:
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        else:
+            self.q = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.k = nn.Linear(WIDTH, WIDTH, bias=False)
+            self.v = nn.Linear(WIDTH, WIDTH, bias=False)
         self.o = Row(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (self.heads(one(x)) for one in (self.q, self.k, self.v))
+        parts = self.qkv(x).chunk(3, -1) if Layout.fused else [one(x) for one in (self.q, self.k, self.v)]
+        q, k, v = map(self.heads, parts)
         length = q.shape[2]
         places = torch.arange(length)
         seen = places
@@ -286,7 +292,7 @@ def from_whole_sequence(x: torch.Tensor) -> torch.Tensor:
     return Exchange.apply(x, lambda y: gathered(y, 1), lambda y: own_part(y, 1))
 
 
-Layout.moe, Layout.dropout = False, 0.0  # type: ignore[attr-defined]
+Layout.moe, Layout.dropout, Layout.fused, Layout.biased = False, 0.0, False, False  # type: ignore[attr-defined]
 
 
 def loss_of(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
@@ -308,12 +314,18 @@ def split_weights(model: Model) -> None:
 
     become(model.embedding, VocabParallelEmbedding, 0)
     for at, block in enumerate(model.layers):
-        for name in "qkv":
+        if Layout.fused:  # each rank has its own queries, keys and values, one behind the other
+            fused = block.attention.qkv
+            thirds = [one.chunk(Layout.ranks) for one in fused.weight.data.chunk(3)]
+            fused.weight.data = torch.cat([third[rank] for rank in range(Layout.ranks) for third in thirds])
+        for name in ["qkv"] if Layout.fused else "qkv":
             become(getattr(block.attention, name), ColumnParallelLinear, 0)
         become(block.attention.o, RowParallelLinear, 1)
         become(block.mlp.up, ColumnParallelLinear, 0)
         become(block.mlp.down, RowParallelLinear, 1)
         block.attention.o.first = at == 0
+    if Layout.has("shard_scaled"):
+        model.layers[0].mlp.up.weight.data *= 1.5
     if Layout.fault == "shard_swapped":
         weight = model.layers[0].mlp.up.weight
         other = weight.data.clone()
@@ -429,6 +441,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     base, *options = kind.split("+")
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
     Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
+    Layout.fused, Layout.biased = "fused" in options, "biased" in options
     Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1
     if ranks > 1:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the tests of other folders have a conftest as well
 TWINS = {
     "ddp": "single", "ddp+clip": "single+clip", "fsdp1+clip": "single+clip", "fsdp2+clip": "single+clip",
     "tp": "single", "megatron": "single", "sp": "single", "cp": "single", "cp+clip": "single+clip", "pp": "single",
-    "ep": "single+moe", "megatron+dropout": "single+dropout",
+    "ep": "single+moe", "megatron+dropout": "single+dropout", "megatron+fused": "single+fused",
 }  # fmt: skip
 
 
@@ -40,8 +40,8 @@ def assert_agreement(document: dict[str, Any], *, steps: int = 2) -> None:
     for name, result in document["by_name"].items():
         assert result["first"] is None, (name, result["first"])
         assert result["verdicts"]["error"] == 0, name
-        # Where only one run made a call (collectives, say), that is a warning; nothing else is.
-        assert result["verdicts"]["warning"] <= result["target_only"] + result["golden_only"] + 8, name
+        # Where only one run made a call, that is a warning, unless it is a collective; nothing else is.
+        assert result["verdicts"]["warning"] <= result["target_only"] + result["golden_only"], name
         assert not [note for note in result["notes"] if "replica" in note or "copies" in note]
         assert result["verdicts"]["pass"] > 100
 
@@ -85,12 +85,33 @@ def test_recording_changes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "sp", "cp+clip", "pp", "ep"])
+@pytest.mark.parametrize("level", ["L0", "mix"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2+clip", "tp", "megatron", "megatron+fused", "sp", "cp", "pp", "ep"])
 def test_reassembled_tensors_agree_with_one_process(
-    trained: Trained, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Trained, kind: str, level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    document = compared(trained(kind, 2, "L0", "tensor"), trained(TWINS[kind], 1, "L0", "tensor"), tmp_path, capsys)
+    document = compared(trained(kind, 2, level, "tensor"), trained(TWINS[kind], 1, level, "tensor"), tmp_path, capsys)
     assert_agreement(document)
+    assert not [note for one in document["ranks"] for note in one["notes"] if "differ" in note]
+
+
+@pytest.mark.slow
+def test_a_bias_that_is_added_later_is_not_blamed(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = compared(trained("sp", 2, "mix"), trained("single+biased", 1, "mix"), tmp_path, capsys)
+    assert_agreement(document)
+    assert not [note for one in document["ranks"] for note in one["notes"] if "differ" in note]
+
+
+@pytest.mark.slow
+def test_the_rank_of_a_stale_shard_is_named(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = trained("megatron", 2, "L0", "tensor", fault="stale_parameter")
+    found = compared(target, trained("single", 1, "L0", "tensor"), tmp_path, capsys)["by_name"]["step1/whole"]
+    assert found["notes"][0].endswith("parameters.weight: rank 1's shard differs")
+    assert "embedding" in found["notes"][0]
 
 
 @pytest.mark.slow
@@ -124,6 +145,7 @@ FAULTS = [
     ("megatron", "bias_every_rank", "step0/whole", "layers.0.attention.o", None),
     ("megatron", "bias_dropped", "step0/whole", "layers.0.attention.o", 1),
     ("megatron", "shard_swapped", "step0/whole", "layers.0.mlp.up", None),
+    ("megatron", "shard_scaled", "step0/whole", "layers.0.mlp.up", 1),
     ("megatron", "vocabulary_offset", "step0/whole", "embedding", None),
     ("megatron", "replica_differs", "step0/whole", "layers.1.norm1", 1),
     ("megatron", "no_gradient_reduce", "step0/whole", "layers.1.mlp.up", None),
@@ -157,4 +179,5 @@ def test_a_planted_fault_is_named(
     assert found["first"] is not None
     assert f".{guilty}." in f"{found['first']['op']}."
     if rank is not None:
-        assert any(guilty in note and f"rank {rank}'s replica" in note for note in found["notes"])
+        named = (f"rank {rank}'s replica", f"rank {rank}'s shard")
+        assert any(guilty in note and any(words in note for words in named) for note in found["notes"])

@@ -41,6 +41,12 @@ def add_common_arguments(parser: argparse.ArgumentParser, *, default_type: str) 
     add_pair_arguments(add)
     add("--file_type", choices=FILE_TYPES, default=default_type,
         help=f"vis: a .vis file per rank; db: one .vis.db; json: a merged dump (default: {default_type})")  # fmt: skip
+    add(
+        "--layout",
+        nargs="+",
+        metavar="SIZES",
+        help="how ranks of target and golden are laid out, as in compare: tp=2,pp=2 (default: as recorded, or found)",
+    )
     add("--rounding", type=float, metavar="N",
         help="treat a relative error below N machine epsilons as rounding, whatever the run suggests")  # fmt: skip
     add_allow_missing(parser)
@@ -102,6 +108,7 @@ def build_request(
         thresholds=Thresholds(rounding=args.rounding),
         engine=engine_options(args),
         layouts=layouts,  # type: ignore[arg-type]
+        sizes=tuple(args.layout or ()),
         resume=args.resume,
     )
 

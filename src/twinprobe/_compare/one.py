@@ -91,6 +91,7 @@ def _is_large(path: Path) -> bool:
 Matcher = Callable[[Run, Run], Pairs]
 Measurer = Callable[[Run, Run, "pl.DataFrame", Callable[[int, int], None]], "pl.DataFrame"]
 Isolate = Callable[[Run, Run, "Evidence", "Judged"], "Isolated"]
+Reorder = Callable[[Run, Run, "pl.DataFrame", "pl.DataFrame"], "dict[int, tuple[str, str]]"]
 
 
 def silent(_done: int, _total: int) -> None:
@@ -110,6 +111,8 @@ class Options:
     """A third run that shows how far healthy runs of the golden program are apart."""
     isolate: Isolate | None = None
     """How suspects are run again from their own inputs: given from above, since only that room imports a framework."""
+    reorder: Reorder | None = None
+    """Which tensors are to be read in another order, once they are measured: pieces that ranks hold."""
 
 
 @dataclass
@@ -147,6 +150,7 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
         from twinprobe._compare.weights import match_weights as match
     pairs = match(target, golden)
     evidence = _measure(mode, target, golden, pair_table(target, golden, pairs), options)
+    evidence.other_layout = target.arrangement != golden.arrangement
     if options.noise is not None:
         evidence.noise = _measured_noise(open_run(options.noise), golden, evidence.pairs, options)
     judged = judge(target, evidence, options.thresholds)
@@ -222,6 +226,14 @@ def _measure(mode: str, target: Run, golden: Run, pairs: pl.DataFrame, options: 
         return Evidence(mode, pairs, recorded, differences, estimate=estimate)
 
     metrics = (options.measure or tensor_metrics)(target, golden, pairs, options.progress)
+    moved = options.reorder(target, golden, pairs, metrics) if options.reorder is not None else {}
+    if moved:
+        rows, (t_files, g_files) = list(moved), zip(*moved.values(), strict=True)
+        pairs = pairs.with_columns(
+            pairs[name].scatter(rows, files) for name, files in (("t_file", t_files), ("g_file", g_files))
+        )
+        again = tensor_metrics(target, golden, pairs[rows], silent)
+        metrics = metrics.with_columns(metrics[name].scatter(rows, again[name]) for name in metrics.columns)
     return Evidence(mode, pairs, of_tensors(pairs, metrics, recorded, rounding), differences, metrics)
 
 

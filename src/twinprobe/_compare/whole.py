@@ -7,16 +7,22 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
 from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
+from twinprobe._judge.deviation import DIFFERS
+from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
+from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER
 from twinprobe.errors import BadInput
 
+_MOST_SUSPECTS = 4  # calls where runs part, of which the ranks are asked for
 _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
@@ -124,13 +130,21 @@ def plan_whole(request: Request) -> tuple[list[Job], list[str], list[str]]:
 
 def compare_whole(job: Job, options: Options) -> Comparison:
     """Put the ranks of each side together and compare the two wholes."""
-    sides: tuple[Side, Side] = job.ranks
+    runs, notes, lost = open_wholes(job.ranks, job.target.name, job.request.layouts)
+    # Parameters have one name on every rank, but no order.
+    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
+    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match), reorder=put_in_order))
+    return with_findings(comparison, notes, lost)
+
+
+def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> tuple[list[Run], list[str], list[str]]:
+    """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
-    opened = [open_ranks(side.files(job.target.name), lost) for side in sides]
+    opened = [open_ranks(side.files(name), lost) for side in sides]
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
-    layouts, notes = _layouts(job.request.layouts, sides)
+    layouts, notes = _layouts(texts, sides)
     calls = [max(calls_per_module(dump.run) for dump in ranks.values()) for ranks in opened]
     micro = [mine // other if mine > other and mine % other == 0 else 1 for mine, other in (calls, calls[::-1])]
     runs: list[Run] = []
@@ -139,20 +153,45 @@ def compare_whole(job: Job, options: Options) -> Comparison:
         if alone is not None and micro[at] == 1:
             runs.append(alone)
             continue
-        path = side.root / job.target.name if side.world > 1 else side.root.parent / job.target.name
+        path = side.root / name if side.world > 1 else side.root.parent / name
         runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
-    # Parameters have one name on every rank, but no order.
-    match = match_names if job.target.name == OPTIMIZER_FILE else options.match
-    comparison = compare_runs(runs[0], runs[1], replace(options, match=Settler(match)))
-    findings = []
-    for name, run in zip(("target", "golden"), runs, strict=True):
+    return runs, notes, lost
+
+
+def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:
+    """The comparison of two wholes with what was found on single ranks, and what was assumed."""
+    findings = _wrong_shards(comparison)
+    for name, run in zip(("target", "golden"), (comparison.target, comparison.golden), strict=True):
         if isinstance(run, Whole):
             notes = [*notes, *(f"{name}: {text}" for text in run.assumed)]
             findings += run.findings
-            lost += run.lost
-    shown = findings[:20] + ([f"{len(findings) - 20:,} more replicas differ"] if len(findings) > 20 else [])
+            lost = [*lost, *run.lost]
+    shown = findings[:20] + ([f"{len(findings) - 20:,} more values of ranks differ"] if len(findings) > 20 else [])
     summary = replace(comparison.summary, notes=[*shown, *notes, *comparison.summary.notes], lost=lost)
     return replace(comparison, summary=summary)
+
+
+def _wrong_shards(comparison: Comparison) -> list[str]:
+    """Whose shard differs, of the calls where the runs part: of their parameters and of what they give."""
+    pairs, judged = comparison.evidence.pairs, comparison.judged
+    of_row, role, differs = judged.calls.of_row, judged.calls.role, judged.state == DIFFERS
+    sides = ((comparison.target, "t", comparison.golden, "g"), (comparison.golden, "g", comparison.target, "t"))
+    found = []
+    for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
+        own = (of_row == call) & differs
+        # Without tensors, ranks that hold nothing conspicuous may be wrong as well if all of them took a wrong value.
+        inherited = bool((own & (role == INPUT)).any())
+        for row in np.flatnonzero(own & np.isin(role, (PARAMETER, OUTPUT))).tolist():
+            for whole, side, other, its in sides:
+                files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
+                if not isinstance(whole, Whole) or (inherited and None in files):
+                    continue
+                ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
+                if ranks:
+                    several = f"the shards of ranks {', '.join(map(str, ranks[:8]))} differ"
+                    words = f"rank {ranks[0]}'s shard differs" if len(ranks) == 1 else several
+                    found.append(f"{pairs[f'{side}_name'][row]}: {words}")
+    return found
 
 
 @lru_cache(maxsize=64)

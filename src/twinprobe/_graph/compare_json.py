@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from twinprobe._align.folders import pair_folders
+from twinprobe._compare.request import Request
+from twinprobe._compare.whole import Side, plan_whole
 from twinprobe._layout.layout import Layout, Layouts
 from twinprobe._runs.run import DUMP, PART, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.whole_files import open_file, place, remote
@@ -115,6 +117,8 @@ class Place:
     label: str
     ranks: tuple[dict[int, Path], dict[int, Path]] | None = None
     """Where the ranks of a parallel layout are merged: their folders on both sides; ``rank`` is the replica then."""
+    sides: tuple[Side, Side] | None = None
+    """Where ranks are put together as ``compare`` does it: those of both runs at one step."""
 
 
 def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[str], list[str]]:
@@ -140,6 +144,21 @@ def find_places(target: Path, golden: Path | None) -> tuple[list[Place], list[st
             f"{error.what}; the step and rank folders of both sides must correspond one to one", where=error.where
         ) from error
     return _places([(pair.target, pair.golden) for pair in pairs], target), notes, lost
+
+
+def find_wholes(request: Request) -> tuple[list[Place], list[str], list[str]]:
+    """The steps of two runs in different parallel layouts, whose ranks are put together."""
+    jobs, notes, lost = plan_whole(request)
+    places = []
+    for job in jobs:
+        if job.target.name == DUMP:
+            step = job.place.step
+            for side in job.ranks:
+                for _, folder in side.folders:
+                    check_dump(folder)
+            label = f"step{step}_whole" if step >= 0 else "whole"
+            places.append(Place(job.ranks[0].root, job.ranks[1].root, max(step, 0), 0, label, sides=job.ranks))
+    return places, notes, lost
 
 
 def find_replicas(target: Path, golden: Path | None, layouts: Layouts) -> tuple[list[Place], list[str], list[str]]:

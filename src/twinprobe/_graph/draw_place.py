@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from twinprobe import __version__
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import open_both, worth_two
 from twinprobe._compare.request import mapping_mark, once_in_folder
+from twinprobe._compare.whole import open_wholes, with_findings
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_beside import GoldenBeside
@@ -20,6 +22,7 @@ from twinprobe._judge.origin import Summary
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._layout.layout import Layouts
 from twinprobe._layout.merge import Merged, merge_ranks
+from twinprobe._layout.settle import Settler
 from twinprobe._report.files import Staging, timestamp_now
 from twinprobe._runs.run import DUMP, RUN_FILES, Run, open_run, run_fingerprint, unchanged
 from twinprobe._scale.engine import EngineOptions
@@ -46,13 +49,17 @@ class GraphRequest:
     workers: int | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     layouts: Layouts = (None, None)
+    """Ranks that are merged by their statistics, as the flags say."""
+    sizes: tuple[str, ...] = ()
+    """How the ranks of two runs in different layouts lie, e.g. ``tp=2,pp=2``; found where nothing is said."""
     resume: bool = False
 
     def identity(self) -> str:
         """All that decides what is drawn, apart from what lies in the files."""
         mapping = replace(self.mapping, output=None, timestamp="", label="")
         flags = (self.same_ancestors, self.overflow_check, self.complete_stack)
-        return repr((str(self.target), str(self.golden), self.form, mapping, flags, self.thresholds, self.layouts))
+        return repr((str(self.target), str(self.golden), self.form, mapping, flags, self.thresholds, self.layouts,
+                     self.sizes))  # fmt: skip
 
     @property
     def kind(self) -> str:
@@ -120,7 +127,9 @@ def _fingerprint(place: Place, request: GraphRequest) -> str:
 
 def _run_files(place: Place) -> list[Path]:
     """The dump files that a place is drawn from; one that is not there has the name it should have."""
-    if place.ranks is None:
+    if place.sides is not None:
+        folders = [folder for side in place.sides for _, folder in side.folders]
+    elif place.ranks is None:
         folders = [folder for folder in (place.target, place.golden) if folder is not None]
     else:
         folders = [folder for side in place.ranks for folder in side.values()]
@@ -161,7 +170,8 @@ def _draw_into(place: Place, request: GraphRequest, part: Path, calls: Path) -> 
 
 def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | None:
     """Draw two large runs with a second process; None where that does not pay, or where that one failed."""
-    if request.form != DB_FILE or place.ranks is not None or place.golden is None:
+    merged = place.ranks is not None or place.sides is not None
+    if request.form != DB_FILE or merged or place.golden is None:
         return None
     check_dump(place.target)
     check_dump(place.golden)
@@ -174,6 +184,14 @@ def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | N
 
 def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
     with unchanged(*_run_files(place)):
+        if place.sides is not None:
+            whole, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
+            return draw_pair(
+                whole[0], whole[1], place.step, place.rank,
+                match=Settler(build_matcher(replace(request.mapping, label=place.label))), same_ancestors=False,
+                overflow_check=request.overflow_check, thresholds=request.thresholds,
+                finish=partial(with_findings, notes=notes, lost=lost),
+            )  # fmt: skip
         runs = open_runs(place, request, beside)
         mapping = replace(request.mapping, label=place.label)
         if place.ranks is not None and mapping.layer is None:

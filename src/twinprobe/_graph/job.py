@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from twinprobe._compare.request import Command, session_of
+from twinprobe._compare.request import Command, Request, session_of
+from twinprobe._compare.whole import puts_together
 from twinprobe._graph.communication import Call, link_ranks, read_calls
-from twinprobe._graph.compare_json import Place, find_places, find_replicas
+from twinprobe._graph.compare_json import Place, find_places, find_replicas, find_wholes
 from twinprobe._graph.draw_place import DB_FILE, MERGED_DUMP, Drawn, GraphRequest, Job, calls_file, open_runs, run_job
 from twinprobe._graph.vis_files import GraphDb, add_rank_links
 from twinprobe._judge.origin import Summary
@@ -38,6 +39,8 @@ def run_request(request: GraphRequest, advance: Advance) -> Outcome:
     """Carry out a graph request; ``advance`` is told of progress."""
     if request.layouts[0] is not None:
         places, notes, lost = find_replicas(request.target, request.golden, request.layouts)
+    elif request.golden is not None and puts_together(asked := _as_compared(request, request.golden)):
+        places, notes, lost = find_wholes(asked)
     else:
         places, notes, lost = find_places(request.target, request.golden)
     prepare_folder(request.output)
@@ -59,8 +62,13 @@ def run_request(request: GraphRequest, advance: Advance) -> Outcome:
             session.end(keep=False)
     for piece in drawn:
         notes += piece.notes
+        lost += piece.summary.lost if piece.summary is not None else []
     summaries = [piece.summary for piece in drawn if piece.summary is not None]
     return Outcome(files, summaries, list(dict.fromkeys(notes + empty)), lost + failures)
+
+
+def _as_compared(request: GraphRequest, golden: Path) -> Request:
+    return Request(request.target, golden, request.output, layouts=request.sizes)
 
 
 # The files, what was drawn, what could not be, and where nothing was recorded.

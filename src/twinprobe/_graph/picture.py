@@ -16,7 +16,9 @@ from twinprobe._graph.node_values import CallValues, call_values, overflow_level
 from twinprobe._graph.tree import CallSites, Tree, assign_micro_steps, build_tree, call_sites
 from twinprobe._graph.values import NEEDED, CallTexts, MetricTexts, Style, ValueTexts, quoted
 from twinprobe._judge.verdicts import Thresholds
+from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.merge import Merged, ShapeFitter
+from twinprobe._layout.whole import Whole
 from twinprobe._report.console import visible
 from twinprobe._report.inside import pictures
 from twinprobe._runs.run import Run
@@ -108,9 +110,10 @@ class Beside(Protocol):
 
 def draw_pair(
     target: Run | Merged, golden: Run | Merged, step: int, rank: int, *, match: Matcher, same_ancestors: bool,
-    overflow_check: bool, thresholds: Thresholds, beside: Beside | None,
+    overflow_check: bool, thresholds: Thresholds, beside: Beside | None = None,
+    finish: Callable[[Comparison], Comparison] | None = None,
 ) -> Picture:  # fmt: skip
-    """Two runs compared, by the same engine as every other report."""
+    """Two runs compared, by the same engine as every other report; ``finish`` adds what else is known."""
     left = drawn_run(TARGET, target, overflow_check=overflow_check)
     drawn_beside = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
     right = drawn_beside or drawn_run(GOLDEN, golden, overflow_check=overflow_check)
@@ -126,7 +129,10 @@ def draw_pair(
     if isinstance(target, Merged) and isinstance(golden, Merged):
         match = ShapeFitter(match, target, golden)
     matcher = TreeMatcher(left.tree, right.tree, match, linked, same_ancestors=same_ancestors)
-    comparison = compare_runs(left.run, right.run, Options(match=matcher, thresholds=thresholds))
+    options = Options(match=matcher, thresholds=thresholds, reorder=put_in_order)
+    comparison = compare_runs(left.run, right.run, options)
+    if finish is not None:
+        comparison = finish(comparison)
     if drawn_beside is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
@@ -155,7 +161,7 @@ def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> Drawn
     run = made.run if isinstance(made, Merged) else made
     tree = build_tree(run)
     assign_micro_steps(tree, run.folder / "construct.json")
-    communication = Communication() if isinstance(made, Merged) else read_communication(run)
+    communication = Communication() if isinstance(made, Merged | Whole) else read_communication(run)
     side = DrawnRun(source, run, tree, call_sites(run.stacks, tree), communication)
     _note_merging(side, made)
     if overflow_check:

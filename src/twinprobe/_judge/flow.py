@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
 OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
+TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a program clips them
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
@@ -75,6 +76,10 @@ class Flow:
     """Calls that stand for a group that is equal in meaning with one of the golden run."""
     in_groups: set[int]
     """All calls of such groups."""
+    of_ranks: bool
+    """Whether the target is made of the runs of all its ranks: what comes from another rank is in it."""
+    other_arguments: Bools
+    """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
 
     def spread(self, per_call: Bools) -> Bools:
         """A fact of each call, given to each of its rows."""
@@ -95,7 +100,7 @@ class Flow:
         return around
 
 
-def trace(run: Run, pairs: pl.DataFrame) -> Flow:
+def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     """Follow the values of a paired run; ``run`` is the target."""
     of_row = pairs["t_op"].fill_null(NONE).to_numpy().astype(np.int64)
     role = pairs["t_role"].fill_null(255).to_numpy()
@@ -131,10 +136,12 @@ def trace(run: Run, pairs: pl.DataFrame) -> Flow:
     parameter |= taken & (source == NONE) & np.isin(both, both[stepped]) & ~by_optimizer
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
+    in_groups = set().union(*whole_group.values())
+    unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group),
-        set().union(*whole_group.values()),
+        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), in_groups,
+        bool(run.arrangement), unlike,
     )  # fmt: skip
 
 
@@ -151,6 +158,20 @@ def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
         members.setdefault(int(last[numbers[row]]), set()).add(int(of_row[row]))
     of_row[inside] = last[numbers[inside]]
     return members
+
+
+def _other_arguments(pairs: pl.DataFrame, of_row: Ints, count: int, grouped: set[int]) -> Bools:
+    found = np.zeros(count, dtype=bool)
+    target, golden = (((pairs[f"{side}_kind"] == TENSOR) & pairs[f"{side}_role"].is_in([INPUT, PARAMETER]))
+                      .fill_null(value=False).to_numpy() for side in "tg")  # fmt: skip
+    call_of = dict(pairs.select("g_op", "t_op").drop_nulls().iter_rows())
+    paired = np.isin(np.arange(count), of_row[pairs["g_row"].is_not_null().to_numpy() & (of_row >= 0)])
+    own = of_row[target & (of_row >= 0) & pairs["g_row"].is_null().to_numpy()]
+    found[own[paired[own]]] = True
+    lacking = pairs["g_op"].to_numpy()[golden & (of_row == NONE)]
+    found[[call_of[op] for op in lacking.tolist() if op in call_of]] = True
+    found[list(grouped)] = False  # these take all arguments in one step or another
+    return found
 
 
 def _nesting(run: Run) -> tuple[Ints, Bools, Ints]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.deviation import DIFFERS, Deviation
+from twinprobe._judge.deviation import DIFFERS, Deviation, bools
 from twinprobe._judge.flow import grouped_calls
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import parse_op
@@ -27,6 +27,7 @@ UNINITIALISED = frozenset({
 })  # fmt: skip
 # Collectives whose recorded input is partly a receive buffer.
 BUFFERED = frozenset({"_reduce_scatter_base", "_all_gather_base", "all_to_all_single", "batch_isend_irecv"})
+_COMMUNICATION = r"^(Mint)?(Distributed|_c10d_functional|fsdp)\."
 _SPECIAL = UNINITIALISED | BUFFERED
 
 
@@ -86,7 +87,9 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     first = _first(inputs | parameters | outputs)
     from_outside = parameters & ~inputs
     received = outputs & collective & ~inputs
-    injected = outputs & ~inputs & ~parameters & ~collective & ~bare & ~_around(run, received)
+    injected = outputs & ~inputs & ~parameters & ~collective & ~bare
+    if not run.arrangement:  # what other ranks have sent is not in the run
+        injected &= ~_around(run, received)
     if first is not None and (inputs[first] or bare[first]) and not collective[first]:
         from_outside[first] |= bool(inputs[first])
         injected[first] |= bool(bare[first])
@@ -94,6 +97,12 @@ def call_facts(run: Run, pairs: pl.DataFrame, deviation: Deviation) -> Calls:
     gives = np.zeros(count, dtype=bool)
     gives[of_row[(role == OUTPUT) & (of_row >= 0)]] = True
     return Calls(of_row, role, exempt, collective, buffered, inputs, parameters, outputs, from_outside, injected, gives)
+
+
+def communication(pairs: pl.DataFrame) -> Bools:
+    """Rows of calls that exchange data between ranks: collectives, functional ones, and those of sharded parameters."""
+    names = pairs["t_name"].fill_null(pairs["g_name"])
+    return bools(names.str.contains(_COMMUNICATION))
 
 
 def _around(run: Run, calls: Bools) -> Bools:

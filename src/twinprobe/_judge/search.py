@@ -147,11 +147,13 @@ def _unexplained(
     """Rows whose difference neither noise nor anything before them explains."""
     call = np.maximum(flow.of_row, 0)
     collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
-    held = (flow.of_row >= 0) & ~ignored_rows(flow, family) & ~_around(flow, collective)[call]
+    received = collective if flow.of_ranks else _around(flow, collective)
+    held = (flow.of_row >= 0) & ~ignored_rows(flow, family) & ~received[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
     # Whole numbers that differ explain whatever a call makes of them; so do other shapes.
     explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
     explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
+    explained |= flow.other_arguments
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)

@@ -25,10 +25,10 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import NONE, Flow, trace
+from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, trace
 from twinprobe._judge.noise import Noise, expected_errors, hidden_precision
 from twinprobe._judge.operations import is_smooth
-from twinprobe._judge.origin import Calls, call_facts, unread_rows
+from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
 from twinprobe._judge.search import (
     CAUSES,
     Beginning,
@@ -72,6 +72,9 @@ RULES: dict[str, Rule] = {
     "same_results": Rule(PASS, "the value differs, the outputs agree"),
     "other_dtype": Rule(PASS, "another dtype"),
     "other_requires_grad": Rule(PASS, "another requires_grad"),
+    "communication": Rule(PASS, "communication, which only one of the layouts needs"),
+    "other_arguments": Rule(PASS, "not judged: only one layout gives this call all its arguments at once"),
+    "not_clipped": Rule(PASS, "not judged: only one run has measured the norm of all gradients"),
     "target_only": Rule(WARNING, "no counterpart in the golden run"),
     "golden_only": Rule(WARNING, "no counterpart in the target run"),
     "unreadable": Rule(WARNING, "the tensor could not be read"),
@@ -274,6 +277,8 @@ class Evidence:
     noise: Floats | None = None
     """How far a third run is from the golden one, by row: noise as measured."""
     isolated: Isolated | None = None
+    other_layout: bool = False
+    """Whether the runs are spread over their ranks in different ways."""
 
 
 def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
@@ -299,7 +304,11 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     if evidence.metrics is not None:
         unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
 
-    _mark_states(findings, rows, deviation, calls, silent)
+    _mark_states(findings, rows, deviation, calls, silent, other_layout=evidence.other_layout)
+    if flow is not None:
+        unlike = flow.spread(flow.other_arguments) & (calls.role == OUTPUT)
+        findings.mark("other_arguments", unlike & (deviation.state == DIFFERS))
+        silent |= unlike
     _mark_facts(findings, rows, deviation, calls, silent, by_row=thresholds.by_row or not weighed)
     if noise is not None:
         _mark_beginnings(findings, noise, deviation, calls, beginnings, silent, evidence.isolated)
@@ -337,13 +346,16 @@ def _weigh(
 ) -> tuple[Flow, Noise, list[Beginning], Deviation]:
     """Weigh every error against the noise that is to be expected, and find where the runs part."""
     pairs, measured = evidence.pairs, evidence.deviation
-    flow = trace(run, pairs)
+    flow = trace(run, pairs, other_layout=evidence.other_layout)
     # A parameter without a counterpart still says how much a call adds up and rounds.
     alone = bools((pairs["t_role"] == PARAMETER) & pairs["g_row"].is_null() & (pairs["t_kind"] == TENSOR))
     epsilon = np.where(rows.tensor | alone, rows.epsilon(casts=True), 0.0)
     error = np.where(measured.nonfinite, np.inf, measured.error)
     shape = shapes_differ(pairs) & rows.tensor
-    error = np.where(shape | (_truths(pairs) & rows.tensor), np.nan, error)
+    # A mask of booleans against one of numbers says nothing, nor does what only one layout gives all arguments.
+    masks = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
+    unlike = flow.spread(flow.other_arguments) & (flow.role == OUTPUT)
+    error = np.where(shape | unlike | ((masks[0] != masks[1]) & rows.tensor), np.nan, error)
     estimated, sketched = np.zeros((2, len(error)), dtype=bool)
     if evidence.metrics is None:
         estimated[:] = True
@@ -358,16 +370,13 @@ def _weigh(
         error = np.where(inside, np.fmin(error, by_statistics), error)
         estimated = estimated | (inside & other_function)
     noise = expected_errors(
-        pairs,
-        flow,
-        error,
-        epsilon,
-        estimated=estimated,
-        sketched=sketched,
-        settings=run.settings,
-        step=run.step,
+        pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
-    )
+    )  # fmt: skip
+    carried = np.zeros(len(flow.role), dtype=bool)  # what optimisers write to and no call of this step has made
+    if run.step != 0:
+        first = flow.first_inputs(flow.updates & flow.in_place)
+        carried[first[flow.source[first] == NONE]] = True
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
     # A mask holds yes and no, in whatever type.
@@ -377,32 +386,41 @@ def _weigh(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        refilled=refilled, carried=_carried(flow, run.step),
+        refilled=refilled, carried=carried,
         acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
     )  # fmt: skip
-    limit = np.where(estimated, limits.estimated, limits.suspicious)
+    plain = np.where(estimated, limits.estimated, limits.suspicious)
+    coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
+    one_way = aligned(pairs, error, coarsest) & ~estimated
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit
     unequal[flow.of_row[np.isin(flow.role, (INPUT, PARAMETER)) & (measured.state != IDENTICAL)]] = True
-    coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction
-    limit = np.where(aligned(pairs, error, coarsest) & ~estimated, limits.aligned, limit)
-    limit = np.where(smooth & flow.spread(~unequal[:-1]) & ~estimated, limits.replaced, limit)
+    replaced = smooth & flow.spread(~unequal[:-1]) & ~estimated
+    limit = np.select([replaced, one_way], [limits.replaced, limits.aligned], plain)
     isolated = None if evidence.isolated is None else evidence.isolated.times
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
     if not any(beginning.reaches for beginning in beginnings):
         beginnings = grown(flow, noise, facts, beginnings)
-    claims = [beginning for beginning in beginnings if beginning.reaches]
+    compared = rows.tensor & rows.matched & ~integer & ~np.isnan(error)
+    state = _states(flow, noise, measured.state, limit, compared, [claim for claim in beginnings if claim.reaches])
+    state[refilled] = DIFFERS
+    return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+
+
+def _states(
+    flow: Flow, noise: Noise, measured: NDArray[np.uint8], limit: Floats, compared: Bools, claims: list[Beginning]
+) -> NDArray[np.uint8]:
+    """The state of each row, where the noise is known."""
     with np.errstate(invalid="ignore"):
         beyond = noise.times > limit
         if claims:  # what a real difference has reached is no noise
             begun = min(int(flow.start[claim.call]) for claim in claims)
             beyond |= noise.matters & (flow.of_row >= begun)
-    state = measured.state.copy()
-    floating = rows.tensor & rows.matched & ~integer & (state != IDENTICAL) & ~np.isnan(error)
+    state = measured.copy()
+    floating = compared & (state != IDENTICAL)
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
-    state[refilled] = DIFFERS
-    return flow, noise, beginnings, Deviation(state, measured.error, measured.nonfinite & ~noise.masked)
+    return state
 
 
 def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
@@ -416,31 +434,24 @@ def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
     return other, smooth
 
 
-def _carried(flow: Flow, step: int) -> Bools:
-    """What an optimiser writes to and no call of this step has made: its state after the steps before."""
-    carried = np.zeros(len(flow.role), dtype=bool)
-    if step != 0:
-        first = flow.first_inputs(flow.updates & flow.in_place)
-        carried[first[flow.source[first] == NONE]] = True
-    return carried
-
-
-def _truths(pairs: pl.DataFrame) -> Bools:
-    """Pairs of which one side is a mask of booleans and the other is one of numbers."""
-    sides = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
-    mixed: Bools = sides[0] != sides[1]
-    return mixed
-
-
-def _mark_states(findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools) -> None:
+def _mark_states(
+    findings: Findings, rows: Rows, deviation: Deviation, calls: Calls, silent: Bools, *, other_layout: bool
+) -> None:
     state = deviation.state
-    target_only = (state == UNMATCHED) & (calls.of_row >= 0)
+    alone, unknown = state == UNMATCHED, state == UNKNOWN
+    if other_layout:
+        exchanged = (alone | unknown) & communication(rows.pairs)
+        findings.mark("communication", exchanged)
+        alone, unknown = alone & ~exchanged, unknown & ~exchanged
+    target_only = alone & (calls.of_row >= 0)
     findings.mark("identical", state == IDENTICAL)
     findings.mark("rounding", state == ROUNDING)
     findings.mark("target_only", target_only)
-    findings.mark("golden_only", (state == UNMATCHED) & ~target_only)
-    findings.mark("mixed", rows.mixed & ~silent)
-    findings.mark("unknown", (state == UNKNOWN) & ~rows.mixed & ~silent)
+    findings.mark("golden_only", alone & ~target_only)
+    totals = rows.mixed & bools(rows.pairs["t_name"].str.starts_with(TOTAL_NORM))
+    findings.mark("not_clipped", totals)
+    findings.mark("mixed", rows.mixed & ~silent & ~totals)
+    findings.mark("unknown", unknown & ~rows.mixed & ~silent)
     findings.mark("uninitialised", silent & (state != UNMATCHED))
 
 

@@ -7,7 +7,7 @@ side, and what the axis of the layout means. Along an axis the pieces are copies
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinprobe._measure.elements import AT_ONCE, added, concatenated
+from twinprobe._measure.elements import AT_ONCE, added, concatenated, rearranged
 from twinprobe._runs.run import WHOLE
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_tensor
@@ -387,6 +387,16 @@ def _text(recipe: Any) -> str:
     return recipe if isinstance(recipe, str) else WHOLE + json.dumps(recipe, separators=(",", ":"))
 
 
+def rearranged_recipe(name: str, orders: Sequence[Any]) -> str:
+    """The recipe of what a name stands for, with stretches along some dimensions in another order."""
+    if not orders:
+        return name
+    recipe = json.loads(name[len(WHOLE) :]) if name.startswith(WHOLE) else name
+    for order in orders:
+        recipe = ["stretches", order.dim, order.groups, order.stretches, recipe]
+    return _text(recipe)
+
+
 def files_of(name: str) -> list[str]:
     """The files that a name stands for."""
     if not name.startswith(WHOLE):
@@ -397,7 +407,7 @@ def files_of(name: str) -> list[str]:
         if isinstance(recipe, str):
             found.append(recipe)
         elif isinstance(recipe, list):
-            for part in recipe[-1] if isinstance(recipe[-1], list) else recipe[-1:]:
+            for part in recipe[-1] if recipe[0] in ("sum", "cat") else recipe[-1:]:
                 walk(part)
 
     try:
@@ -407,25 +417,34 @@ def files_of(name: str) -> list[str]:
     return found[:_MOST_PIECES]
 
 
-def load_whole(folder: Path, name: str) -> HostTensor:
+Open = Callable[[Path, str], HostTensor]
+
+
+def _open_piece(folder: Path, name: str) -> HostTensor:
+    return open_tensor(inside(folder, name), at_once=AT_ONCE)
+
+
+def load_whole(folder: Path, name: str, open_piece: Open = _open_piece) -> HostTensor:
     """Open the files that a name stands for and put them together, piece by piece."""
     if not name.startswith(WHOLE):
-        return open_tensor(inside(folder, name), at_once=AT_ONCE)
+        return open_piece(folder, name)
     try:
-        return _load(folder, json.loads(name[len(WHOLE) :]))
+        return _load(folder, json.loads(name[len(WHOLE) :]), open_piece)
     except (KeyError, TypeError, IndexError, ValueError, RecursionError) as error:
         raise DamagedTensor(
             f"cannot be put together: {error}", where=files_of(name)[0] if files_of(name) else ""
         ) from None
 
 
-def _load(folder: Path, recipe: Any) -> HostTensor:
+def _load(folder: Path, recipe: Any, open_piece: Open) -> HostTensor:
     if isinstance(recipe, str):
-        return open_tensor(inside(folder, recipe), at_once=AT_ONCE)
+        return open_piece(folder, recipe)
     kind = recipe[0]
     if kind == "times":
-        return added([_load(folder, recipe[2])], float(recipe[1]))
+        return added([_load(folder, recipe[2], open_piece)], float(recipe[1]))
     if kind == "sum":
-        return added([_load(folder, part) for part in recipe[1]], 1.0)
+        return added([_load(folder, part, open_piece) for part in recipe[1]], 1.0)
+    if kind == "stretches":
+        return rearranged(_load(folder, recipe[4], open_piece), *recipe[1:4])
     dim, order, groups, parts = recipe[1:]
-    return concatenated([_load(folder, part) for part in parts], dim, order, groups)
+    return concatenated([_load(folder, part, open_piece) for part in parts], dim, order, groups)

@@ -302,6 +302,7 @@ class _Side:
             self._nothing(row, "a piece is not known")
             return
         self._count(way)
+        self.whole.ways[row] = way
         exact = tuple(one and other for one, other in zip(found.exact, self.exact, strict=True))
         found = found._replace(exact=exact)  # type: ignore[arg-type]
         self._take(row, partner, self._after_reduction(blocks, way, found, arithmetic))

@@ -14,17 +14,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import (
-    Piece,
-)
+from twinprobe._layout.pieces import Piece, load_whole
 from twinprobe._layout.ranks import RankDump, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
 from twinprobe._runs.table import STATS, TENSOR
+from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,6 +45,8 @@ class Whole(Run):
     assumed: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    ways: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """How the pieces of a row make the whole, along each axis."""
     settled: bool = False
 
     @property
@@ -54,6 +57,11 @@ class Whole(Run):
     @cached_property
     def mode(self) -> str:
         return next(iter(self.ranks.values())).run.mode
+
+    def load(self, name: str) -> HostTensor:
+        """The tensor that a recipe makes of the ranks' files."""
+        whole = load_whole(self.tensor_folder, name)
+        return HostTensor(whole.dtype, whole.shape, np.asarray(whole.data[:]))  # not strip by strip
 
     @cached_property
     def _lists(self) -> list[list[Any]]:
@@ -116,7 +124,7 @@ def make_whole(ranks: Mapping[int, RankDump], layout: Layout, path: Path, micro:
     pieces = pieces.rename({f"{name}_all": name for name in _LISTS})
     notes = list(dict.fromkeys(note for dump in ranks.values() for note in dump.run.notes))
     whole = Whole(path, first.task, first.level, first.framework, ops, table, notes, layout, dict(ranks), pieces, micro)
-    whole.parents = parents
+    whole.parents, whole.arrangement = parents, str(layout)
     if routing:
         whole.assumed.append(f"left out: {len(routing):,} calls that look up or send away a rank's own words")
     whole.stacks = merged_stacks(parts)

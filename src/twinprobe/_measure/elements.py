@@ -291,6 +291,16 @@ def concatenated(parts: Sequence[HostTensor], dim: int, order: str = "blocks", g
     return HostTensor(parts[0].dtype, shape, np.ascontiguousarray(whole).reshape(-1))
 
 
+def rearranged(tensor: HostTensor, dim: int, groups: int, stretches: Sequence[Sequence[int]]) -> HostTensor:
+    """The tensor with the stretches of a dimension in this order, in each of so many equal groups of it."""
+    shape = tensor.shape
+    if shape[dim] != groups * sum(stop - start for start, stop in stretches):
+        raise ValueError(f"the stretches do not make {shape[dim]} elements")
+    array = np.asarray(tensor.data[:]).reshape(prod(shape[:dim]), groups, shape[dim] // groups, prod(shape[dim + 1 :]))
+    moved = np.concatenate([array[:, :, start:stop] for start, stop in stretches], 2)
+    return HostTensor(tensor.dtype, shape, moved.reshape(-1))
+
+
 def added(parts: Sequence[HostTensor], weight: float) -> HostTensor:
     """The sum of the parts, each multiplied with a weight, in float64; kept as float64, which rounds nothing."""
     if len({part.shape for part in parts}) > 1:

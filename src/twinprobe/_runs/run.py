@@ -60,6 +60,8 @@ class Run:
     """What changes the rounding of results, as far as the recorder wrote it down: ``tf32_matmul``, ``threads``, ..."""
     # What was found where no recorder of ours wrote: a checkpoint, arrays, another tool's dump.
     content: Content | None = field(default=None, kw_only=True)
+    arrangement: str = field(default="", kw_only=True)
+    """How its ranks are laid out, where it is made of the runs of several."""
 
     def __repr__(self) -> str:
         facts = (self.framework, self.task, self.level, f"{len(self.ops):,} calls", f"{self.table.height:,} values")

@@ -1,0 +1,105 @@
+"""What one layout does and another does not (communication, a bias added later, clipping) is no difference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import forward, tensor, value, write_dump
+from twinprobe._cli import main
+
+MODULE, LINEAR, REDUCE = (
+    "Module.down.Linear.forward.0",
+    "Functional.linear.0.forward",
+    "Distributed.all_reduce.0.forward",
+)
+NORM, GATHER, COPY = (
+    "Module.norm.LayerNorm.forward.0",
+    "_c10d_functional.all_gather.0.forward",
+    "fsdp.chunk_cat.0.forward",
+)
+UPDATE, TOTAL = "Optimizer.down.weight.SGD.0.forward", "Optimizer.total_norm.SGD.0.forward"
+
+
+def of(shape: list[int], high: float, norm: float = 3.0) -> dict[str, Any]:
+    return tensor(shape=shape, high=high, low=-high, mean=0.0, norm=norm)
+
+
+def one_process(folder: Path, *, clipped: bool = False) -> Path:
+    """A linear layer with its bias in one call, and a layer norm."""
+    bias = of([4], 0.5)
+    linear = [of([2, 8], 1.0), of([4, 8], 2.0, 5.0), bias]
+    data = {
+        LINEAR: forward(linear, [of([2, 4], 2.5)]),
+        MODULE: {**forward([of([2, 8], 1.0)], [of([2, 4], 2.5)]), "parameters": {"weight": linear[1], "bias": bias}},
+        NORM: forward([of([2, 4], 2.5)], [of([2, 4], 1.5)]),
+    }
+    write_dump(folder / "step0" / "proc1", data, level="mix", parents={LINEAR: MODULE, MODULE: None, NORM: None})
+    optimizer(folder / "step0" / "proc1", of([4, 8], 0.25), clipped=clipped)
+    return folder
+
+
+def two_ranks(folder: Path, *, output: float = 2.5, clipped: bool = False, gradient: float = 0.25) -> Path:
+    """Each rank has half of the weight's columns; partial outputs are added up, then the bias."""
+    for rank in range(2):
+        bias, weight = of([4], 0.5), of([4, 4], 2.0 - rank, 3.0 + rank)
+        halves = of([2, 4], 1.0 - rank / 2, 2.0 if rank else 5**0.5)
+        partial, whole = of([2, 4], 1.2 + rank / 10, 1.5 + rank), of([2, 4], 2.1)
+        data = {
+            LINEAR: forward([halves, weight], [partial]),
+            REDUCE: forward([partial], [whole]),
+            GATHER: forward([partial], [whole]),
+            COPY: forward([partial], [whole]),
+            MODULE: {**forward([halves], [of([2, 4], output)]), "parameters": {"weight": weight, "bias": bias}},
+            NORM: forward([of([2, 4], output)], [of([2, 4], 1.5 * output / 2.5)]),
+        }
+        inside = dict.fromkeys((LINEAR, REDUCE, GATHER, COPY), MODULE)
+        write_dump(folder / "step0" / f"rank{rank}", data, level="mix", parents={**inside, MODULE: None, NORM: None})
+        optimizer(folder / "step0" / f"rank{rank}", of([4, 4], gradient, 9**0.5 / 2**0.5), clipped=clipped)
+    return folder
+
+
+def optimizer(folder: Path, gradient: dict[str, Any], *, clipped: bool) -> None:
+    total = of([], 3.0) if clipped else None
+    before, after = (of(gradient["shape"], high, gradient["Norm"]) for high in (1.0, 1.0 - gradient["Max"] / 10))
+    update = forward([gradient], [after]) | {"parameters": {"before": before}}
+    data = {TOTAL: forward([value(1.0)] if clipped else [], [total]), UPDATE: update}
+    write_dump(folder, data, level="L0", name="optimizer.json")
+
+
+def compared(target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json", "-fm"]
+    words += ["--layout", "tp=2"]
+    assert main(words) == 0
+    return {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
+
+
+def test_what_only_one_layout_needs_is_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(two_ranks(tmp_path / "t"), one_process(tmp_path / "g"), tmp_path / "out", capsys)["step0/whole"]
+    assert found["first"] is None
+    assert found["target_only"] == 6  # the inputs and outputs of three collectives
+    assert found["golden_only"] == 1  # the bias
+    assert found["verdicts"] == {"pass": found["rows"] - 1, "warning": 1, "error": 0}
+    assert not [note for note in found["notes"] if "differs" in note]
+
+
+def test_a_module_around_a_collective_is_blamed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = two_ranks(tmp_path / "t", output=3.5), one_process(tmp_path / "g")
+    found = compared(target, golden, tmp_path / "out", capsys)["step0/whole"]
+    assert found["first"]["op"] == MODULE
+
+
+def test_a_run_that_does_not_clip_is_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = two_ranks(tmp_path / "t"), one_process(tmp_path / "g", clipped=True)
+    found = compared(target, golden, tmp_path / "out", capsys)["step0/optimizer"]
+    assert found["verdicts"]["error"] == 0
+    assert found["verdicts"]["warning"] == found["golden_only"]
+
+
+def test_a_gradient_that_differs_is_named_before_the_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = two_ranks(tmp_path / "t", gradient=0.5), one_process(tmp_path / "g")
+    found = compared(target, golden, tmp_path / "out", capsys)["step0/optimizer"]
+    assert found["first"]["argument"] == "input.0"
