@@ -62,6 +62,9 @@ class Engine(Protocol):
     def row_at(self, dtype: str, address: int, size: int) -> list[float] | None:
         """The row of TENSOR_COLUMNS of at most a block of elements in memory; None if the engine reads arrays only."""
 
+    def crc32_at(self, address: int, size: int) -> int:
+        """zlib.crc32 of memory that the caller keeps alive and knows to be as large as this."""
+
     def sketches(self, dtype: str) -> bool:
         """Whether ``sketch_state`` takes the stored elements of this dtype."""
 
