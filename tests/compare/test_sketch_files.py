@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -63,6 +64,71 @@ def test_a_sketch_is_compared_with_tensors_and_with_sketches(
     assert rows["layer.0.bias"]["Relative Error"] == pytest.approx(0.5, rel=0.01)
     for same in ("steps", "layer.0.scale"):
         assert (rows[same]["Result"], rows[same]["Relative Error"]) == ("pass", 0.0)
+
+
+def written_by_a_stranger(tensors: dict[str, np.ndarray]) -> bytes:
+    """A file made by numpy alone, from what docs/formats.md says and nothing else."""
+
+    def mix(x: np.ndarray) -> np.ndarray:
+        x = x + np.uint32(0x9E3779B9)
+        x = (x ^ x >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+        x = (x ^ x >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+        return x ^ x >> np.uint32(16)
+
+    def fold(n: np.ndarray) -> np.ndarray:
+        n = n.astype(np.int64).view(np.uint64)
+        return n.astype(np.uint32) ^ (n >> np.uint64(32)).astype(np.uint32) * np.uint32(0x85EBCA6B)
+
+    rows, index, data = [], [], {}
+    for name, tensor in tensors.items():
+        x = np.ascontiguousarray(tensor).reshape(-1)
+        data[name] = {"type": "Tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape)}
+        if not x.size:
+            index.append(0xFFFFFFFF)
+            continue
+        real, n = x.astype(np.float64), len(x)
+        length = -(-n // 16)
+        powers = [power for power in (1 << k for k in range(10)) if power <= length / 8]
+        step = max(powers, default=1)
+        length = -(-length // step) * step
+        i = np.arange(n)
+        integer = x.dtype.kind in "iub"
+        if integer:
+            h = mix(mix(fold(i)) ^ fold(x))
+            terms = np.stack([2 * (h >> np.uint32(8 * r) & np.uint32(255)).astype(np.int64) - 255 for r in range(4)])
+        else:
+            h = mix(fold(i // 8))
+            bits = np.stack([h >> (8 * r + i % 8).astype(np.uint32) & np.uint32(1) for r in range(4)])
+            terms = np.where(bits == 1, -real, real)
+        blocks = [slice(at * length, (at + 1) * length) for at in range(16)]
+        flags = 1 | (2 | 64 if integer else 0) | (64 if x.dtype == np.float64 else 0)
+        row = struct.pack("<II6Q", flags, 0, n, n, (x == 0).sum(), 0, 0, 0)
+        row += struct.pack("<3d", real.sum(), np.linalg.norm(real), np.abs(real).sum())
+        row += np.stack([terms[:, block].sum(axis=1) for block in blocks]).astype("<f8").tobytes()
+        row += np.array([np.linalg.norm(real[block]) for block in blocks], "<f4").tobytes()
+        row += np.array([np.abs(real[block]).max(initial=0) for block in blocks], "<f4").tobytes()
+        index.append(len(rows))
+        rows.append(row)
+        numbers = (real.max(), real.min(), real.mean(), np.linalg.norm(real))
+        data[name] |= dict(zip(("Max", "Min", "Mean", "Norm"), map(float, numbers), strict=True))
+    document = json.dumps({"task": "statistics", "level": "debug", "framework": "pytorch", "data": data}).encode()
+    sizes = len(rows), len(index), len(document), 0
+    head = struct.pack("<8sII16s4Q", b"TWPSKT\r\n", 1, 720, b"fmix32-8x4", *sizes)
+    return head + b"".join(rows) + struct.pack(f"<{len(index)}I", *index) + document
+
+
+def test_a_file_that_a_stranger_wrote_from_the_description_is_read(
+    tmp_path: Path, golden: Path, changed: dict[str, np.ndarray]
+) -> None:
+    (tmp_path / "same.sketch").write_bytes(written_by_a_stranger(WEIGHTS))
+    rows = table_of(tmp_path / "same.sketch", golden, tmp_path / "same")
+    assert {row["Result"] for row in rows.values()} == {"pass"}
+    assert max(float(row["Relative Error"] or 0) for row in rows.values()) < 1e-6
+    (tmp_path / "other.sketch").write_bytes(written_by_a_stranger(changed | {"steps": np.arange(9) % 7}))
+    rows = table_of(tmp_path / "other.sketch", golden, tmp_path / "other")
+    assert rows["embed.weight"]["Relative Error"] == pytest.approx(2**0.5, rel=0.3)
+    assert rows["layer.0.bias"]["Relative Error"] == pytest.approx(0.5, rel=0.01)
+    assert rows["steps"]["Result"] != "pass"
 
 
 def test_several_files_are_one_checkpoint(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
-from twinprobe._measure.loops.sums import FLOATS
+from twinprobe._measure.loops.sums import FLOATS, Engine
 from twinprobe._measure.statistics import statistics, statistics_at
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.tensors.elements import HostTensor
@@ -47,3 +49,10 @@ def test_ordinary_numbers_take_the_short_way(dtype: str) -> None:
     found = statistics_at(dtype, stored.ctypes.data, stored.size)
     assert found is not None
     assert found == statistics(HostTensor(dtype, stored.shape, stored))
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 70_000), st.integers(0, 9), st.integers(0, 1 << 30))
+def test_checksums_straight_from_memory_are_those_of_zlib(engine: Engine, size: int, offset: int, seed: int) -> None:
+    octets = np.random.default_rng(seed).integers(0, 256, size + offset, dtype=np.uint8)[offset:]
+    assert engine.crc32_at(octets.ctypes.data, size) == zlib.crc32(octets.tobytes())

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from math import log
 
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.fingerprints import Prints, best_partner, row_values_agree
 from twinprobe._align.auto.tree import ROOT, CallTree
 from twinprobe._align.calls import Side, dims
 from twinprobe._align.links import NONE, CallGroup
@@ -170,10 +170,11 @@ def _same_values(
             likes[key].append(value)
     numbers: tuple[dict[Hashable, int], dict[Hashable, int]] = ({}, {})
     for value, row in made[0].items():
-        for other in (one for key in _rough(flows[0].prints, row, 1) for one in likes.get(key, ())):
-            if other not in numbers[1] and row_values_agree(flows[0].prints, row, flows[1].prints, made[1][other]):
-                numbers[0][value] = numbers[1][other] = len(numbers[0])
-                break
+        near = (one for key in _rough(flows[0].prints, row, 1) for one in likes.get(key, ()))
+        free = {made[1][one]: one for one in near if one not in numbers[1]}
+        found = best_partner(flows[0].prints, row, flows[1].prints, free)
+        if found != NONE:
+            numbers[0][value] = numbers[1][free[found]] = len(numbers[0])
     return numbers
 
 
@@ -238,7 +239,7 @@ def _together(flows: tuple[Flow, Flow], mine: list[int], theirs: list[int], *, d
     prints = flows[0].prints, flows[1].prints
     found: Rows = []
     for row in list(mine):
-        other = next((at for at in theirs if row_values_agree(prints[0], row, prints[1], at)), NONE)
+        other = best_partner(prints[0], row, prints[1], theirs)
         if other != NONE:
             found.append((row, other))
             mine = [at for at in mine if at != row]

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, Request
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.steps import KINDS, StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._judge.steps import APART, KINDS, StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.overview import write_index, write_steps
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run, RunFolder, open_run, run_folders
+from twinprobe._runs.sketches import ROW, Rows
 from twinprobe._runs.table import INPUT, OUTPUT, PARAMETER, TENSOR, VALUE
 from twinprobe._runs.watch import MISSING, Watched, read_watch, watch_files
 from twinprobe.errors import BadInput, NothingToCompare
@@ -138,10 +140,12 @@ def read_steps(folder: Path, steps: Collection[int] | None = None) -> dict[int, 
 
 def _read_recorded(folder: Path, steps: Sequence[RunFolder]) -> Watched:
     rows: list[dict[str, float]] = []
-    for step in steps:
+    sketches: dict[str, Rows] = {}
+    for at, step in enumerate(steps):
         row: dict[str, float] = {}
         for file in step.files()[:1]:
-            _take_calls(open_run(file), row)
+            for series, sketch in _take_calls(open_run(file), row):
+                sketches.setdefault(series, np.zeros(len(steps), ROW))[at] = sketch
         update = step.path / OPTIMIZER_FILE
         if update.is_file():
             _take_updates(open_run(update), row)
@@ -152,14 +156,23 @@ def _read_recorded(folder: Path, steps: Sequence[RunFolder]) -> Watched:
     for at, row in enumerate(rows):
         values[at, [place[name] for name in row]] = list(row.values())
     known = values.view(np.uint32) != np.float32(MISSING).view(np.uint32)
-    return Watched(folder, np.array([step.key.step for step in steps], dtype=np.int64), names, values, known)
+    numbers = np.array([step.key.step for step in steps], dtype=np.int64)
+    return Watched(folder, numbers, names, values, known, sketches=sketches)
 
 
-def _take_calls(run: Run, row: dict[str, float]) -> None:
-    """What modules gave in their first forward call, what the first call took, and the loss."""
+def _take_calls(run: Run, row: dict[str, float]) -> list[tuple[str, Rows]]:
+    """What modules gave in their first forward call, what the first call took, and the loss; the sketches of these."""
     outputs: dict[str, str] = {}
+    sketched: dict[str, int] = {}
+
+    def take(series: str, place: int, numbers: Mapping[str, float | None]) -> None:
+        row.update(_numbers(series, numbers))
+        if run.sketches is not None and run.sketches.index[place] >= 0:
+            row[f"{series}.{APART}"] = 0.0  # until there is another run
+            sketched[f"{series}.{APART}"] = place
+
     columns = ("op", "role", "name", "kind", "norm", "mean", "max", "min", "shape")
-    for op, role, name, kind, norm, mean, high, low, shape in run.table.select(columns).iter_rows():
+    for at, (op, role, name, kind, norm, mean, high, low, shape) in enumerate(run.table.select(columns).iter_rows()):
         if kind != TENSOR or role not in (INPUT, OUTPUT):
             continue
         call = parse_op(run.ops[op])
@@ -168,15 +181,17 @@ def _take_calls(run: Run, row: dict[str, float]) -> None:
         numbers = {"norm": norm, "mean": mean, "max": max(abs(high or 0.0), abs(low or 0.0))}
         if role == INPUT:
             if op == 0:
-                row.update(_numbers(f"input.{name.rpartition('.input.')[2]}", numbers | {"min": low}))
+                take(f"input.{name.rpartition('.input.')[2]}", at, numbers | {"min": low})
             continue
         title = call.body if call.is_module else f"{call.prefix}.{call.body}.{call.call}"
         if outputs.setdefault(title, name) == name:
-            row.update(_numbers(f"output.{title}", numbers))
+            take(f"output.{title}", at, numbers)
             if "dropout" in (call.cls or call.body).lower():
                 row[f"output.{title}.drops"] = 1.0
         if shape in ("[]", "()", "") and re.search("loss|cross_entropy", name, re.IGNORECASE) and mean is not None:
             row["loss"] = float(mean)
+    places = np.array(list(sketched.values()), dtype=np.int64)
+    return list(zip(sketched, run.sketches.of(places), strict=True)) if run.sketches is not None else []
 
 
 def _take_updates(run: Run, row: dict[str, float]) -> None:
@@ -223,6 +238,11 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
     cut = [np.ix_(row, place) for row, place in zip(rows, places, strict=True)]
     ours, theirs = (side.values[one].astype(np.float64) for side, one in zip((target, golden), cut, strict=True))
     known = target.known[cut[0]] & golden.known[cut[1]]
+    for at, name in enumerate(names):
+        if name in target.sketches and name in golden.sketches:
+            found = estimate(target.sketches[name][rows[0]], golden.sketches[name][rows[1]])
+            known[:, at] = found.comparable
+            ours[:, at] = np.where(found.lower > 0, found.relative, 0.0)
     difference = differences(names, ours, theirs, known)
     noise = expected_noise(names, theirs, known, difference)
     notes = []

@@ -27,6 +27,7 @@ _EXPLAIN = ("random", "setting")
 _SETTINGS = {"lr": "learning rate", "weight_decay": "weight decay"}
 _ROUNDING = 64  # epsilons: more than the order of a sum changes
 _HALF = (2.0**-14, 2.0**-4)  # relative errors that bfloat16 and float16 leave in a norm or a largest value
+APART = "relative_error"  # the series of a tensor whose sketch tells how far it is from golden's, which has 0 there
 _SCALED = 1e-4  # a factor that all gradients share, up to this
 _EXACT = 1.2e-7  # the epsilon of float32, in which the statistics are taken
 
@@ -92,6 +93,8 @@ def differences(names: Sequence[str], target: Floats, golden: Floats, known: Boo
     place = {name: at for at, name in enumerate(names)}
     for at, name in enumerate(names):
         title, _, kind = name.rpartition(".")
+        if kind == APART:
+            scale[:, at] = 1.0
         # A mean may be near zero by chance, and a residue is a part of the norm.
         measure = place.get(f"{title}.{'max' if kind == 'mean' else 'norm'}") if kind in ("mean", "residue") else None
         if measure is not None:
@@ -243,14 +246,14 @@ def _by_data(trend: Trend, at: int, names: list[str]) -> Parting:
 def _reordered(trend: Trend, at: int, names: list[str]) -> str:
     """Whether the data of the later steps are the same, in another order; in words, or nothing."""
     digests = [trend.names.index(name) for name in names if name.endswith(".digest")]
-    chosen = digests or [trend.names.index(name) for name in names]
+    chosen = digests or [trend.names.index(name) for name in names if not name.endswith(APART)]
     samples = [
         place for place, name in enumerate(trend.names) if name.startswith("input.") and name.endswith(".samples")
     ]
     if samples and not trend.difference[at, samples].any():
         return "the same samples in another order"
     taken, there = (Counter(map(tuple, side[at:, chosen].tolist())) for side in (trend.target, trend.golden))
-    if sum((taken & there).values()) * 4 >= sum(taken.values()):
+    if chosen and sum((taken & there).values()) * 4 >= sum(taken.values()):
         return "the same batches in another order"
     if samples:  # these digests add up over samples: equal sums mean that up to there both have seen the same ones
         sums = [np.cumsum(side[at:, samples[0]]) % DIGEST for side in (trend.target, trend.golden)]
@@ -274,7 +277,7 @@ def _by_module(trend: Trend, at: int, names: list[str]) -> Parting:
     elif (
         names[0] == next(name for name in trend.names if name.startswith("output."))
         and inputs
-        and not any(name.endswith((".digest", ".norm")) for name in inputs)
+        and not any(name.endswith((".digest", ".norm", APART)) for name in inputs)
     ):  # whole numbers, of which a recording of statistics keeps the extremes
         cause, why = "data", "it is the first call and takes whole numbers, of which only statistics are recorded"
     if dtype in own:

@@ -103,6 +103,7 @@ RULES: dict[str, Rule] = {
     "cosine": Rule(WARNING, "the cosine falls by more than 0.1 within this call"),
     "other_shape": Rule(WARNING, "another shape"),
     "far_norm": Rule(ERROR, "the output's norm is off by more than 50 % while the inputs' are within 10 %"),
+    "far_sketch": Rule(ERROR, "the output is off by more than 50 % by its sketch while the inputs are within 10 %"),
     "far_ratio": Rule(ERROR, "under 60 % of the output's elements are within 0.1 % while over 90 % of the inputs' are"),
     "far_point": Rule(ERROR, "the saved value is far off"),
     "nonfinite": Rule(ERROR, "NaN or infinity stands on one side only, or with the other sign"),
@@ -322,7 +323,7 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
         _mark_tensors(findings, evidence.metrics, deviation, calls, thresholds, unread, unjudged)
         unjudged = unjudged | ~unread
     if evidence.differences is not None:
-        _mark_statistics(findings, evidence.differences["norm"], deviation, calls, thresholds, unjudged)
+        _mark_statistics(findings, evidence, calls, thresholds, unjudged)
 
     verdict, messages, reason = findings.verdicts()
     if evidence.metrics is not None:
@@ -545,9 +546,9 @@ def _mark_differences(findings: Findings, deviation: Deviation, calls: Calls, mo
         findings.mark("digest", differs & injected)
 
 
-def _mark_statistics(
-    findings: Findings, norm: StatDifference, deviation: Deviation, calls: Calls, limits: Thresholds, silent: Bools
-) -> None:
+def _mark_statistics(findings: Findings, evidence: Evidence, calls: Calls, limits: Thresholds, silent: Bools) -> None:
+    assert evidence.differences is not None
+    norm, deviation = evidence.differences["norm"], evidence.deviation
     relative = np.where(norm.case == NUMBER, norm.relative, 0.0)
     is_input = np.isin(calls.role, (INPUT, PARAMETER))
     before = _per_call(np.fmax, np.where(np.isfinite(relative), relative, 0.0), is_input, calls, 0.0)
@@ -555,6 +556,10 @@ def _mark_statistics(
     findings.mark("far_norm", outputs & (before < limits.small_input) & (relative > limits.large_output))
     grown = (before > 0) & (relative > limits.growth * before) & (deviation.state == DIFFERS)
     findings.mark("growth", outputs & grown & np.isfinite(relative))
+    if evidence.estimate is not None:
+        apart = np.nan_to_num(evidence.estimate.relative)
+        close = (before < limits.small_input) & (_per_call(np.fmax, apart, is_input, calls, 0.0) < limits.small_input)
+        findings.mark("far_sketch", outputs & close & (evidence.estimate.lower > limits.large_output))
     points = (calls.role == POINT) & (relative > limits.large_output)
     findings.mark("far_point", points & ~silent)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_ubyte
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
@@ -59,6 +61,9 @@ class PlainEngine:
 
     def row_at(self, dtype: str, address: int, size: int) -> None:
         """Numpy reads arrays, not addresses."""
+
+    def crc32_at(self, address: int, size: int) -> int:
+        return zlib.crc32((c_ubyte * size).from_address(address))
 
     def sketcher(self, dtype: str) -> None:
         """Numpy sketches in ``sketch.py``, block by block."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from ctypes import addressof, c_double, string_at
+import zlib
+from ctypes import addressof, c_double, c_ubyte, string_at
 from functools import cache
+from platform import machine
 from typing import Any
 
 import numpy as np
+from llvmlite import binding  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from twinprobe._measure.elements import address_of
@@ -63,6 +66,15 @@ class KernelEngine:
         load(f"tensor_{dtype}", 3)(address, size, addressof(row))
         return row[:]
 
+    def crc32_at(self, address: int, size: int) -> int:
+        if size < _LARGE or not _multiplies_polynomials():
+            return zlib.crc32((c_ubyte * size).from_address(address))
+        whole = size & ~63
+        load("folded_bytes", 3)(address, whole, _work.address)
+        # These 16 bytes have the checksum of all of it, if that starts from zero.
+        found = zlib.crc32(string_at(_work.address, 16), 0xFFFFFFFF)
+        return zlib.crc32((c_ubyte * (size - whole)).from_address(address + whole), found)
+
     def sketcher(self, dtype: str) -> KernelEngine | None:
         return self if dtype in _SKETCHED else None
 
@@ -88,6 +100,18 @@ class KernelEngine:
         memory, place = _work.memory, _work.address
         load(f"sketch_{dtype}", 10)(address, 1, size, 0, 0, length, sign_table(dtype), place, size, flags)
         return string_at(place, ROW.itemsize), memory[STATISTICS_AT:STATE_AT]
+
+
+_LARGE = 8192  # bytes from which on folding them is quicker than zlib
+
+
+@cache
+def _multiplies_polynomials() -> bool:
+    """Whether this processor can fold checksums."""
+    try:
+        return machine() in ("x86_64", "AMD64") and bool(binding.get_host_cpu_features().get("pclmul", False))
+    except RuntimeError:  # llvmlite cannot tell on some processors
+        return False
 
 
 _SKETCHED = frozenset({*FLOATS, "bool", "uint8", "int8", "int16", "int32", "int64"})

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec import Struct, field
 
+from twinprobe._measure.elements import address_of
 from twinprobe._measure.engine import KERNEL_BYTES, engine_for
 from twinprobe._measure.sketch import sketch
 from twinprobe._measure.statistics import Statistics, statistics
@@ -241,6 +242,8 @@ def load_kernels_beside() -> None:
         tensor = HostTensor("float32", (64,), np.ones(64, dtype=np.float32))
         statistics(tensor, engine=engine_for(KERNEL_BYTES))
         sketch(tensor)
+        octets = np.zeros(1 << 14, np.uint8)
+        engine_for(KERNEL_BYTES).crc32_at(address_of(octets), octets.size)
 
     with suppress(RuntimeError):  # the system may allow no more threads
         threading.Thread(target=load, name="twinprobe-kernels", daemon=True).start()

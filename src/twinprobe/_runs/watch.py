@@ -26,6 +26,8 @@ from twinprobe.errors import BadInput
 if TYPE_CHECKING:
     import polars as pl
 
+    from twinprobe._runs.sketches import Rows
+
 STREAM = "watch.arrows"
 # A series that was not seen in a step. NaN is a value that a loss can have, so this one has bits that no processor
 # makes by itself.
@@ -244,6 +246,8 @@ class Watched:
     values: NDArray[np.float32]
     known: NDArray[np.bool_]
     notes: list[str] = field(default_factory=list)
+    sketches: dict[str, Rows] = field(default_factory=dict)
+    """Of recorded tensors, one for each step, by the series that tells how far apart two of them are."""
 
     def only(self, steps: Collection[int]) -> Watched:
         """The same with these steps alone."""

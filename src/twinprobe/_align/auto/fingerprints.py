@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from twinprobe._align.calls import Shape, Side, dims
 from twinprobe._align.links import NONE
@@ -89,20 +90,62 @@ TOLERANCE = 1e-2
 _FEW = 24  # so many rows are compared one by one faster than all at once
 
 
-def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.bool_]:
-    """For all combinations of rows: as many elements, and statistics that agree as far as they are known."""
+# What it is worth that only the statistics of two tensors agree, while their sketches say that the elements stand in
+# another order: enough to pair them, unless there is a partner that fits in full.
+_REORDERED = 0.5
+_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
+
+
+def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.float64]:
+    """For all combinations of rows: 1 where they have as many elements and statistics that agree as far as they are
+    known; less where their elements are in another order."""
     found = np.zeros((len(rows), len(others)), dtype=bool)
     if len(others) < _FEW:
         for at, row in enumerate(rows):
             for to, partner in enumerate(others):
                 if row_values_agree(one, row, other, partner):
                     found[at, to] = True
+    else:
+        partners = _Partners(other, others)
+        for at, row in enumerate(rows):
+            if row != NONE:
+                found[at] = partners.agree(one, row)
+    return worth_of(found, one, np.array(rows)[:, None], other, np.array(others)[None])
+
+
+def worth_of(
+    agree: NDArray[np.bool_], one: Prints, rows: NDArray[np.int64], other: Prints, others: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """1 for pairs of rows whose statistics agree, less where the sketches of two tensors of one shape do not."""
+    found = agree.astype(np.float64)
+    if one.side.run.sketch_file is None or other.side.run.sketch_file is None:
         return found
-    partners = _Partners(other, others)
-    for at, row in enumerate(rows):
-        if row != NONE:
-            found[at] = partners.agree(one, row)
+    near = np.nonzero(agree)
+    mine, theirs = (np.broadcast_to(side, agree.shape)[near] for side in (rows, others))
+    pairs = zip(mine.tolist(), theirs.tolist(), strict=True)
+    alike = [row != NONE != partner and one.shape_text[row] == other.shape_text[partner] for row, partner in pairs]
+    found[near] = np.where(np.array(alike, bool) & reordered(one, mine, other, theirs), _REORDERED, 1.0)
     return found
+
+
+def reordered(one: Prints, rows: ArrayLike, other: Prints, others: ArrayLike) -> NDArray[np.bool_]:
+    """Which pairs of rows hold other elements, one by one, by their sketches, whatever their statistics."""
+    from twinprobe._measure.sketch import estimate_pairs  # most alignments have no need of it
+
+    rows, others = np.asarray(rows, np.int64), np.asarray(others, np.int64)
+    runs = one.side.run, other.side.run
+    found = estimate_pairs(runs[0].sketches, runs[1].sketches, rows, others) if len(rows) else None
+    return np.zeros(len(rows), bool) if found is None else np.asarray(found.lower > _APART)
+
+
+def best_partner(one: Prints, row: int, other: Prints, others: Iterable[int]) -> int:
+    """The first of these rows that holds the same values; NONE where there is none. One with the elements in another
+    order is taken only where no other fits."""
+    agree = [partner for partner in others if row_values_agree(one, row, other, partner)]
+    if len(agree) > 1:
+        elsewhere = reordered(one, [row] * len(agree), other, agree)
+        agree.sort(key=dict(zip(agree, elsewhere.tolist(), strict=True)).__getitem__)
+    return agree[0] if agree else NONE
 
 
 class _Partners:

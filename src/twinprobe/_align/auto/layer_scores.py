@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.auto.fingerprints import TOLERANCE, Prints, row_values_agree
+from twinprobe._align.auto.fingerprints import TOLERANCE, Prints, row_values_agree, same_values, worth_of
 from twinprobe._align.auto.sequence import Ints
 from twinprobe._align.auto.tree import Facts, Layer
 from twinprobe._align.auto.words import (
@@ -38,7 +38,7 @@ NEVER = -30.0
 _SAME_KIND, _LIKE_KIND, _OTHER_KIND = 1.0, 0.7, NEVER
 _SAME_WEIGHTS, _SAME_MATRIX, _ONE_SIZE_OFF, _OTHER_WEIGHTS = 1.5, 1.0, -1.2, -8.0
 _MEANING, _AROUND, _OWN_NAME, _CLASS, _SAME_PATH, _SAME_PLACE = 1.5, 0.5, 0.75, 0.25, 1.5, 0.4
-_EQUAL_WEIGHTS, _EQUAL_BIAS, _EQUAL_OUTPUT, _EQUAL_INPUT = 3.0, 1.0, 1.5, 1.0
+_EQUAL = {"weight": 3.0, "bias": 1.0, "output": 1.5, "input": 1.0}
 _UNEQUAL_WEIGHTS = -3.0
 _MOST_COMBINATIONS = 300_000
 _SAMPLE = 200
@@ -51,11 +51,17 @@ class Units:
     """Layers (or groups of layers) of one side in columns."""
 
     def __init__(self, layers: Sequence[Layer], prints: Prints) -> None:
-        self.layers = layers
-        self.weight = _merged_stats([layer.weight_rows for layer in layers], prints)
-        self.bias = _merged_stats([layer.bias_rows for layer in layers], prints)
-        self.output = _merged_stats([layer.output_rows for layer in layers], prints)
-        self.input = _merged_stats([(layer.input_row,) for layer in layers], prints)
+        self.layers, self.prints = layers, prints
+        rows: dict[str, list[tuple[int, ...]]] = {
+            "weight": [layer.weight_rows for layer in layers], "bias": [layer.bias_rows for layer in layers],
+            "output": [layer.output_rows for layer in layers], "input": [(layer.input_row,) for layer in layers],
+        }  # fmt: skip
+        self.stats = {name: _merged_stats(groups, prints) for name, groups in rows.items()}
+        self.rows = {
+            name: np.array([group[0] if len(group) == 1 else NONE for group in groups], dtype=np.int64)
+            for name, groups in rows.items()
+        }
+        """The row of each layer that has one; sketches say nothing of several, joined."""
         self.sizes = [(prints.shape(layer.input_row), prints.shape(layer.output_rows[0])) for layer in layers]
 
     def __len__(self) -> int:
@@ -110,15 +116,13 @@ class LayerScores:
     def values(self, rows: Array, columns: Array) -> Array:
         """What the statistics of parameters, inputs and outputs add."""
         mine, theirs = self._target, self._golden
-        agree, known = _agree(mine.weight, theirs.weight, rows, columns)
-        total = np.where(agree, _EQUAL_WEIGHTS, np.where(known, _UNEQUAL_WEIGHTS * self._share, 0.0))
-        for one, other, worth in (
-            (mine.bias, theirs.bias, _EQUAL_BIAS),
-            (mine.output, theirs.output, _EQUAL_OUTPUT),
-            (mine.input, theirs.input, _EQUAL_INPUT),
-        ):
-            agree, _ = _agree(one, other, rows, columns)
-            total = total + worth * agree
+        total: Array = np.zeros(())
+        for name, worth in _EQUAL.items():
+            agree, known = _agree(mine.stats[name], theirs.stats[name], rows, columns)
+            same = worth_of(agree, mine.prints, mine.rows[name][rows], theirs.prints, theirs.rows[name][columns])
+            total = total + worth * same
+            if name == "weight":
+                total = total + np.where(known & ~agree, _UNEQUAL_WEIGHTS * self._share, 0.0)
         return np.asarray(total)
 
 
@@ -168,9 +172,9 @@ def shared_weights(target: Units, golden: Units) -> float:
 
 def _known_weights(units: Units) -> Array:
     """Statistics of weights that tell one model from another: matrices, where there are any; norms are all alike."""
-    known = np.isfinite(units.weight[:, 3])
+    known = np.isfinite(units.stats["weight"][:, 3])
     wide = known & np.array([any(len(shape) > 1 for shape in layer.weights) for layer in units.layers])
-    return units.weight[wide if wide.sum() > 1 else known]
+    return units.stats["weight"][wide if wide.sum() > 1 else known]
 
 
 class _Table:
@@ -317,9 +321,10 @@ _TABLE = 1_000_000
 
 
 class ValueCells:
-    """Whether two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
+    """How far two rows hold equal values, as ``same_values`` tells it; ``seen`` once any two asked about did."""
 
     def __init__(self, one: Prints, rows: Sequence[int], other: Prints, others: Sequence[int]) -> None:
+        self._prints, self._places = (one, other), (np.array(rows, np.int64), np.array(others, np.int64))
         self._stats = _merged_stats([(row,) for row in rows], one), _merged_stats([(row,) for row in others], other)
         self._silent = tuple(np.isnan(stats[:, 3]) for stats in self._stats)
         numbers: dict[str, int] = {}
@@ -327,14 +332,15 @@ class ValueCells:
         self._any_digest = bool(numbers)
         self.seen = False
 
-    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.bool_]:
+    def __call__(self, rows: Ints, columns: Ints) -> NDArray[np.float64]:
         """Cell by cell, broadcast."""
         equal: NDArray[np.bool_] = _agree(*self._stats, rows, columns)[0]
         if self._any_digest:
             silent = self._silent[0][rows] | self._silent[1][columns]
             equal = np.where(silent, self._digests[0][rows] == self._digests[1][columns], equal)
         self.seen = self.seen or bool(equal.any())
-        return equal
+        places = self._places[0][rows], self._places[1][columns]
+        return worth_of(equal, self._prints[0], places[0], self._prints[1], places[1])
 
 
 def _digests(prints: Prints, rows: Sequence[int], numbers: dict[str, int], missing: int) -> Ints:
@@ -410,6 +416,6 @@ def values_fit(target: Facts, node: int, golden: Facts, other: int) -> tuple[flo
     ):
         score += size * _like_sizes(target.prints.shape(mine), golden.prints.shape(theirs))
         if row_values_agree(target.prints, mine, golden.prints, theirs):
-            score += worth
+            score += worth * float(same_values(target.prints, [mine], golden.prints, [theirs])[0, 0])
             same_output = worth == _EQUAL_MODULE_OUTPUT
     return score, same_output

@@ -15,16 +15,14 @@ from collections.abc import Hashable, Iterable
 
 import numpy as np
 
-from twinprobe._align.auto.fingerprints import Prints
+from twinprobe._align.auto.fingerprints import Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
-from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
 _CLOSE = 1e-4  # two implementations differ by rounding alone; a fault that moves a residual sum moves more
-_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
 
@@ -56,17 +54,9 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
-        runs = flows[0].side.run, flows[1].side.run
-        has_sketches = None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner
-        self._apart = self._by_sketches(*runs) if has_sketches else set()
-
-    def _by_sketches(self, target: Run, golden: Run) -> set[int]:
-        """The rows whose elements are not their partner's in the same order, whatever their statistics."""
-        from twinprobe._measure.sketch import estimate_pairs
-
-        rows, others = np.array([(row, other) for row, (other, _) in self._partner.items()]).T
-        found = estimate_pairs(target.sketches, golden.sketches, rows, others)
-        return set(rows[found.lower > _APART].tolist()) if found is not None else set()
+        others = [other for other, _ in self._partner.values()]
+        apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
+        self._apart = {row for row, one in zip(self._partner, apart.tolist(), strict=True) if one}
 
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()

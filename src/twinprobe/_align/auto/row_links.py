@@ -11,7 +11,7 @@ import numpy as np
 
 from twinprobe._align.auto.aligner import align_sides
 from twinprobe._align.auto.alignment import FUSED, RESIDUAL, Alignment, Relation
-from twinprobe._align.auto.fingerprints import Prints, row_values_agree
+from twinprobe._align.auto.fingerprints import Prints, row_values_agree, same_values
 from twinprobe._align.auto.other_ways import RULE as OTHER_WAY
 from twinprobe._align.auto.other_ways import other_ways, same_but_rounding
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
@@ -307,7 +307,8 @@ def _fit(prints: tuple[Prints, Prints], row: int, other: int) -> int:
     shapes = prints[0].shape(row), prints[1].shape(other)
     if shapes[0] is None or shapes[1] is None or not fits_shape(shapes[0], shapes[1]):
         return 0
-    return _SHAPE + (_VALUES if row_values_agree(prints[0], row, prints[1], other) else 0)
+    # Two arguments of the same statistics are told apart by their sketches.
+    return _SHAPE + int(_VALUES * same_values(prints[0], [row], prints[1], [other])[0, 0])
 
 
 _Many = tuple[Relation, list[int], list[int]]  # with the numbers of its calls

@@ -9,12 +9,13 @@ from typing import Any
 from llvmlite import binding  # type: ignore[import-untyped]
 from numba import cfunc, config, types
 
+from twinprobe._measure.loops.elements import CHECKSUMS
 from twinprobe._measure.loops.inference import INFERENCE
 from twinprobe._measure.loops.pairs import GAPS, PAIRS, TENSORS
 from twinprobe._measure.loops.sketches import SKETCHES
 from twinprobe._measure.machine_code import LIBRARY, host_machine
 
-LOOPS: dict[str, Callable[..., None]] = {**PAIRS, **TENSORS, **GAPS, **SKETCHES, **INFERENCE}
+LOOPS: dict[str, Callable[..., None]] = {**PAIRS, **TENSORS, **GAPS, **SKETCHES, **INFERENCE, **CHECKSUMS}
 
 
 def machine_code_of(name: str) -> bytes:

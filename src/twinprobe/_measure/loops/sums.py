@@ -37,7 +37,8 @@ STATISTICS_AT, STATE_AT = 90, 94
 STRETCH_AT = STATE_AT + BLOCKS * SKETCH_COLUMNS
 SIGNS_AT = STRETCH_AT + SKETCH_COLUMNS
 GROUPS = 64  # sums in float32 are added to float64 after so many: they resolve 2e-7 of a norm
-WORKSPACE = SIGNS_AT + GROUPS
+DOUBLE_GROUPS = 512
+WORKSPACE = SIGNS_AT + DOUBLE_GROUPS
 
 ONE_THOUSANDTH = 0.001
 FIVE_THOUSANDTHS = 0.005
@@ -60,6 +61,9 @@ class Engine(Protocol):
 
     def row_at(self, dtype: str, address: int, size: int) -> list[float] | None:
         """The row of TENSOR_COLUMNS of at most a block of elements in memory; None if the engine reads arrays only."""
+
+    def crc32_at(self, address: int, size: int) -> int:
+        """zlib.crc32 of memory that the caller keeps alive and knows to be as large as this."""
 
     def sketcher(self, dtype: str) -> Sketcher | None:
         """What sketches the stored elements of this dtype; None where numpy has to do it."""

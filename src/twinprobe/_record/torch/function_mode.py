@@ -12,9 +12,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._jit_internal import boolean_dispatched
 from torch.nn import functional
 
-from twinprobe._record.calls import Api, ApiCall
+from twinprobe._record.calls import SCALARS, Api, ApiCall
 from twinprobe._record.perturb import computes
 from twinprobe._record.torch.collectives import COLLECTIVE_NAMES, as_written
 from twinprobe._record.torch.hooks import in_compiled_code
@@ -50,36 +51,46 @@ def caller_of(frame: FrameType) -> FrameType:
 
 def arguments_as_written(func: Any, args: Any, kwargs: Any, caller: FrameType) -> tuple[Any, dict[str, Any]]:
     """Undo the repacking as far as the call site tells; otherwise only drop keywords that repeat a default."""
-    parameters = _parameters(func)
-    if parameters is None:
+    defaults = _defaults(func)
+    if defaults is None:
         return args, kwargs
-    names = list(parameters)
+    names = list(defaults)
     given = dict(zip(names, args, strict=False)) | kwargs
     written = _written_at(caller.f_code, caller.f_lasti)
     if written is not None and len(args) <= len(names):
         count, keywords = written
-        positional = names[:count]
-        if count <= len(names) and all(name in given for name in (*positional, *keywords)):
-            return tuple(given[name] for name in positional), {name: given[name] for name in keywords}
-    return args, {key: item for key, item in kwargs.items() if not _is_default(parameters.get(key), item)}
+        # ``x.split(2)`` has one argument less than ``Tensor.split(x, 2)``, and its instruction looks the same.
+        for size in (count + 1, count) if names[:1] == ["self"] else (count,):
+            shown = (*names[:size], *keywords)
+            # Whoever called through partial() or map() gave more than the instruction says: nothing may be lost.
+            if (
+                size <= len(names)
+                and len(set(shown)) == len(shown)
+                and all(name in given for name in shown)
+                and all(name in shown or _is_default(defaults.get(name, _NONE), item) for name, item in given.items())
+            ):
+                return tuple(given[name] for name in names[:size]), {name: given[name] for name in keywords}
+    return args, {key: item for key, item in kwargs.items() if not _is_default(defaults.get(key, _NONE), item)}
 
 
-def _is_default(parameter: Any, item: Any) -> bool:
-    if parameter is None or isinstance(item, torch.Tensor):
-        return False
-    default = parameter.default
-    return default is item or (type(default) is type(item) and bool(default == item))
+def _is_default(default: Any, item: Any) -> bool:
+    return default is item or (type(default) is type(item) and type(item) in SCALARS and bool(default == item))
+
+
+_NONE = inspect.Parameter.empty
 
 
 @lru_cache(maxsize=2048)
-def _parameters(func: Any) -> dict[str, inspect.Parameter] | None:
+def _defaults(func: Any) -> dict[str, Any] | None:
+    """The parameters of a function and their defaults; None where they cannot be known or are any number."""
+    while func in boolean_dispatched:  # max_pool2d, unique: several functions behind one name, of the same parameters
+        func = boolean_dispatched[func]["if_false"]
     try:
-        parameters = dict(inspect.signature(func).parameters)
+        parameters = inspect.signature(func).parameters.values()
     except (TypeError, ValueError):
         return None
-    kinds = {one.kind for one in parameters.values()}
     starred = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-    return None if kinds & starred else parameters
+    return None if {one.kind for one in parameters} & starred else {one.name: one.default for one in parameters}
 
 
 def _written_at(code: CodeType, at: int) -> Written | None:

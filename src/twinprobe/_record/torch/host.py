@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes import c_ubyte
 from functools import lru_cache
 from math import isqrt, sqrt
 from typing import Any
-from zlib import crc32 as crc32_of
 
 import numpy as np
 import torch
 
-from twinprobe._measure.engine import STRIP
+from twinprobe._measure.engine import STRIP, engine_for
 from twinprobe._measure.loops.sums import BLOCK, FLOATS
 from twinprobe._measure.sketch import measured, sketch, sketch_at
 from twinprobe._measure.statistics import Statistics, crc32, statistics, statistics_at, xor64
@@ -179,7 +177,7 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
     if mode == "md5" and tensor.dtype in _short and tensor.is_contiguous() and not tensor.is_neg():
         size = tensor.nbytes
         if size:  # as most are: straight from memory
-            return f"{crc32_of((c_ubyte * size).from_address(tensor.data_ptr())):08x}"
+            return f"{engine_for(0).crc32_at(tensor.data_ptr(), size):08x}"
     host = host_tensor(tensor.detach().contiguous())
     if host is None:
         return None
