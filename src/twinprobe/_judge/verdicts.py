@@ -187,6 +187,8 @@ Floats = NDArray[np.float64]
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
+# Where these are false, running statistics are read and not written: their momentum never acts.
+_IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
 
 
 @dataclass
@@ -372,11 +374,13 @@ def _weigh(
     )
     integer = rows.tensor & (epsilon == 0)
     differs = measured.state == DIFFERS
+    frozen = bools(pairs["t_name"].str.contains(_IN_TRAINING)) & rows.value & (rows.number("t", "max") == 0)
+    acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
     facts = Differences(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        carried=_carried(flow, run.step), acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        carried=_carried(flow, run.step), acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
     )  # fmt: skip
     limit = np.where(estimated, limits.estimated, limits.suspicious)
     unequal = np.zeros(len(flow.ops) + 1, dtype=bool)  # calls with an input that is not the same to the last bit

@@ -29,21 +29,28 @@ _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
 
 
-def other_ways(flows: tuple[Flow, Flow], pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Places of pairs whose values are not the same thing, and of those in another order, as what follows shows."""
-    return _OtherWays(flows, pairs).places()
+def other_ways(
+    flows: tuple[Flow, Flow], pairs: Pairs, among: Iterable[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """Places of pairs whose values are not the same thing, and of those in another order, as what follows shows.
+
+    ``among``: the target's calls that may go another way, where names have paired the rest; without it, all that were
+    aligned.
+    """
+    return _OtherWays(flows, pairs, among).places()
 
 
 class _OtherWays:
-    def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs) -> None:
+    def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs, among: Iterable[int] | None) -> None:
         self._flow, self._prints = flows[0], (flows[0].prints, flows[1].prints)
         self._side = flows[0].side
         self._ops = self._side.run.table["op"].to_list()
         self._partner = {
             row: (other, place)
             for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
-            if NONE not in (row, other) and place not in pairs.groups and pairs.rule[place].startswith("auto")
-        }
+            if NONE not in (row, other) and place not in pairs.groups
+            and (among is not None or pairs.rule[place].startswith("auto"))
+        }  # fmt: skip
         self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(
             list
         )  # value -> calls that take it, and as what
@@ -56,6 +63,8 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
+        self._among = list(self._number) if among is None else [op for op in among if op in self._number]
+        self._by_name = among is not None
         runs = flows[0].side.run, flows[1].side.run
         has_sketches = None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner
         self._apart = self._by_sketches(*runs) if has_sketches else set()
@@ -71,7 +80,7 @@ class _OtherWays:
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
         reordered: set[int] = set()  # rows
-        for op in self._number:
+        for op in self._among:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
@@ -97,7 +106,8 @@ class _OtherWays:
             # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
             labels = {self._label(row) for row in reordered}
             reordered |= {row for row in self._partner if self._label(row) in labels}
-        found |= self._of_shared_weights()
+        if not self._by_name:
+            found |= self._of_shared_weights()
         return sorted(found), sorted(self._taken(reordered) - found)
 
     def _gradients(self, op: int) -> list[int]:
