@@ -256,7 +256,7 @@ def _score_calls(score: Score, target: Run, golden: Run, pairs: Pairs) -> None:
         if plain and one not in parts[0] and row not in fused and tensors[0][row] == tensors[1][other] == TENSOR:
             size = norms[0][row], norms[1][other]
             known = None not in size and size[0] == size[0] and size[1] == size[1]
-            same = not known or abs(size[0] - size[1]) <= 1e-3 * abs(size[1]) + 1e-6
+            same = not known or size[0] == size[1] or abs(size[0] - size[1]) <= 1e-3 * abs(size[1]) + 1e-6
             met[one, two] = met.get((one, two), True) and same
     free = {
         (golden.parents.get(name), split(name)[0])

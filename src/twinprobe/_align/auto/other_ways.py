@@ -23,7 +23,9 @@ from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
-_CLOSE = 1e-4  # two implementations differ by rounding alone; a fault that moves a residual sum moves more
+# Two implementations differ by rounding alone; a fault in a part that adds little to a residual sum moves it more.
+_CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
+_FINE = ("float32", "float64")
 _APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
@@ -209,6 +211,8 @@ class _OtherWays:
 def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
     """Whether two rows hold the same but for rounding; None where nothing tells."""
     mine, theirs = one.listed[row], other.listed[partner]
+    fine = all((prints.dtype[at] or "").endswith(_FINE) for prints, at in ((one, row), (other, partner)))
+    close = _CLOSE if fine else _CLOSE_OF_COARSE
     if mine is None or theirs is None:
         if one.is_integer(row) != other.is_integer(partner):
             return False
@@ -217,10 +221,10 @@ def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> boo
             return None
         with np.errstate(invalid="ignore"):
             gap = abs(limits[0] - limits[1])
-        return False if bool((gap > _CLOSE * np.maximum(abs(limits[0]), abs(limits[1]))).any()) else None
+        return False if bool((gap > close * np.maximum(abs(limits[0]), abs(limits[1]))).any()) else None
     size = max(abs(mine[0]), abs(mine[1]), abs(theirs[0]), abs(theirs[1]))
     return (
         mine[4] == theirs[4]
-        and abs(mine[3] - theirs[3]) <= _CLOSE * max(mine[3], theirs[3])
-        and all(abs(mine[at] - theirs[at]) <= _CLOSE * size for at in range(3))
+        and abs(mine[3] - theirs[3]) <= close * max(mine[3], theirs[3])
+        and all(abs(mine[at] - theirs[at]) <= close * size for at in range(3))
     )
