@@ -283,6 +283,46 @@ def test_an_activation_inside_or_outside_of_a_module_of_one_name_hides_no_fault(
         assert place_of_first(compared(one, other)) == "convs.2"
 
 
+class Part(nn.Module):
+    """A layer that is called as a module, or whose weights are used without calling it."""
+
+    def __init__(self, *, calls: bool) -> None:
+        super().__init__()
+        self.before, self.proj, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), calls
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.before(hidden).tanh()
+        return self.proj(hidden) if self.calls else functional.linear(hidden, self.proj.weight, self.proj.bias)
+
+
+class Attending(nn.Module):
+    """Such a part, with or without a dropout behind it that does nothing."""
+
+    def __init__(self, drop: nn.Module | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.part, self.drop, self.head = Part(calls=drop is None), drop, nn.Linear(8, 3)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        given = self.part(hidden)
+        return self.head(given if self.drop is None else self.drop(given))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_what_comes_after_a_fault_in_one_run_only_is_not_its_cause(tmp_path: Path, level: str) -> None:
+    hidden = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+
+    def body(model: nn.Module) -> None:
+        model(hidden).square().mean().backward()
+
+    golden, _ = recorded(tmp_path / "g", Attending(nn.Dropout(0.0)), body, level)
+    wrong = Attending(None)
+    wrong.part.proj.weight.data *= 1.3
+    target, _ = recorded(tmp_path / "t", wrong, body, level)
+    for one, other in ((target, golden), (golden, target)):
+        assert place_of_first(compared(one, other)).startswith("part")
+
+
 def convolutions() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(64, 2))

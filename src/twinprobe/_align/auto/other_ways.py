@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -68,8 +69,11 @@ class _OtherWays:
         self._among = list(self._number) if among is None else [op for op in among if op in self._number]
         self._by_name = among is not None
         runs = flows[0].side.run, flows[1].side.run
-        has_sketches = None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner
-        self._apart = self._by_sketches(*runs) if has_sketches else set()
+        self._apart: set[int] = set()
+        if None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner:
+            self._apart = self._by_sketches(*runs)
+        elif all(type(run) is not Run for run in runs):
+            self._apart = self._by_tensors(*runs)
 
     def _by_sketches(self, target: Run, golden: Run) -> set[int]:
         """The rows whose elements are not their partner's in the same order, whatever their statistics."""
@@ -78,6 +82,21 @@ class _OtherWays:
         rows, others = np.array([(row, other) for row, (other, _) in self._partner.items()]).T
         found = estimate_pairs(target.sketches, golden.sketches, rows, others)
         return set(rows[found.lower > _APART].tolist()) if found is not None else set()
+
+    def _by_tensors(self, target: Any, golden: Any) -> set[int]:
+        """The same for two runs in memory, which have their tensors at hand; asked only where weights are so stored."""
+
+        def is_apart(row: int) -> bool:
+            one, other = target.tensor(row), golden.tensor(self._partner[row][0])
+            if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype != "float32":
+                return False
+            mine, theirs = one.data.astype(np.float64), other.data.astype(np.float64)
+            return bool(np.linalg.norm(mine - theirs) > _APART * np.linalg.norm(theirs))
+
+        weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
+        if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):
+            return set()
+        return {row for row in self._partner if self._agree(row, in_order=False) and is_apart(row)}
 
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
