@@ -15,7 +15,8 @@ MOST = {
     "compare": {"files": 37, "functions": 338, "changes": 51},
     "record": {"files": 26, "functions": 250, "changes": 48},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
-    "auto_diff": {"files": 78, "functions": 745, "changes": 288},
+    # It asks for weights in another order, and the aligner has a rule more (745 functions, 288 changes before).
+    "auto_diff": {"files": 78, "functions": 749, "changes": 297},
 }
 
 
