@@ -1,11 +1,13 @@
 """How good and how fast automatic alignment is.
 
-    python bench/align.py [--held-out [first|second]] [--only NAME] [--level mix|L0] [--speed 22 110] [--reference DIR]
+    python bench/align.py [--held-out [first|second]] [--only NAME] [--level mix|L0] [--speed 22 110]
+        [--place 20000 200000] [--reference DIR]
 
 Accuracy: small models, published and written again with other names, nesting and fusing (tests/models), each clean and
 disturbed in four ways, against what is known by hand to be right; and the reference dumps. With --held-out, the pairs
 that no rule was tuned on, and what is wrong or missed by name. Speed: the same two Llamas
-with ever more layers. Times are processor time of the alignment alone, without reading the dumps.
+with ever more layers. Place: two runs of so many calls, of which one makes a call more in every tenth layer, so that
+the numbers of all calls behind it are shifted. Times are processor time of the pairing alone, without reading dumps.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -25,7 +28,9 @@ from models.framework_truth import FRAMEWORK_PAIRS
 from models.held_out_truth import HELD_OUT_RECORDED
 from models.reference_truth import REFERENCE_PAIRS
 from models.score import Score, score
+from support import forward, tensor, write_dump
 from twinprobe._align.auto.aligner import align_runs
+from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._runs.run import Run, open_run
 
 GOALS = {"clean": (0.995, 0.98), "disturbed": (0.99, 0.95)}
@@ -41,11 +46,15 @@ def main(argv: list[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument("--level", default="mix", help="recording level of the models (default: mix)")
     parser.add_argument("--speed", type=int, nargs="*", metavar="LAYERS", help="measure speed with so many layers")
+    parser.add_argument("--place", type=int, nargs="*", metavar="CALLS", help="measure pairing by place, calls a side")
     parser.add_argument("--reference", type=Path, default=Path(__file__).resolve().parents[2] / "shared" / "reference")
     arguments = parser.parse_args(argv)
     warnings.filterwarnings("ignore")
     if arguments.speed is not None:
         measure_speed(arguments.speed or [22, 110, 440])
+        return
+    if arguments.place is not None:
+        measure_place(arguments.place or [20_000, 200_000])
         return
     measure_accuracy(arguments.only, arguments.level, arguments.reference, held_out=arguments.held_out)
 
@@ -190,6 +199,50 @@ def measure_speed(depths: list[int]) -> None:
             f"| {took:.2f} | {1e6 * took / max(nodes):.0f} |",
             flush=True,
         )
+
+
+_LAYER_CALLS = ("linear", "__mul__", "view", "transpose", "matmul", "softmax", "matmul", "reshape", "linear", "__add__")
+
+
+def measure_place(sizes: list[int]) -> None:
+    """Ever longer runs that are paired by place: calls a side against seconds."""
+    print("| calls a side | rows paired | seconds | microseconds per call |")
+    print("| ---: | ---: | ---: | ---: |")
+    for size in sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = [_layered(Path(folder, name), size, extra=name == "target") for name in ("target", "golden")]
+            began = time.process_time()
+            pairs = build_matcher(MappingOptions())(*runs)
+            took = time.process_time() - began
+        paired = int(((pairs.target >= 0) & (pairs.golden >= 0)).sum())
+        print(
+            f"| {size:,} | {paired:,} of {runs[1].table.height:,} | {took:.2f} | {1e6 * took / size:.0f} |", flush=True
+        )
+
+
+def _layered(folder: Path, size: int, *, extra: bool) -> Run:
+    """A dump of layers in which every tensor has statistics of its own."""
+    data: dict[str, Any] = {}
+    parents: dict[str, str | None] = {}
+    numbers: Counter[str] = Counter()
+
+    def value(seed: float) -> dict[str, Any]:
+        return tensor(Max=3 + seed, Min=-3 - seed, Mean=seed / 7, Norm=40 + seed)
+
+    layers = size // (len(_LAYER_CALLS) + 1)
+    for layer in range(layers):
+        module = f"Module.layers.{layer}.Block.forward.0"
+        calls = _LAYER_CALLS if not extra or layer % 10 else (*_LAYER_CALLS[:3], "__add__", *_LAYER_CALLS[3:])
+        for at, api in enumerate(calls):
+            name = f"Tensor.{api}.{numbers[api]}.forward"
+            numbers[api] += 1
+            seed = layer + 0.05 * (at - (len(calls) > len(_LAYER_CALLS) and at > 2))
+            data[name] = forward([value(seed)], [value(seed + 0.05)])
+            parents[name] = module
+        data[module] = forward([value(layer)], [value(layer + 0.5)])
+        parents[module] = None
+    write_dump(folder, data, parents=parents, stacks={})
+    return open_run(next(folder.rglob("dump.json")))
 
 
 if __name__ == "__main__":

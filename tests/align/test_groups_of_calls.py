@@ -102,6 +102,10 @@ WAYS: dict[str, tuple[Way, Way]] = {
     "masked_fill, where": (
         lambda b, x, w: x.masked_fill(x < 0.1 * w, 0.5), lambda b, x, w: torch.where(x < 0.1 * w, 0.5, x)
     ),
+    "a mask of what is filled, of what is kept": (
+        lambda b, x, w: x.masked_fill(torch.full_like(x, 0.1 * w) > x, -3.0),
+        lambda b, x, w: torch.where(torch.full_like(x, 0.1 * w) <= x, x, -3.0),
+    ),
     "rotary": (rotated, rotated_by_halves),
 }  # fmt: skip
 if not hasattr(functional, "rms_norm"):  # before torch 2.4
@@ -160,3 +164,35 @@ def test_a_fault_inside_is_found_at_the_module(tmp_path: Path, name: str) -> Non
         if name in INSIDE:
             assert found.summary.first is not None
             assert found.summary.first.op in grouped(one, match(one, two))
+
+
+class Parallel(nn.Module):
+    """Two parts that read one norm; the residual is added before the second of them runs, or after both."""
+
+    def __init__(self, *, early: bool) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(H * D), nn.Dropout(0.0)
+        self.one, self.two = nn.Linear(H * D, H * D), nn.Linear(H * D, H * D)
+        self.early = early
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        known = self.norm(hidden)
+        if self.early:
+            hidden = self.one(known) + hidden
+            return self.two(known) + hidden
+        one = self.drop(self.one(known))
+        return one + self.drop(self.two(known)) + hidden
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_a_sum_is_no_dropout_even_where_both_lie_between_the_same_calls(tmp_path: Path, level: str) -> None:
+    def run(name: str, *, early: bool, wrong: float = 1.0) -> Run:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Parallel(early=early) for _ in range(3))).eval()
+        model[1].two.weight.data *= wrong
+        given = torch.randn(B, S, H * D, generator=torch.Generator().manual_seed(2))
+        return recorded(tmp_path / name, model, lambda known: known(given).square().mean().backward(), level)[0]
+
+    golden = run("g", early=False)
+    assert compared(run("t", early=True), golden).summary.first is None
+    assert place_of_first(compared(run("f", early=True, wrong=1.3), golden)) == "1.two"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,13 @@ def twice(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
     return step(model, ids)
 
 
+def whole_step_twice(model: nn.Module, ids: torch.Tensor = IDS) -> torch.Tensor:
+    """A warm-up with its way back; its gradients are thrown away."""
+    step(model, ids)
+    model.zero_grad()
+    return step(model, ids)
+
+
 def checkpointed(*, reentrant: bool) -> nn.Module:
     model = llama()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -113,6 +121,7 @@ CHANGES: dict[str, tuple[Callable[[], nn.Module], Change]] = {
     "extra sum": (lambda: mlp_of(llama(), lambda known, hidden: known(hidden + 0)), step),
     "extra sums beside a sum": (lambda: other_layer(llama()), step),
     "warm-up": (plain, twice),
+    "warm-up with its way back": (plain, whole_step_twice),
     "sdpa": (lambda: llama("sdpa"), step),
     "module called twice": (lambda: mlp_of(llama(), lambda known, hidden: known(hidden) * 0 + known(hidden)), step),
     "extra dropout": (lambda: mlp_of(llama(), lambda known, hidden: functional.dropout(known(hidden), 0.0)), step),
@@ -205,10 +214,8 @@ def test_a_whole_batch_meets_its_halves_put_together(tmp_path: Path, level: str)
     assert (shapes["t_shape"] == shapes["g_shape"]).all()
     faulty, _ = recorded(tmp_path / "f", broken(llama()), accumulated(IDS[:1], IDS[1:]), level)
     found = compared(faulty, whole)
-    if level == "L0":
-        assert place_of_first(found) == FAULTY
-    else:  # a loss is a mean over its batch, which is no concatenation: nothing shows that the fault reaches it
-        assert any(FAULTY in note and "weight differs" in note for note in found.summary.notes)
+    assert place_of_first(found) == FAULTY
+    assert place_of_first(compared(whole, faulty)) == FAULTY
 
 
 @pytest.mark.parametrize("level", ["mix", "L0"])
@@ -225,6 +232,95 @@ def test_swapped_weights_are_paired_by_name_and_not_crosswise(tmp_path: Path, le
     row = "Module.model.layers.1.self_attn.{}_proj.Linear.forward.0.output.0"
     assert (pairs[row.format("q")], pairs[row.format("k")]) == (row.format("q"), row.format("k"))
     assert place_of_first(compared(target, golden)).startswith("model.layers.1.self_attn.q_proj")
+
+
+class Normed(nn.BatchNorm2d):
+    """A norm with its activation inside, and a momentum of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, momentum=0.01)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return functional.relu(super().forward(hidden))
+
+
+class Pictures(nn.Module):
+    """Convolutions and norms under the same names, whatever the norms do."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        widths = (3, 4, 5, 6)
+        self.convs = nn.ModuleList(nn.Conv2d(one, two, 3) for one, two in itertools.pairwise(widths))
+        torch.manual_seed(1)
+        self.norms = nn.ModuleList(norm(width) for width in widths[1:])
+        for part in self.norms:
+            nn.init.normal_(part.weight, 1, 0.1)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            hidden = norm(conv(hidden))
+            hidden = hidden if isinstance(norm, Normed) else functional.relu(hidden)
+        return self.head(hidden.mean((2, 3)))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_an_activation_inside_or_outside_of_a_module_of_one_name_hides_no_fault(tmp_path: Path, level: str) -> None:
+    pictures = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(2))
+
+    def body(model: nn.Module) -> None:
+        model.eval()(pictures).square().mean().backward()
+
+    golden, _ = recorded(tmp_path / "g", Pictures(nn.BatchNorm2d), body, level)
+    target, _ = recorded(tmp_path / "t", Pictures(Normed), body, level)
+    for one, other in ((target, golden), (golden, target)):
+        assert compared(one, other).summary.first is None
+    wrong = Pictures(Normed)
+    wrong.convs[2].weight.data *= 1.3
+    faulty, _ = recorded(tmp_path / "f", wrong, body, level)
+    for one, other in ((faulty, golden), (golden, faulty)):
+        assert place_of_first(compared(one, other)) == "convs.2"
+
+
+class Part(nn.Module):
+    """A layer that is called as a module, or whose weights are used without calling it."""
+
+    def __init__(self, *, calls: bool) -> None:
+        super().__init__()
+        self.before, self.proj, self.calls = nn.Linear(8, 8), nn.Linear(8, 8), calls
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = self.before(hidden).tanh()
+        return self.proj(hidden) if self.calls else functional.linear(hidden, self.proj.weight, self.proj.bias)
+
+
+class Attending(nn.Module):
+    """Such a part, with or without a dropout behind it that does nothing."""
+
+    def __init__(self, drop: nn.Module | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.part, self.drop, self.head = Part(calls=drop is None), drop, nn.Linear(8, 3)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        given = self.part(hidden)
+        return self.head(given if self.drop is None else self.drop(given))
+
+
+@pytest.mark.parametrize("level", ["mix", "L0"])
+def test_what_comes_after_a_fault_in_one_run_only_is_not_its_cause(tmp_path: Path, level: str) -> None:
+    hidden = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
+
+    def body(model: nn.Module) -> None:
+        model(hidden).square().mean().backward()
+
+    golden, _ = recorded(tmp_path / "g", Attending(nn.Dropout(0.0)), body, level)
+    wrong = Attending(None)
+    wrong.part.proj.weight.data *= 1.3
+    target, _ = recorded(tmp_path / "t", wrong, body, level)
+    for one, other in ((target, golden), (golden, target)):
+        assert place_of_first(compared(one, other)).startswith("part")
 
 
 def convolutions() -> nn.Module:

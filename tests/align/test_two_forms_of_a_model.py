@@ -201,6 +201,31 @@ def test_a_compiled_model_meets_the_outermost_calls_of_an_eager_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", ["mix", "L0"])
+@pytest.mark.parametrize("way", ["torch.compile", "Module.compile"])
+def test_compiled_blocks_meet_eager_ones(tmp_path: Path, level: str, way: str) -> None:
+    def compiled(model: nn.Module) -> nn.Module:
+        torch.compiler.reset()
+        for at, layer in enumerate(model.model.layers):
+            if way == "Module.compile":
+                layer.compile(backend="eager")
+            else:
+                model.model.layers[at] = torch.compile(layer, backend="eager")
+        return model
+
+    golden, loss = recorded(tmp_path / "g", llama(), level=level)
+    target, same = recorded(tmp_path / "t", compiled(llama("sdpa")), level=level)
+    assert torch.allclose(loss, same, rtol=1e-5)
+    for one, other in ((target, golden), (golden, target)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+        assert found.summary.matched > 0.7 * target.table.height
+    wrong, _ = recorded(tmp_path / "w", compiled(broken(llama("sdpa"))), level=level)
+    assert place_of_first(compared(wrong, golden)) == "model.layers.1"  # nothing inside is recorded
+
+
+@pytest.mark.slow
 def test_the_trainer_with_either_attention(tmp_path: Path) -> None:
     golden, target = trained(tmp_path / "g", llama()), trained(tmp_path / "t", llama("sdpa"))
     assert compared(target, golden).summary.first is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,20 @@ import pytest
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from models import llama_release
 from models.catalogue import CLEAN, PAIRS, build, record_run
 from models.held_out_second import HELD_OUT_SECOND
+from twinprobe import auto_diff
 from twinprobe._align.calls import split
 from twinprobe._align.matcher import MappingOptions, build_matcher
+from twinprobe._cli import main
 from twinprobe._compare.one import Comparison, Options, compare_runs
+from twinprobe._graph.read.db import TARGET, last_link
 from twinprobe._runs.run import Run, open_run
+from twinprobe._runs.table import OUTPUT, TENSOR
+from twinprobe._view.answers import Question, Workspace
 from twinprobe.torch import record
 
 # What the two do otherwise, and a layer of the target.
@@ -116,6 +124,111 @@ def test_weights_in_another_order_are_no_divergence_where_results_meet(
     first = _compared(faulty, golden).summary.first
     assert first is not None
     assert _place(faulty, first.op).startswith("layers.1.attention")
+
+
+class Logits(nn.Module):
+    """A published model that gives its logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids=ids).logits
+
+
+def test_auto_diff_knows_weights_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_release, "turn", neighbours)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, use_cache=False
+    )
+    published = LlamaForCausalLM(config).eval()
+    ids = (torch.arange(16) * 7 % 64).reshape(2, 8)
+
+    def diff(model: nn.Module) -> Any:
+        return auto_diff(Logits(published), model.eval(), ids, auto_weights=False, quiet=True, atol=1e-5)
+
+    result = diff(release(published))
+    assert result, result.first
+    rules = dict(zip(result.table["raw"].to_list(), result.table["rule"].to_list(), strict=True))
+    assert any(rule.endswith("elements in another order") for rule in rules.values())
+    wrong = release(published)
+    wrong.layers[0].feed_forward.w2.weight.data *= 1.3
+    result = diff(wrong)
+    assert not result
+    assert "layers.0.feed_forward.w2" in result.first.raw
+
+
+def split_projections(published: nn.Module) -> nn.Module:
+    """The published model with one projection for queries, keys and values, which are three in the release."""
+    for layer in published.model.layers:
+        layer.self_attn.forward = types.MethodType(fused_attention, layer.self_attn)
+        parts = [getattr(layer.self_attn, f"{name}_proj") for name in "qkv"]
+        fused = nn.Linear(64, 3 * 64, bias=False)
+        fused.weight.data = torch.cat([part.weight.data for part in parts])
+        layer.self_attn.qkv = fused
+        for name in "qkv":
+            delattr(layer.self_attn, f"{name}_proj")
+    return published
+
+
+def fused_attention(
+    self: Any, hidden_states: torch.Tensor, position_embeddings: Any = None, **_: Any
+) -> tuple[torch.Tensor, None]:
+    batch, length, width = hidden_states.shape
+    parts = [part.view(batch, length, 4, -1).transpose(1, 2) for part in self.qkv(hidden_states).chunk(3, dim=-1)]
+    query, key = apply_rotary_pos_emb(parts[0], parts[1], *position_embeddings)
+    given = nn.functional.scaled_dot_product_attention(query, key, parts[2], is_causal=True)
+    return self.o_proj(given.transpose(1, 2).reshape(batch, length, width)), None
+
+
+@pytest.mark.parametrize("made", ["split and fused", "another order"])
+def test_compare_graph_page_and_auto_diff_pair_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, use_cache=False
+    )
+    published = LlamaForCausalLM(config).eval()
+    if made == "another order":
+        monkeypatch.setattr(llama_release, "turn", neighbours)
+        own: nn.Module = release(published).eval()
+    else:
+        own = llama_release.LlamaRelease(config, 2).eval()
+        own.copy_from(published, [0, 1])
+        published = split_projections(published)
+    base, ids = Logits(published), (torch.arange(16) * 7 % 64).reshape(2, 8)
+    runs = []
+    for name, model in (("t", own), ("g", base)):
+        with record(model, tmp_path / name, level="mix", task="statistics"):
+            model(ids).mean().backward()
+        model.zero_grad()
+        runs.append(open_run(next((tmp_path / name).rglob("dump.json"))))
+    result = auto_diff(base, own, ids, auto_weights=False, quiet=True, atol=1e-5)
+    assert result, result.first
+    live = result.table.filter((result.table["phase"] == "forward") & (result.table["place"] == "output"))
+    by_auto_diff = set(zip(live["raw"].to_list(), live["base"].to_list(), strict=True))
+    by_auto_diff.remove(("Module.LlamaRelease.forward.0", "Module.Logits.forward.0"))  # record() leaves the model out
+    pairs = _compared(*runs).evidence.pairs
+    outputs = pairs.filter((pairs["t_role"] == OUTPUT) & (pairs["g_role"] == OUTPUT) & (pairs["t_kind"] == TENSOR))
+    by_compare = {
+        (runs[0].ops[op], runs[1].ops[other])
+        for op, other in zip(outputs["t_op"].to_list(), outputs["g_op"].to_list(), strict=True)
+        if all(run.ops[at].startswith("Module.") for run, at in zip(runs, (op, other), strict=True))
+        and ".forward." in runs[0].ops[op]
+    }
+    assert len(by_compare) > 20
+    assert {pair for pair in by_auto_diff if all(name.startswith("Module.") for name in pair)} == by_compare
+    places = dict(zip(("npu_path", "bench_path"), (str(run.path.parent) for run in runs), strict=True))
+    (tmp_path / "compare.json").write_text(json.dumps(places), encoding="utf-8")
+    assert main(["graph", "-i", str(tmp_path / "compare.json"), "-o", str(tmp_path / "graph")]) == 0
+    workspace, asked = Workspace(tmp_path / "graph"), Question({})
+    with workspace.scene(asked) as scene:
+        on_page = {(name, str(scene.detail(TARGET, name)[TARGET].get("match"))) for name, _ in by_compare}
+        stored = {(name, last_link(scene.graph.node(TARGET, name)["matched_node_link"])) for name, _ in by_compare}
+    assert on_page == stored == by_compare
 
 
 def _compared(target: Run, golden: Run) -> Comparison:

@@ -14,7 +14,8 @@ MOST = {
     "compare": {"files": 30, "functions": 332, "changes": 39},
     "record": {"files": 25, "functions": 249, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
-    "auto_diff": {"files": 78, "functions": 744, "changes": 149},
+    # It asks for weights in another order, and the aligner has a rule more.
+    "auto_diff": {"files": 78, "functions": 749, "changes": 158},
 }
 
 

@@ -152,8 +152,20 @@ def where_values_meet(
             yield mine[begin[0] : at + 1], theirs[begin[1] : to + 1], True
             begin = at + 1, to + 1
     rest = mine[begin[0] :], theirs[begin[1] :]
-    if all(rest) and max(map(len, rest)) <= _MOST_CALLS:
+    if (
+        all(rest)
+        and max(map(len, rest)) <= _MOST_CALLS
+        and _operands(flows[0], rest[0]) == _operands(flows[1], rest[1])
+    ):
         yield *rest, False
+
+
+def _operands(flow: Flow, ops: Sequence[int]) -> int:
+    """How many tensors of the result's size these calls take: a sum does not do what a dropout does."""
+    prints = flow.prints
+    result = flow.leaving(ops)
+    size = prints.numel[result[-1]] if result else 0
+    return sum(prints.numel[row] == size and "float" in (prints.dtype[row] or "").lower() for row in flow.entering(ops))
 
 
 def _same_values(
@@ -208,7 +220,11 @@ def group_rows(flows: tuple[Flow, Flow], mine: Sequence[int], theirs: Sequence[i
     # Where the same comes out, what goes in otherwise is another way to write it.
     differing = any(row_values_agree(prints[0], row, prints[1], other) is False for row, other in found)
     entering = _together(flows, flows[0].entering(mine), flows[1].entering(theirs), differing=differing)
-    entering = [pair for pair in entering if not _may_be_turned(flows, *pair)]
+    # A mask may name what is kept or what is filled: the calls are others, and what they give tells.
+    entering = [
+        pair for pair in entering
+        if not _may_be_turned(flows, *pair) and "bool" not in (prints[0].dtype[pair[0]] or "").lower()
+    ]  # fmt: skip
     left = [[row for row in rows if row not in {pair[side] for pair in found}] for side, rows in enumerate(leaving)]
     if found or not all(left):
         return entering, found, []

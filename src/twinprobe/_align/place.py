@@ -78,6 +78,11 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     _link_gradients(board, (({}, walk.shifts) if turned else (walk.shifts, {})))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
+    links.replaced = [
+        op for op, other in enumerate(board.partner)
+        if other != NONE and grouped and board.target.direction[op] == FORWARD and board.target.head_of[op].is_module
+        and board.target.head_of[op].name.rpartition(".")[2] != board.golden.head_of[other].name.rpartition(".")[2]
+    ]  # fmt: skip
     flows = walk.flows()
     for group in walk.groups(flows) if grouped else ():
         mine, theirs = group[::-1] if turned else group
@@ -87,7 +92,7 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
         first = f"{path}.0 is the other's {path}.{shift}" if shift > 0 else f"{path}.{-shift} is the other's {path}.0"
         who = "golden" if turned else "target"
         board.notes.append(f"by their weights the {who} run's {first}: paired so, as a stage of the model")
-    return links if links.call_groups else None
+    return links if links.call_groups or links.replaced else None
 
 
 def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
@@ -187,8 +192,16 @@ def _order(side: Side) -> tuple[int, list[str], str]:
 
 
 def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
-    """Gradients of parameters belong to the module's path. Where one run has fewer of them, they are its last."""
+    """Gradients of parameters belong to the module's path, and where each has its backward call, to that one.
+
+    Otherwise, where one run has fewer of them, they are its last.
+    """
     queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
+    owners = _gradients_of_backward(board.target), _gradients_of_backward(board.golden)
+    for backward, op in owners[0].items():
+        other = owners[1].get(board.partner[backward], NONE)
+        if other != NONE and Counter(Board.shapes(board.target, op)) == Counter(Board.shapes(board.golden, other)):
+            board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
     sides = (board.target, board.partner, queues[0], shifts[0]), (board.golden, board.back, queues[1], shifts[1])
     for side, taken, queue, shift in sides:
         for head in side.heads.values():
@@ -201,6 +214,16 @@ def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]])
             shapes = Counter(Board.shapes(board.target, op)), Counter(Board.shapes(board.golden, other))
             if shapes[0] == shapes[1]:
                 board.link(op, other, NAME if board.target.ops[op] == board.golden.ops[other] else RULE)
+
+
+def _gradients_of_backward(side: Side) -> dict[int, int]:
+    """The gradients that each backward call has left, where a module has as many of the one as of the other."""
+    found: dict[int, int] = {}
+    for head in side.heads.values():
+        backward, gradients = head.calls.get(BACKWARD, {}), head.calls.get(GRADIENTS, {})
+        if len(backward) == len(gradients):
+            found.update(zip(sorted(backward.values()), sorted(gradients.values()), strict=True))
+    return found
 
 
 def _link_the_rest(board: Board) -> None:

@@ -24,6 +24,7 @@ _MOST_EDITS = 1_500
 # Gradients only settle what is equal otherwise: they are what one wants to find wrong.
 _SAME_KEY, _SAME_NAME, _SAME_DTYPES, _SAME_WAY_BACK, _SAME_INPUTS, _SAME_OUTPUTS = 30, 1, 3, 4, 20, 30
 _SAME_GRADIENTS = 2
+_MAY_BE_SAME = 2  # whole numbers have no norm: equal limits say little, unlike ones enough
 _EXACT = 4
 _MOST_ROWS = 4  # so many values of a call are looked at
 
@@ -278,8 +279,10 @@ class Siblings:
         if NONE not in ops:
             score += _SAME_NAME * (self.one.side.head_of[ops[0]].name == self.other.side.head_of[ops[1]].name)
         for role, weight in ((INPUT, _SAME_INPUTS), (OUTPUT, _SAME_OUTPUTS)):
-            if self._agree(one, other, role):
+            same = self._agree(one, other, role)
+            if same:
                 score += weight + _EXACT * self._equal(one, other, role)
+            score += _MAY_BE_SAME * (same is None)
         return score + _SAME_GRADIENTS * bool(self._agree_on_the_way_back(one, other))
 
     def _same_layer(self, one: int, other: int, *, strict: bool) -> bool:

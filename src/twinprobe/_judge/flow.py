@@ -124,6 +124,10 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     begins_or_ends = np.where(passed, of_row, begins)
     target_source = _latest(marks[0], made, taken | passed, of_row, begins_or_ends)
     golden_source = _latest(marks[1], made | alone, taken | passed, of_row, begins_or_ends)
+    # What only the golden run makes has no place among the target's calls: in its own run it must have come before.
+    golden_op = pairs["g_op"].fill_null(NONE).to_numpy()
+    behind = (golden_source != NONE) & alone[golden_source] & (golden_op[golden_source] > golden_op)
+    golden_source[behind & (golden_op != NONE)] = NONE
     written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)

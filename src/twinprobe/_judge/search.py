@@ -422,6 +422,15 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     if seen.sum() >= gradients.sum():  # where they are scaled, clipped or summed up on the way, what arrives counts
         gradients &= np.isin(flow.mark, flow.mark[seen])
     ends: Bools = unread | state | gradients | (seen & ~arrived) | (flow.role == POINT)
+    if not (ends & facts.matched).any():
+        # Only one run has what comes last (losses of parts of a batch): what the outermost paired calls give counts.
+        paired = outputs & facts.matched
+        given = np.zeros(len(flow.ops), dtype=bool)
+        given[flow.of_row[paired]] = True
+        outermost = np.array(
+            [flag and not given[flow.parents_of(at)].any() for at, flag in enumerate(given)] or [False]
+        )
+        ends |= paired & flow.spread(outermost) & ~np.isin(flow.mark, flow.mark[(flow.role == INPUT) & facts.matched])
     return ends
 
 

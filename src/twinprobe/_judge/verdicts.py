@@ -189,6 +189,8 @@ Floats = NDArray[np.float64]
 _OTHER_LAYOUT = ("qkv", "gate_up")
 # Arguments that this step's results do not depend on: the momentum of running statistics, by name or by place.
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
+# Where these are false, running statistics are read and not written: their momentum never acts.
+_IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
 
 
 @dataclass
@@ -383,12 +385,13 @@ def _weigh(
     # A mask holds yes and no, in whatever type.
     refilled = rows.tensor & (False if evidence.estimate is None else evidence.estimate.refilled)
     integer, differs = integer | refilled, differs | refilled
+    frozen = bools(pairs["t_name"].str.contains(_IN_TRAINING)) & rows.value & (rows.number("t", "max") == 0)
+    acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
     facts = Differences(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        refilled=refilled, carried=carried,
-        acts_later=bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value,
+        refilled=refilled, carried=carried, acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
     )  # fmt: skip
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.matching import Matches
+from twinprobe._measure.elements import ANY_ORDER
+from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import Gap, transposed
 from twinprobe._record.rows import Note
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, parse_op
@@ -161,7 +163,9 @@ def _measure_in_memory(
 ) -> pl.DataFrame:
     """The metrics of all pairs; tensors that the models store the other way round are turned."""
     from twinprobe._compare.one import file_metrics
+    from twinprobe._compare.pair_table import as_text
 
+    any_order = as_text([ANY_ORDER])
     columns = (pairs[name].to_list() for name in ("t_file", "g_file", "turn", "t_row", "g_row"))
     files, golden_files, turns, rows, golden_rows = columns
     assert isinstance(target, Values)
@@ -169,6 +173,8 @@ def _measure_in_memory(
 
     def load(row: int) -> HostTensor:
         tensor = target.load(files[row])
+        if turns[row] == any_order:
+            return turned_like(tensor, [ANY_ORDER], golden.load(golden_files[row]))
         turned = (rows[row] in target.turned) is not (golden_rows[row] in golden.turned)
         return transposed(tensor) if turned or turns[row] is not None else tensor
 

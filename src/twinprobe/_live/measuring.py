@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import nan, prod
 from typing import cast
 
+from twinprobe._align.turns import REORDERED
 from twinprobe._live.findings import (
     BACKWARD_PHASE,
     FORWARD_PHASE,
@@ -20,7 +21,8 @@ from twinprobe._live.findings import (
 )
 from twinprobe._live.live_run import Values, address_in, short_dtype
 from twinprobe._live.pairing.matching import Matches
-from twinprobe._measure.elements import joined
+from twinprobe._measure.elements import ANY_ORDER, joined
+from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.tolerance import (
     Gap,
     Gaps,
@@ -161,8 +163,9 @@ class PairGaps:
         others: list[int] = []
         hosts: list[HostPair] = []
         elements = 0
-        for pair, (row, other, _) in enumerate(self._rows):
-            is_fused = row in self._groups  # put together in whichever way comes closest, turned or not
+        for pair, (row, other, rule) in enumerate(self._rows):
+            # Put together in whichever way comes closest, turned or not; or of elements in another order.
+            is_fused = row in self._groups or rule.endswith(REORDERED)
             turned = (row in turned_rows) is not (other in other_turned) and not is_fused
             if notes and other_notes and not is_fused:
                 note, other_note = notes[row], other_notes[other]
@@ -199,7 +202,7 @@ class PairGaps:
 
     def _tensors(self, pair: int) -> tuple[HostTensor, HostTensor] | None:
         """The tensors of a pair; None where its gap is known without them, or nothing can be."""
-        (raw, base), (row, other, _) = self._runs, self._rows[pair]
+        (raw, base), (row, other, rule) = self._runs, self._rows[pair]
         try:
             if row in self._groups:
                 return self._fused(*self._groups[row])
@@ -208,7 +211,7 @@ class PairGaps:
             self._known[pair] = Gap(False, str(damage), nan, nan, nan, nan, nan)
             return None
         if target is not None and golden is not None:
-            return target, golden
+            return (turned_like(target, [ANY_ORDER], golden) if rule.endswith(REORDERED) else target), golden
         self._known[pair] = self._by_statistics(row, other)
         return None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from twinprobe._align.turns import REORDERED
 from twinprobe._live.findings import AFTER_PHASE, BEFORE_PHASE, WEIGHT_PHASE, Finding
 from twinprobe._live.frameworks.adapter import array_on_host
 from twinprobe._live.frameworks.layouts import Array
@@ -25,6 +26,8 @@ from twinprobe._live.running import Model
 from twinprobe._live.weights.copying import match_group
 from twinprobe._live.weights.layers import Slot, layer_at
 from twinprobe._live.weights.matching import COUNTERS
+from twinprobe._measure.elements import ANY_ORDER
+from twinprobe._measure.elements import turned as turned_like
 from twinprobe._measure.pair import squeezed
 from twinprobe._measure.tolerance import Gap, Tolerance, compare, transposed
 from twinprobe._report.console import say
@@ -143,7 +146,9 @@ def compare_parameters(
             if held is None or partner_held is None:
                 continue
             (tensor, turned), (golden, golden_turned) = held, partner_held
-            gap = compare(transposed(tensor) if turned != golden_turned else tensor, golden, tolerance)
+            tensor = transposed(tensor) if turned != golden_turned else tensor
+            tensor = turned_like(tensor, [ANY_ORDER], golden) if rule.endswith(REORDERED) else tensor
+            gap = compare(tensor, golden, tolerance)
         found.append(
             Finding(
                 step, WEIGHT_PHASE, call.text, partner.text, "parameter after the step", name, gap, True,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from twinprobe._align.auto.alignment import Alignment, Alone, Relation, mirrored
 from twinprobe._align.auto.rule_calls import link_calls, link_results
 from twinprobe._align.auto.rule_containers import link_branches, link_containers, link_residuals
-from twinprobe._align.auto.rule_layers import link_layers, link_wholes
+from twinprobe._align.auto.rule_layers import link_layers, link_only_ones, link_wholes
 from twinprobe._align.auto.tree import ROOT, CallTree, Facts, call_tree
 from twinprobe._align.auto.workspace import GIVEN, Link, Sketch
 from twinprobe._align.calls import Side
@@ -81,6 +81,7 @@ RULES: tuple[Rule, ...] = (
     link_containers,  # what encloses the same calls
     link_residuals,  # what adds inside or outside
     link_results,  # what gives the same result at the same place
+    link_only_ones,  # what has but one like, wherever it is
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -19,29 +20,40 @@ from twinprobe._align.auto.fingerprints import Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
-_CLOSE = 1e-4  # two implementations differ by rounding alone; a fault that moves a residual sum moves more
+# Two implementations differ by rounding alone; a fault in a part that adds little to a residual sum moves it more.
+_CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
+_FINE = ("float32", "float64")
+_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
 
 
-def other_ways(flows: tuple[Flow, Flow], pairs: Pairs) -> tuple[list[int], list[int]]:
-    """Places of pairs whose values are not the same thing, and of those in another order, as what follows shows."""
-    return _OtherWays(flows, pairs).places()
+def other_ways(
+    flows: tuple[Flow, Flow], pairs: Pairs, among: Iterable[int] | None = None
+) -> tuple[list[int], list[int]]:
+    """Places of pairs whose values are not the same thing, and of those in another order, as what follows shows.
+
+    ``among``: the target's calls that may go another way, where names have paired the rest; without it, all that were
+    aligned.
+    """
+    return _OtherWays(flows, pairs, among).places()
 
 
 class _OtherWays:
-    def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs) -> None:
+    def __init__(self, flows: tuple[Flow, Flow], pairs: Pairs, among: Iterable[int] | None) -> None:
         self._flow, self._prints = flows[0], (flows[0].prints, flows[1].prints)
         self._side = flows[0].side
         self._ops = self._side.run.table["op"].to_list()
         self._partner = {
             row: (other, place)
             for place, (row, other) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True))
-            if NONE not in (row, other) and place not in pairs.groups and pairs.rule[place].startswith("auto")
-        }
+            if NONE not in (row, other) and place not in pairs.groups
+            and (among is not None or pairs.rule[place].startswith("auto"))
+        }  # fmt: skip
         self._takers: dict[Hashable, list[tuple[int, int]]] = defaultdict(
             list
         )  # value -> calls that take it, and as what
@@ -54,14 +66,36 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
-        others = [other for other, _ in self._partner.values()]
-        apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
-        self._apart = {row for row, one in zip(self._partner, apart.tolist(), strict=True) if one}
+        self._among = list(self._number) if among is None else [op for op in among if op in self._number]
+        self._by_name = among is not None
+        runs = flows[0].side.run, flows[1].side.run
+        self._apart: set[int] = set()
+        if None not in (runs[0].sketch_file, runs[1].sketch_file) and self._partner:
+            others = [other for other, _ in self._partner.values()]
+            apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
+            self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
+        elif all(type(run) is not Run for run in runs):
+            self._apart = self._by_tensors(*runs)
+
+    def _by_tensors(self, target: Any, golden: Any) -> set[int]:
+        """The same for two runs in memory, which have their tensors at hand; asked only where weights are so stored."""
+
+        def is_apart(row: int) -> bool:
+            one, other = target.tensor(row), golden.tensor(self._partner[row][0])
+            if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype != "float32":
+                return False
+            mine, theirs = one.data.astype(np.float64), other.data.astype(np.float64)
+            return bool(np.linalg.norm(mine - theirs) > _APART * np.linalg.norm(theirs))
+
+        weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
+        if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):
+            return set()
+        return {row for row in self._partner if self._agree(row, in_order=False) and is_apart(row)}
 
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
         reordered: set[int] = set()  # rows
-        for op in self._number:
+        for op in self._among:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
             given = self._agree(outputs[0]) if outputs else None
@@ -87,7 +121,8 @@ class _OtherWays:
             # The same weight of another layer is stored alike, even where a fault before it hides that all meets again.
             labels = {self._label(row) for row in reordered}
             reordered |= {row for row in self._partner if self._label(row) in labels}
-        found |= self._of_shared_weights()
+        if not self._by_name:
+            found |= self._of_shared_weights()
         return sorted(found), sorted(self._taken(reordered) - found)
 
     def _gradients(self, op: int) -> list[int]:
@@ -189,6 +224,8 @@ class _OtherWays:
 def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> bool | None:
     """Whether two rows hold the same but for rounding; None where nothing tells."""
     mine, theirs = one.listed[row], other.listed[partner]
+    fine = all((prints.dtype[at] or "").endswith(_FINE) for prints, at in ((one, row), (other, partner)))
+    close = _CLOSE if fine else _CLOSE_OF_COARSE
     if mine is None or theirs is None:
         if one.is_integer(row) != other.is_integer(partner):
             return False
@@ -197,10 +234,10 @@ def same_but_rounding(one: Prints, row: int, other: Prints, partner: int) -> boo
             return None
         with np.errstate(invalid="ignore"):
             gap = abs(limits[0] - limits[1])
-        return False if bool((gap > _CLOSE * np.maximum(abs(limits[0]), abs(limits[1]))).any()) else None
+        return False if bool((gap > close * np.maximum(abs(limits[0]), abs(limits[1]))).any()) else None
     size = max(abs(mine[0]), abs(mine[1]), abs(theirs[0]), abs(theirs[1]))
     return (
         mine[4] == theirs[4]
-        and abs(mine[3] - theirs[3]) <= _CLOSE * max(mine[3], theirs[3])
-        and all(abs(mine[at] - theirs[at]) <= _CLOSE * size for at in range(3))
+        and abs(mine[3] - theirs[3]) <= close * max(mine[3], theirs[3])
+        and all(abs(mine[at] - theirs[at]) <= close * size for at in range(3))
     )

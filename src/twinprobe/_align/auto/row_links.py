@@ -50,6 +50,7 @@ class RowLinks:
     call_groups: list[CallGroup] = field(default_factory=list)
     only_fitting: bool = False
     by_place: bool = False  # names have paired the rest
+    replaced: list[int] = field(default_factory=list)  # module calls whose golden partner is of another class
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
@@ -370,14 +371,16 @@ def _other_way(board: Board, prints: tuple[Prints, Prints], op: int, other: int)
 def aligned_pairs(board: Board, links: RowLinks) -> Pairs:
     """The rows of all linked calls, and those that an alignment links one by one."""
     pairs = pairs_of(board)
-    if links.by_place:
+    if links.by_place and not links.replaced:
         return apply_rows(board, pairs, links)
     prints = Prints(board.target), Prints(board.golden)
-    link_left_inputs(board, pairs, links, prints)
+    if not links.by_place:
+        link_left_inputs(board, pairs, links, prints)
     pairs = apply_rows(board, pairs, links)
     if links.only_fitting:  # a mapping file is the user's word
         return pairs
-    places, reordered = other_ways((Flow(board.target, prints[0]), Flow(board.golden, prints[1])), pairs)
+    flows = Flow(board.target, prints[0]), Flow(board.golden, prints[1])
+    places, reordered = other_ways(flows, pairs, links.replaced if links.by_place else None)
     for place in reordered:
         pairs.rule[place] += REORDERED
     return part_rows(pairs, places, OTHER_WAY)

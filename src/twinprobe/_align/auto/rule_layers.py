@@ -463,3 +463,33 @@ class _Weights:
                 stack.extend(reversed(tree.children[item]))
             elif self.count[item]:
                 yield item
+
+
+# Rule: a layer that is the only one of its kind and shapes in its run, wherever it was called from.
+
+ONLY_RULE = "the only layer of its shapes"
+
+
+def link_only_ones(sketch: Sketch) -> None:
+    """Link free layers that nesting keeps apart: a table of positions inside the first layer, or beside all of them.
+
+    Only where most layers have met: any two models may hold a table of one size.
+    """
+    facts, linked = (sketch.target, sketch.golden), (sketch.partner, sketch.back)
+    sorts: list[dict[Hashable, list[int]]] = [defaultdict(list), defaultdict(list)]
+    for one, by_sort in zip(facts, sorts, strict=True):
+        for node in one.tree.modules:
+            if one.is_layer[node] and one.weights[node]:
+                shapes = tuple(str(one.prints.shape_text[row]) for row in one.weights[node])
+                by_sort[class_kind(one.tree.cls[node]), shapes].append(node)
+    layers = [[node for nodes in by_sort.values() for node in nodes] for by_sort in sorts]
+    met = [sum(link[node] != NONE for node in nodes) for link, nodes in zip(linked, layers, strict=True)]
+    if any(2 * count < len(nodes) for count, nodes in zip(met, layers, strict=True)):
+        return
+    for sort, nodes in sorts[0].items():
+        others = sorts[1].get(sort, [])
+        if len(nodes) == len(others) == 1 and sketch.partner[nodes[0]] == sketch.back[others[0]] == NONE:
+            rows = facts[0].output_row(nodes[0]), facts[1].output_row(others[0])
+            equal = row_values_agree(facts[0].prints, rows[0], facts[1].prints, rows[1])
+            reason = "no other holds weights like these" + (", equal values" if equal else "")
+            sketch.link(Link((nodes[0],), (others[0],), ONLY_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
