@@ -163,7 +163,10 @@ class WholeScript:
             # On the optimizer itself: its own hooks run before the global ones, which ending a step takes away.
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        recorder = self._steps.recorder
+        if self._steps.running and isinstance(recorder, TorchRecorder):  # a watcher has hooks of its own, which stay
+            recorder.optimizer.finish(optimizer)
         self._steps.end()
 
     def _holds_parameters(self, optimizer: Any) -> bool:
