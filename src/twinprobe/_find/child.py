@@ -141,26 +141,6 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
-class RootHook:
-    """Announces the model's calls. Copies of the model, on disk or in memory, are others: theirs does nothing."""
-
-    def __init__(self, called: Callable[[], None]) -> None:
-        self._called = called
-
-    def __call__(self, *_: Any) -> None:
-        self._called()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RootHook, (_nothing,)
-
-    def __deepcopy__(self, _memo: Any) -> RootHook:
-        return RootHook(_nothing)
-
-
-def _nothing() -> None:
-    """Nobody is told."""
-
-
 class Program:
     """Finds the model by itself, and records its steps.
 
@@ -245,6 +225,7 @@ class Program:
     def _choose(self, root: Any, training: bool) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
         from twinprobe._record.torch.values import rounding_settings
 
         self._remove_hooks()
@@ -258,7 +239,8 @@ class Program:
         elif self._recorder.engine.begun:
             self._end()
         # After the watch's own hook, which counts the steps.
-        self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
+        self._handles = [root.register_forward_pre_hook(self._root_called)]
+        keep_hooks_out_of_copies(self)
         self._facts = {
             "model": type(self._model).__name__,
             "root": type(root).__name__,
@@ -294,7 +276,7 @@ class Program:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     @_guarded
-    def _root_called(self) -> None:
+    def _root_called(self, *_: Any) -> None:
         if _is_data_worker():
             return
         if self._watches:

@@ -20,7 +20,7 @@ from twinprobe._measure.cuda import DeviceMeasure
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.torch.device import add_line
-from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, watched_modules
+from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
 from twinprobe._record.watch import Read, Watcher
@@ -97,6 +97,7 @@ class TorchWatcher(Watcher):
         if missed:
             known = [name for model in self._models for name, _ in model.named_modules() if name]
             raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        keep_hooks_out_of_copies(self)
         self._handles += [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -111,6 +112,7 @@ class TorchWatcher(Watcher):
         torch.autograd.backward = backward
 
     def detach(self) -> None:
+        keep_hooks_out_of_copies(self, False)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
