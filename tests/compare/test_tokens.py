@@ -17,6 +17,8 @@ import polars as pl
 import pytest
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -40,6 +42,9 @@ FAMILIES: dict[str, Callable[[], torch.nn.Module]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **HEADS)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
+    "gemma3": lambda: Gemma3ForCausalLM(
+        Gemma3TextConfig(**SIZES, **HEADS, head_dim=8, sliding_window=6, attn_implementation="eager")
+    ),
     "mixtral": lambda: MixtralForCausalLM(
         MixtralConfig(**SIZES, **HEADS, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
     ),
@@ -235,8 +240,24 @@ def test_a_mask_that_a_table_of_positions_takes_is_no_position(recordings: Recor
 
 
 @pytest.mark.slow
+def test_a_cache_that_forgets_old_tokens_is_not_blamed(tmp_path: Path) -> None:
+    """With a sliding window the cache holds other tokens than the full call: its keys and values are not compared."""
+    program = Program("gemma3")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for one in program.model.parameters():
+            one.copy_(torch.randn(one.shape, generator=generator) * 0.15)
+    for name, run in (("decode", Program.generation), ("full", Program.full)):
+        with torch.no_grad(), record(program.model, str(tmp_path / name), level="mix", task="tensor"):
+            run(program)
+    found = twinprobe.compare(tmp_path / "decode", tmp_path / "full")
+    _check(found, None)
+    assert "have no axis of tokens that fits" in str(found.summary)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "mix"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gemma3"}))
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: " against ".join(CASES[case][:2]))
 def test_every_family_and_every_cut(family: str, level: str, case: int, recordings: Recordings) -> None:
     target, golden, fault = CASES[case]
@@ -247,7 +268,11 @@ def test_every_family_and_every_cut(family: str, level: str, case: int, recordin
     ("family", "level"),
     [
         ("llama", "L0"),
-        *(pytest.param(family, level, marks=pytest.mark.slow) for family in FAMILIES for level in ("L0", "mix")),
+        *(
+            pytest.param(family, level, marks=pytest.mark.slow)
+            for family in ("qwen2", "gpt2", "opt")
+            for level in ("L0", "mix")
+        ),
     ],
 )
 def test_a_position_off_by_one_is_named(family: str, level: str, recordings: Recordings) -> None:

@@ -208,6 +208,7 @@ def _numbers(title: str, numbers: Mapping[str, float | None]) -> dict[str, float
 
 def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
     """Pair the steps of one rank: by their numbers, or by the data they took where the numbers do not fit."""
+    target, golden = _renamed(target, golden), _renamed(golden, target)
     shared = set(golden.names)
     names = [name for name in target.names if name in shared]
     if not any(name.partition(".")[0] in KINDS for name in names):
@@ -234,6 +235,20 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
             notes.append(f"{side.path}: {len(side.steps) - len(row)} of {len(side.steps)} steps have no counterpart")
     numbers = target.steps[rows[0]], golden.steps[rows[1]]
     return Trend(rank, *numbers, names, ours, theirs, known, difference, noise, order, notes)
+
+
+# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
+_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
+
+
+def _renamed(side: Watched, other: Watched) -> Watched:
+    """A side with the names that the other run, of another framework, has for the same parameters."""
+    known, names = set(other.names), []
+    for name in side.names:
+        title, word, kind = (*name.rsplit(".", 2), "", "")[:3]
+        there = f"{title}.{_WORDS.get(word, word)}.{kind}"
+        names.append(there if name not in known and there in known else name)
+    return replace(side, names=names)
 
 
 def _data_keys(side: Watched, names: Sequence[str], places: NDArray[np.int64]) -> list[tuple[float, ...] | None]:

@@ -338,3 +338,12 @@ def test_memory_stays_the_same_over_ten_thousand_steps(tmp_path: Path) -> None:
             if step in (2000, 9999):
                 used.append(process.memory_info().rss)
     assert used[1] - used[0] < 16 << 20
+
+
+def test_the_kept_run_that_other_frameworks_are_compared_with_is_what_pytorch_gives(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
+    from watch_programs import train
+
+    train("torch", tmp_path)
+    parting = twinprobe.compare(tmp_path, Path(__file__).parents[2] / "data" / "cross" / "watch_torch").steps.parting
+    assert parting.step is None, parting.sentence

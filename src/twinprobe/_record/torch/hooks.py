@@ -197,7 +197,7 @@ def keep_hooks_out_of_copies(owner: Any, hooked: bool = True) -> None:
     """While any owner has hooks on modules, copy, pickle and torch.save leave out every hook that is ours."""
     if hooked:
         _owners.add(id(owner))
-        nn.Module.__reduce_ex__ = _reduce_without_hooks  # type: ignore[method-assign]
+        nn.Module.__reduce_ex__ = _reduce_without_hooks
     else:
         _owners.discard(id(owner))
         if not _owners and vars(nn.Module).get("__reduce_ex__") is _reduce_without_hooks:

@@ -23,7 +23,7 @@ from twinprobe._record.torch.device import add_line
 from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
-from twinprobe._record.watch import Read, Watcher
+from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Read, Watcher
 from twinprobe._runs.watch import DIGEST
 from twinprobe.errors import BadInput, did_you_mean
 
@@ -31,14 +31,12 @@ _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
-_MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
-_ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 
 
 class TorchWatcher(Watcher):
@@ -178,7 +176,7 @@ class TorchWatcher(Watcher):
         if first or any(module is one for one in self._models):
             given = {str(at): value for at, value in enumerate(args)} | kwargs
             tensors = ((name, one) for name, value in given.items() for one in tensors_in(value, torch.Tensor, []))
-            for (name, tensor), _ in zip(tensors, range(_MOST_INPUTS), strict=False):
+            for (name, tensor), _ in zip(tensors, range(MOST_INPUTS), strict=False):
                 self._note_input(f"input.{name}", _local(tensor.detach()))
 
     def _is_over(self, step: Any, module: Any) -> bool:
@@ -375,15 +373,15 @@ class TorchWatcher(Watcher):
             return
         samples = tensor.shape[0] if tensor.dim() else 1
         values = tensor.reshape(samples, -1)
-        if values.shape[1] * samples > _MOST_ELEMENTS:
-            values = values[:, :: 1 + values.shape[1] * samples // _MOST_ELEMENTS]
+        if values.shape[1] * samples > MOST_ELEMENTS:
+            values = values[:, :: 1 + values.shape[1] * samples // MOST_ELEMENTS]
         bits = values.contiguous().view(_BITS.get(values.element_size(), torch.int64)).to(torch.int64)
         weights = self._weights.get(tensor.device)
         if weights is None or len(weights) < max(bits.shape):
-            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * _ODD | 1
+            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * ODD | 1
             self._weights[tensor.device] = weights
         rows = (bits * weights[: bits.shape[1]]).sum(1)
-        rows = (rows ^ (rows >> 29)) * _ODD
+        rows = (rows ^ (rows >> 29)) * ODD
         mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
         whole = (mixed * weights[:samples]).sum()
         digests = torch.stack((mixed.sum(), whole ^ (whole >> 32))) & (DIGEST - 1)
