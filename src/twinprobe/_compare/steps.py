@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, Request
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.steps import KINDS, StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._judge.steps import (
+    KINDS,
+    StepsComparison,
+    Trend,
+    calls_parting,
+    differences,
+    expected_noise,
+    find_parting,
+)
 from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.overview import write_index, write_steps
 from twinprobe._runs.names import FORWARD, parse_op
@@ -73,11 +81,16 @@ def run_watched(request: Request) -> Outcome:
 
 
 def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome: Outcome) -> None:
-    """Say of recordings of several steps, each compared by now, where they part; a dataset has its own summary."""
-    if jobs[0].dataset is not None:
-        return
+    """Say of recordings of several steps, each compared by now, where they part.
+
+    Ranks put together have no curves, nor have the many ranks of a dataset: a sentence has to do for these.
+    """
     firsts = [(jobs[at], result.summary.first) for at, result in sorted(gathered.results.items())]
-    outcome.steps = steps_of(request, firsts, outcome.notes)
+    found = steps_of(request, firsts, outcome.notes, curves=jobs[0].dataset is None)
+    if found is not None and not found.trends:
+        outcome.findings = [found.parting.sentence, *outcome.findings]
+        return
+    outcome.steps = found
     if outcome.steps is not None:
         stamp = jobs[0].request.timestamp
         outcome.overview = [*outcome.overview, *write_steps(outcome.steps, request.output, stamp, request.formats)]
@@ -86,16 +99,20 @@ def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome
 
 
 def steps_of(
-    request: Request, firsts: Sequence[tuple[Job, Divergence | None]], notes: list[str]
+    request: Request, firsts: Sequence[tuple[Job, Divergence | None]], notes: list[str], *, curves: bool = True
 ) -> StepsComparison | None:
     """Where recordings of several steps part, given where each step begins to differ; None where that says nothing."""
-    numbers = {job.key.step for job, _ in firsts}
-    if len(numbers) < 2 or any(job.key.graph_mode or job.ranks for job, _ in firsts):
+    numbers = sorted({job.key.step for job, _ in firsts})
+    if len(numbers) < 2 or any(job.key.graph_mode for job, _ in firsts):
         return None
     differing: dict[int, str] = {}
     for job, first in sorted(firsts, key=lambda one: one[0].key):
         if first is not None:
-            differing.setdefault(job.key.step, f"{first.op}: {first.sentence}")
+            where = f" on rank {job.key.rank}" if job.key.rank >= 0 and not job.ranks and not curves else ""
+            differing.setdefault(job.key.step, f"{first.op}{where}: {first.sentence}")
+    if not curves or any(job.ranks for job, _ in firsts):
+        parting = calls_parting(numbers, differing)
+        return StepsComparison(str(request.target), str(request.golden), parting, [], [])
     try:
         found = compare_steps(
             request.target, request.golden, ranks=request.ranks, steps=request.steps, differing=differing

@@ -420,7 +420,7 @@ def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
         notes.append(f"{matcher.left_out:,} values have no axis of tokens that fits on both sides; they are left out")
     measured = comparison.evidence.metrics is not None
     if first is not None and first.op in matcher.partial and measured and not findings.table["differs"].any():
-        # What noise it may have follows from its inputs, of which a part is unknown; and no token tells of a difference.
+        # Its noise follows from its inputs, of which a part is unknown; and no token tells of a difference.
         notes.append(f"{first.row} differs slightly, as do perhaps its inputs, which cannot all be compared")
         first = None
     elif first is not None and first.op in matcher.partial:

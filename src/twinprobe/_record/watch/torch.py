@@ -6,7 +6,7 @@ import fnmatch
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -56,6 +56,7 @@ class TorchWatcher(Watcher):
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
         self._optimizer: Any = None
+        self._beside: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # others, their first group
         self._weights: dict[torch.device, torch.Tensor] = {}
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
@@ -247,6 +248,8 @@ class TorchWatcher(Watcher):
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
+            if self.attached and self._optimizer is not None:
+                self._work(self._note_beside, optimizer)
             return
         self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
@@ -269,11 +272,33 @@ class TorchWatcher(Watcher):
         if not self.attached:
             return False
         if self._optimizer is None or self._optimizer() is None:
-            own = {id(one) for _, one in self._parameters}
-            if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            if not self._holds_parameters(optimizer):
                 return False
             self._optimizer = weakref.ref(optimizer)
         return self._optimizer() is optimizer
+
+    def _holds_parameters(self, optimizer: Any) -> bool:
+        own = {id(one) for _, one in self._parameters}
+        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+
+    def _note_beside(self, _gradients: bool, optimizer: Any) -> None:
+        """Another optimizer of the same model, as where matrices have one of their own: its settings are the step's.
+
+        It may come after the one that counts the steps; then the step it belongs to has just ended.
+        """
+        first = self._beside.get(optimizer)
+        if first is None:
+            counting = self._optimizer()
+            first = -1
+            if counting is not None and self._holds_parameters(optimizer):
+                first = sum(len(one.param_groups) for one in (counting, *self._beside) if self._beside.get(one, 0) >= 0)
+            self._beside[optimizer] = first
+        step = self.step if self.step.forwards else self._last
+        if first >= 0 and step is not None and (step is self._last or self.wanted):
+            for name, value in _settings(optimizer):
+                if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+                    group, _, key = name.partition(".")
+                    step.numbers.append((self.series(f"group.{first + int(group)}.{key}"), float(value)))
 
     def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
         if not self.wanted:
@@ -286,17 +311,11 @@ class TorchWatcher(Watcher):
 
     def _note_groups(self, _gradients: bool, optimizer: Any) -> None:
         """Learning rate, weight decay and whatever else the update uses, of each group of parameters."""
-        for at, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if key in ("params", "param_names"):
-                    continue
-                several = isinstance(value, list | tuple)
-                for place, one in enumerate(value if several else [value]):
-                    name = f"group.{at}.{key}.{place}" if several else f"group.{at}.{key}"
-                    if isinstance(one, torch.Tensor) and one.numel() == 1:
-                        self._values.append(([self.series(name)], one.detach().clone()))
-                    elif isinstance(one, _PLAIN):
-                        self.note(name, one)
+        for name, value in _settings(optimizer):
+            if isinstance(value, torch.Tensor):
+                self._values.append(([self.series(f"group.{name}")], value.detach().clone()))
+            else:
+                self.note(f"group.{name}", value)
 
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
@@ -478,6 +497,18 @@ class OnePass:
             return places, np.array(values, dtype=np.float64)
 
         return read
+
+
+def _settings(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers in the groups of an optimizer: ``0.lr``, ``0.betas.1``."""
+    for at, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key in ("params", "param_names"):
+                continue
+            several = isinstance(value, list | tuple)
+            for place, one in enumerate(value if several else [value]):
+                if isinstance(one, _PLAIN) or (isinstance(one, torch.Tensor) and one.numel() == 1):
+                    yield (f"{at}.{key}.{place}" if several else f"{at}.{key}"), one
 
 
 def _nothing(*_: Any) -> None:
