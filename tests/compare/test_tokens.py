@@ -366,6 +366,23 @@ def test_without_ids_nothing_false_is_claimed(tmp_path: Path, capsys: pytest.Cap
     assert "task tensor" in said
 
 
+def test_statistics_of_the_same_ids_in_other_places_say_so(tmp_path: Path) -> None:
+    """Padding on the other side: without ids nothing can be aligned, and the ids are all that is said to differ."""
+    program = Program("llama")
+    for side in ("left", "right"):
+        with torch.no_grad(), record(program.model, str(tmp_path / side), level="L0", task="statistics"):
+            program.padded(side)
+    found = twinprobe.compare(tmp_path / "left", tmp_path / "right")
+    assert found.first.argument == "input.0"
+    assert "embed_tokens" in found.first.op
+    notes = next(iter(found.pairs.values())).summary.notes
+    assert "the same token ids in other places" in notes[0]
+    assert "task tensor" in notes[0]
+    with torch.no_grad(), record(program.model, str(tmp_path / "again"), level="L0", task="statistics"):
+        program.padded("left")
+    assert twinprobe.compare(tmp_path / "left", tmp_path / "again").agrees
+
+
 def test_tokens_without_ids_are_aligned_by_their_vectors(tmp_path: Path) -> None:
     program = Program("llama")
     for name, run in (("decode", Program.generation), ("full", Program.full)):

@@ -236,11 +236,15 @@ def _ids_differ(target: Run, golden: Run) -> bool:
         looked_up = pl.col("name").str.contains(r"(?i)embed[^.]*\.(\d+\.)?forward") & pl.col("dtype").str.contains(
             "(?i)int"
         )
-        asked.append(run.table.filter((pl.col("role") == INPUT) & looked_up))
+        asked.append(run.table.with_row_index("row").filter((pl.col("role") == INPUT) & looked_up))
     columns = ["shape", "max", "min"]
     if asked[0].is_empty() or not asked[0].select(columns).equals(asked[1].select(columns)):
         return not asked[0].is_empty() and not asked[1].is_empty()
     files = [rows["file"].drop_nulls().to_list() for rows in asked]
+    known = target.sketches, golden.sketches
+    if not any(files) and known[0] is not None and known[1] is not None:
+        mine, theirs = (side.of(rows["row"].to_numpy())["sums"] for side, rows in zip(known, asked, strict=True))
+        return not np.array_equal(mine, theirs)
     try:
         return any(
             not np.array_equal(
