@@ -166,3 +166,26 @@ def test_a_watch_ends_with_its_last_step(tmp_path: Path, trains: bool) -> None:
         train()
     assert (facts(tmp_path)["steps"], facts(tmp_path)["stopped"]) == (3, True)
     assert read_watch(tmp_path / "dump/rank0/watch.arrows").steps.tolist() == [5, 6, 7]
+
+
+def test_several_optimizers_of_one_model_make_one_step(tmp_path: Path, program: Program) -> None:
+    """Matrices with an optimizer of their own: both updates are in the recorded step, whichever comes last."""
+    net = Net()
+    matrices = [one for one in net.parameters() if one.dim() > 1]
+    optimizers = [torch.optim.SGD(matrices, lr=0.1)]
+    optimizers.append(torch.optim.AdamW([one for one in net.parameters() if one.dim() < 2], lr=0.2))
+    other = torch.nn.Linear(2, 2)
+    beside = torch.optim.SGD(other.parameters(), lr=0.3)
+    for _ in range(3):
+        net(torch.ones(2, 4)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            net(torch.ones(2, 4))
+        other(torch.ones(1, 2)).sum().backward()
+        beside.step()
+    program.close()
+    assert (facts(tmp_path)["steps"], facts(tmp_path)["others"]) == (3, 1)
+    for step in (11, 12):
+        (file,) = (tmp_path / "dump" / f"step{step}").glob("*/optimizer.json")
+        assert {name.split(".")[-3] for name in json.loads(file.read_text())["data"]} == {"SGD", "AdamW"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import twinprobe
 from support import forward, tensor, write_dump
 from twinprobe._cli import main
 
@@ -138,3 +139,19 @@ def test_a_rank_that_ended_early_is_named(tmp_path: Path, capsys: pytest.Capture
     file.write_text(json.dumps(document))
     assert compare(target, golden, tmp_path / "out") == 2
     assert f"rank 1 lacks 1 of the calls that other ranks made, {NORM} first" in capsys.readouterr().err
+
+
+def test_where_ranks_put_together_part_over_their_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t", steps=3), single(tmp_path / "g", steps=3)
+    compare(target, golden, tmp_path / "agree")
+    assert json.loads(capsys.readouterr().out)["findings"] == [
+        "no call differs in any of the 3 steps that were compared"
+    ]
+    file = golden / "step2" / "proc7" / "dump.json"
+    document = json.loads(file.read_text())
+    document["data"][NORM]["output"][0] |= {"Max": 9.0, "Norm": 20.0}
+    file.write_text(json.dumps(document))
+    compare(target, golden, tmp_path / "differ")
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert found.startswith(f"the runs agree up to step 1; step 2 differs: {NORM}: ")
+    assert twinprobe.compare(target, golden).steps.parting.step == 2

@@ -295,6 +295,8 @@ def _spread(found: Any, shape: Shape | None, cells: Shape) -> Ints | None:
     if found is None or shape is None or found.dtype.kind not in "iu":
         return None
     positions: Ints = found.astype(np.int64)
+    if cells[1] > 2 and positions.size and positions.max() <= 1:
+        return None  # a mask: some tables of positions take it, and count by themselves
     if positions.size == prod(cells):
         return positions
     return np.tile(positions, cells[0]) if positions.size == cells[1] else None

@@ -287,7 +287,7 @@ def show(outcome: Outcome, *, as_json: bool) -> None:
         if not outcome.summaries[0].rank:  # two files, not a folder of ranks
             document = outcome.summaries[0].to_dict()
             document["notes"] = document["notes"] + outcome.notes + outcome.failures
-        elif outcome.overview:
+        elif outcome.overview or outcome.findings:
             document |= {"findings": outcome.findings, "summary": [str(path) for path in outcome.overview]}
         print_json(document | {"next": next_command(outcome)})
         return

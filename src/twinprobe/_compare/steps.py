@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from twinprobe._compare.ranks import Gathered
 from twinprobe._compare.request import Job, Outcome, Request
 from twinprobe._judge.origin import Divergence
-from twinprobe._judge.steps import APART, KINDS, StepsComparison, Trend, differences, expected_noise, find_parting
+from twinprobe._judge.steps import (
+    APART,
+    KINDS,
+    StepsComparison,
+    Trend,
+    calls_parting,
+    differences,
+    expected_noise,
+    find_parting,
+)
 from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder
 from twinprobe._report.overview import write_index, write_steps
@@ -75,11 +84,16 @@ def run_watched(request: Request) -> Outcome:
 
 
 def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome: Outcome) -> None:
-    """Say of recordings of several steps, each compared by now, where they part; a dataset has its own summary."""
-    if jobs[0].dataset is not None:
-        return
+    """Say of recordings of several steps, each compared by now, where they part.
+
+    Ranks put together have no curves, nor have the many ranks of a dataset: a sentence has to do for these.
+    """
     firsts = [(jobs[at], result.summary.first) for at, result in sorted(gathered.results.items())]
-    outcome.steps = steps_of(request, firsts, outcome.notes)
+    found = steps_of(request, firsts, outcome.notes, curves=jobs[0].dataset is None)
+    if found is not None and not found.trends:
+        outcome.findings = [found.parting.sentence, *outcome.findings]
+        return
+    outcome.steps = found
     if outcome.steps is not None:
         stamp = jobs[0].request.timestamp
         outcome.overview = [*outcome.overview, *write_steps(outcome.steps, request.output, stamp, request.formats)]
@@ -88,16 +102,20 @@ def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome
 
 
 def steps_of(
-    request: Request, firsts: Sequence[tuple[Job, Divergence | None]], notes: list[str]
+    request: Request, firsts: Sequence[tuple[Job, Divergence | None]], notes: list[str], *, curves: bool = True
 ) -> StepsComparison | None:
     """Where recordings of several steps part, given where each step begins to differ; None where that says nothing."""
-    numbers = {job.key.step for job, _ in firsts}
-    if len(numbers) < 2 or any(job.key.graph_mode or job.ranks for job, _ in firsts):
+    numbers = sorted({job.key.step for job, _ in firsts})
+    if len(numbers) < 2 or any(job.key.graph_mode for job, _ in firsts):
         return None
     differing: dict[int, str] = {}
     for job, first in sorted(firsts, key=lambda one: one[0].key):
         if first is not None:
-            differing.setdefault(job.key.step, f"{first.op}: {first.sentence}")
+            where = f" on rank {job.key.rank}" if job.key.rank >= 0 and not job.ranks and not curves else ""
+            differing.setdefault(job.key.step, f"{first.op}{where}: {first.sentence}")
+    if not curves or any(job.ranks for job, _ in firsts):
+        parting = calls_parting(numbers, differing)
+        return StepsComparison(str(request.target), str(request.golden), parting, [], [])
     try:
         found = compare_steps(
             request.target, request.golden, ranks=request.ranks, steps=request.steps, differing=differing
@@ -223,6 +241,7 @@ def _numbers(title: str, numbers: Mapping[str, float | None]) -> dict[str, float
 
 def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
     """Pair the steps of one rank: by their numbers, or by the data they took where the numbers do not fit."""
+    target, golden = _renamed(target, golden), _renamed(golden, target)
     shared = set(golden.names)
     names = [name for name in target.names if name in shared]
     if not any(name.partition(".")[0] in KINDS for name in names):
@@ -254,6 +273,20 @@ def pair_steps(rank: int, target: Watched, golden: Watched) -> Trend:
             notes.append(f"{side.path}: {len(side.steps) - len(row)} of {len(side.steps)} steps have no counterpart")
     numbers = target.steps[rows[0]], golden.steps[rows[1]]
     return Trend(rank, *numbers, names, ours, theirs, known, difference, noise, order, notes)
+
+
+# What MindSpore calls the parameters of a normalisation and of a table, and PyTorch and Paddle do.
+_WORDS = {"gamma": "weight", "beta": "bias", "embedding_table": "weight"}
+
+
+def _renamed(side: Watched, other: Watched) -> Watched:
+    """A side with the names that the other run, of another framework, has for the same parameters."""
+    known, names = set(other.names), []
+    for name in side.names:
+        title, word, kind = (*name.rsplit(".", 2), "", "")[:3]
+        there = f"{title}.{_WORDS.get(word, word)}.{kind}"
+        names.append(there if name not in known and there in known else name)
+    return replace(side, names=names)
 
 
 def _data_keys(side: Watched, names: Sequence[str], places: NDArray[np.int64]) -> list[tuple[float, ...] | None]:

@@ -26,7 +26,7 @@ from twinprobe._measure.elements import AT_ONCE
 from twinprobe._measure.statistics import statistics
 from twinprobe._report.tokens import Compared, token_findings
 from twinprobe._runs.run import Run, open_run
-from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
+from twinprobe._runs.table import ABSENT, FLOAT, GRADIENT, INPUT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
 from twinprobe._runs.tensors.tensor_files import open_named, token_name
 from twinprobe.errors import BadInput, TwinProbeError
 
@@ -71,6 +71,8 @@ class TokenMatcher:
     cached: list[bool] = field(default_factory=list)
     """Whether a pair holds what the cache has of them, rather than what a call computes for them."""
     left_out: int = 0
+    partial: set[str] = field(default_factory=set)
+    """Calls of the target of which an input was left out."""
 
     def __call__(self, target: Run, golden: Run) -> Pairs:
         """Pair the rows and gather their tokens."""
@@ -90,24 +92,30 @@ class TokenMatcher:
         kinds = [run.table["kind"].to_list() for run in sides]
         roles = [run.table["role"].to_list() for run in sides]
         dtypes = target.table["dtype"].to_list()
+        ops = target.table["op"].to_list()
+        mixed: set[Any] = set()  # calls that take tokens, and values that they made of all of them together
         for at, (mine, theirs) in enumerate(zip(pairs.target.tolist(), pairs.golden.tolist(), strict=True)):
             if mine < 0 or theirs < 0 or kinds[0][mine] != kinds[1][theirs] or at in pairs.groups:
                 continue
             held: Ints | None = None
             cached = False
-            if kinds[0][mine] == VALUE:
-                if "float" not in str(dtypes[mine]):  # lengths, flags and sizes follow the cut
-                    continue
-            elif kinds[0][mine] != TENSOR or bookkeeping[mine] or self._by_keys(sides, (mine, theirs)):
+            kind, role = kinds[0][mine], roles[0][mine]
+            if kind not in (TENSOR, VALUE) or (kind == VALUE and "float" not in str(dtypes[mine])):
+                continue  # lengths, flags and sizes follow the cut
+            if kind == TENSOR and (bookkeeping[mine] or self._by_keys(sides, (mine, theirs))):
+                mixed |= {ops[mine]} if role == INPUT else set()
                 continue
-            elif roles[0][mine] not in (PARAMETER, GRADIENT) and not self._constant(sides, (mine, theirs)):
-                found = self._gather(sides, (mine, theirs))
-                if found is None:
+            if kind == TENSOR and role not in (PARAMETER, GRADIENT):
+                constant = self._constant(sides, (mine, theirs))
+                found = None if constant else self._gather(sides, (mine, theirs))
+                mixed |= {ops[mine]} if role == INPUT and not constant else set()
+                if found is not None:
+                    held, cached = found[:2]
+                    changes[0][mine], changes[1][theirs] = found[2:]
+                elif not constant or self._mixes(sides, (mine, theirs), mixed, made=role == OUTPUT):
                     self.left_out += 1
+                    self.partial.add(target.ops[ops[mine]])
                     continue
-                held, cached = found[:2]
-                for change, row, new in zip(changes, (mine, theirs), found[2:], strict=True):
-                    change[row] = new
             if held is None:
                 for run, change, row in zip(sides, changes, (mine, theirs), strict=True):
                     change[row] = {"file": run.file(row, run.base), "shape": _text(run.shape(row, run.base))}
@@ -184,6 +192,30 @@ class TokenMatcher:
         except (TwinProbeError, OSError):
             return False
         return bool(np.array_equal(first.data[:], second.data[:]))
+
+    def _mixes(self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int], mixed: set[Any], *, made: bool) -> bool:
+        """Whether a value of constant shape was made of all tokens together, so that it follows the cut.
+
+        Such are the numbers of tokens that each expert takes, and tokens sorted by expert. ``mixed`` has the calls
+        that take tokens, and the values that were found to be such.
+        """
+        target = sides[0]
+        op = int(target.table["op"][rows[0]])
+        value = target.shape(rows[0], target.base), *target.stats(rows[0], target.base)
+        if not value[0] or (op if made else value) not in mixed:
+            return False
+        one, other = (run.cut.passes for run in sides)
+        if len(one) == len(other) == 1:
+            # What is pooled from each sequence, in the same order on both sides.
+            shapes = [run.shape(row, 0) or () for run, row in zip(sides, rows, strict=True)]
+            each = [
+                len(shape) > 1 and shape[0] == side[0].shape[0]
+                for shape, side in zip(shapes, (one, other), strict=True)
+            ]
+            if all(each) and np.array_equal(self.tokens.places[0][:, 1], self.tokens.places[1][:, 1]):
+                return False
+        mixed |= {value, op}
+        return True
 
     def _gather(
         self, sides: tuple[TokenRun, TokenRun], rows: tuple[int, int]
@@ -360,6 +392,22 @@ def _by_counts(target: Cut, golden: Cut) -> TokenPairs | None:
     )
 
 
+def _same_ids(target: Cut, golden: Cut) -> bool:
+    """Whether two sides of the same shapes take the same ids, in whatever order, as far as their sketches tell."""
+    found: list[Any] = []
+    for cut in (target, golden):
+        for one in cut.passes:
+            run = cut.runs[one.run]
+            table = run.table.with_row_index("row")
+            taken = table.filter((table["op"] == one.call) & (table["role"] == INPUT) & (table["kind"] == TENSOR))
+            if run.sketches is None or taken.is_empty():
+                return False
+            sketch = run.sketches.of(taken["row"].head(1).to_numpy())[0]
+            found.append([float(sketch[name]) for name in ("flags", "total", "norm", "zeros")])
+    mine, theirs = np.array_split(np.array(found), 2)
+    return bool((mine[:, 0] > 0).all() and np.allclose(mine, theirs, rtol=1e-12))
+
+
 def _vectors(cut: Cut) -> tuple[Any, ...]:
     """The statistics of all that the table of tokens gives."""
     stats, counts = [], []
@@ -386,10 +434,18 @@ def compare_tokens(tokens: TokenPairs, options: Options) -> Comparison:
     notes = list(findings.lines)
     if matcher.left_out:
         notes.append(f"{matcher.left_out:,} values have no axis of tokens that fits on both sides; they are left out")
+    measured = comparison.evidence.metrics is not None
+    if first is not None and first.op in matcher.partial and measured and not findings.table["differs"].any():
+        # Its noise follows from its inputs, of which a part is unknown; and no token tells of a difference.
+        notes.append(f"{first.row} differs slightly, as do perhaps its inputs, which cannot all be compared")
+        first = None
+    elif first is not None and first.op in matcher.partial:
+        sentence = first.sentence.replace("all inputs agree", "all inputs that can be compared agree")
+        first = replace(first, sentence=sentence)
     if first is not None and findings.where:
         first = replace(first, sentence=f"{first.sentence}; {findings.where}")
     summary = replace(comparison.summary, first=first, notes=[*notes, *comparison.summary.notes])
-    return replace(comparison, summary=summary, tokens=None if comparison.evidence.metrics is None else findings)
+    return replace(comparison, summary=summary, tokens=findings if measured else None)
 
 
 def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Comparison:
@@ -410,7 +466,13 @@ def compare_cut(job: Job, first: tuple[Run, Run], options: Options) -> Compariso
     if cuts[0] is None or cuts[1] is None or (cuts[0].known and cuts[1].known):
         return comparison
     if cuts[0].shapes == cuts[1].shapes:
-        return comparison
+        if not _same_ids(cuts[0], cuts[1]):
+            return comparison
+        note = (
+            "the runs take the same token ids in other places (padding on the other side, another order of the batch), "
+            "and statistics alone cannot align them: what differs may be that; record both with task tensor"
+        )
+        return replace(comparison, summary=replace(comparison.summary, notes=[note, *comparison.summary.notes]))
     note = (
         f"the runs take their tokens in other calls: target {cuts[0].words()}, golden {cuts[1].words()}; if these are "
         "the same sequences, what differs may be the cut alone: record both with task tensor to compare token by token"

@@ -141,32 +141,13 @@ def _guarded(work: Callable[..., None]) -> Callable[..., None]:
     return hook
 
 
-class RootHook:
-    """Announces the model's calls. Copies of the model, on disk or in memory, are others: theirs does nothing."""
-
-    def __init__(self, called: Callable[[], None]) -> None:
-        self._called = called
-
-    def __call__(self, *_: Any) -> None:
-        self._called()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RootHook, (_nothing,)
-
-    def __deepcopy__(self, _memo: Any) -> RootHook:
-        return RootHook(_nothing)
-
-
-def _nothing() -> None:
-    """Nobody is told."""
-
-
 class Program:
     """Finds the model by itself, and records its steps.
 
     The model is the outermost module called with gradients on (in a program without an optimizer: the outermost module
     with parameters), or the larger module that holds it. A step begins with its first call and ends when an optimizer
-    that holds its parameters has made a step; without one, when it is called again and gradients do not accumulate.
+    that holds its parameters has made a step (with several, when all of them have, or the model is called again).
+    Without one it ends when the model is called again and gradients do not accumulate.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -180,7 +161,8 @@ class Program:
         self._root: Any = None
         self._model: Any = None
         self._recorder: Any = None
-        self._optimizer: Any = None
+        self._stepped: set[int] = set()  # optimizers of the model that have made their step
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._own: set[int] = set()
         self._went_back = False  # backward() was called in this step
         self._version = -1
@@ -245,11 +227,14 @@ class Program:
     def _choose(self, root: Any, training: bool) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+        from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
         from twinprobe._record.torch.values import rounding_settings
 
         self._remove_hooks()
         self._root, self._model = root, _holder(root, self._torch.nn.Module)
         self._own = {id(one) for one in self._model.parameters()}
+        self._hooked.clear()
+        self._stepped.clear()
         if self._recorder is None:
             self._record()
         elif self._watches:
@@ -258,7 +243,8 @@ class Program:
         elif self._recorder.engine.begun:
             self._end()
         # After the watch's own hook, which counts the steps.
-        self._handles = [root.register_forward_pre_hook(RootHook(self._root_called))]
+        self._handles = [root.register_forward_pre_hook(self._root_called)]
+        keep_hooks_out_of_copies(self)
         self._facts = {
             "model": type(self._model).__name__,
             "root": type(root).__name__,
@@ -268,9 +254,8 @@ class Program:
             "settings": rounding_settings(),
             "arguments": sys.argv,
         }
-        ours = [one for one in self._optimizers if self._is_ours(one)]
-        if len(ours) == 1:  # at once: with a closure, as Lightning has one, its first step is under way
-            self._before_update(ours[0])
+        for one in [one for one in self._optimizers if self._is_ours(one)]:
+            self._before_update(one)  # at once: with a closure, as Lightning has one, its first step is under way
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
         if self._facts["step"] == "forward":
             self._announce(self._torch.autograd, "backward", self._goes_back)
@@ -294,7 +279,7 @@ class Program:
     # -- steps ------------------------------------------------------------------------------------------------------
 
     @_guarded
-    def _root_called(self) -> None:
+    def _root_called(self, *_: Any) -> None:
         if _is_data_worker():
             return
         if self._watches:
@@ -311,8 +296,11 @@ class Program:
                 return
             if engine.begun:
                 self._end()
-        elif engine.begun or not self._torch.is_grad_enabled():
-            return
+        else:
+            if engine.begun and self._stepped:  # one of the model's optimizers has nothing to do in this step
+                self._end()
+            if engine.begun or not self._torch.is_grad_enabled():
+                return
         self._went_back = False
         self._recorder.start(self._model)
 
@@ -321,16 +309,24 @@ class Program:
 
     @_guarded
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        if self._optimizer is None and self._is_ours(optimizer):
-            self._optimizer = optimizer
-            self._facts |= {"step": "optimizer", "optimizer": type(optimizer).__name__, "training": True}
-            self._handles.append(optimizer.register_step_post_hook(self._updated))
+        if optimizer in self._hooked:
+            return
+        self._hooked.add(optimizer)
+        if not self._is_ours(optimizer):
+            self._facts["others"] = self._facts.get("others", 0) + 1
+            return
+        first = type(optimizer).__name__
+        self._facts |= {"step": "optimizer", "optimizer": self._facts.get("optimizer", first), "training": True}
+        self._handles.append(optimizer.register_step_post_hook(self._updated))
 
     @_guarded
     def _updated(self, optimizer: Any, *_: Any) -> None:
         if self._watches:
             self._swap_back(ended=True)
-        elif self._recorder.engine.begun:
+            return
+        self._stepped.add(id(optimizer))
+        ours = {id(one) for one in self._optimizers if self._is_ours(one)}
+        if self._recorder.engine.begun and ours <= self._stepped:
             # An optimizer's own hooks come before the recorder's, which go when the step ends.
             self._recorder.optimizer.finish(optimizer)
             self._end()
@@ -339,6 +335,7 @@ class Program:
         return any(id(one) in self._own for group in getattr(optimizer, "param_groups", ()) for one in group["params"])
 
     def _end(self) -> None:
+        self._stepped.clear()
         self._recorder.stop()
         done = self._recorder.engine.step_number
         self._recorder.next_step()
@@ -396,7 +393,7 @@ class Program:
         engine.close()
         # The last step of a program without an optimizer ends with the program.
         ended = engine.step.number if self._watches else engine.step_number
-        ended += unfinished and self._facts["step"] == "forward"
+        ended += unfinished and (self._facts["step"] == "forward" or bool(self._stepped))
         self._facts["steps"] = ended - self._plan["from_step"]
         self._write_facts()
 

@@ -463,7 +463,7 @@ def _gone(before: StepsComparison, after: StepsComparison, step: int, module: st
 
 def _description(facts: list[dict[str, Any]]) -> dict[str, Any]:
     """What a program's processes told of themselves."""
-    first = {key: facts[0].get(key) for key in ("model", "step", "optimizer", "seeds", "settings", "steps")}
+    first = {key: facts[0].get(key) for key in ("model", "step", "optimizer", "others", "seeds", "settings", "steps")}
     return {**first, "processes": len(facts)}
 
 
@@ -473,6 +473,8 @@ def _words(told: dict[str, Any]) -> str:
     ours = [name for name, seed in seeds.items() if isinstance(seed, int)]
     own = [name for name, seed in seeds.items() if seed == "program"]
     words = [f"model {told['model']}", f"{told['steps']} steps, each one {by}"]
+    if told.get("others"):
+        words.append(f"updates of {told['others']} optimizers of other models belong to the step they come in")
     if told["processes"] > 1:
         words.append(f"{told['processes']} processes")
     if ours:

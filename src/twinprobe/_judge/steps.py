@@ -177,6 +177,15 @@ def find_parting(trend: Trend, differing: Mapping[int, str] | None = None) -> Pa
     raise AssertionError(found)
 
 
+def calls_parting(steps: Sequence[int], differing: Mapping[int, str]) -> Parting:
+    """The first step that differs, where nothing but the comparison of its calls is known."""
+    at = next((at for at, step in enumerate(steps) if step in differing), None)
+    if at is None:
+        return Parting(None, None, "", "", f"no call differs in any of the {len(steps)} steps that were compared")
+    until = f"the runs agree up to step {steps[at - 1]}; " if at else "the runs differ from the first step on: "
+    return Parting(steps[at], steps[at], "call", "", f"{until}step {steps[at]} differs: {differing[steps[at]]}")
+
+
 def _parting(trend: Trend, at: int, cause: str, module: str, sentence: str) -> Parting:
     step, golden = int(trend.steps[at]), int(trend.golden_steps[at])
     there = f" (step {step} of the target is step {golden} of the golden run)" if step != golden else ""

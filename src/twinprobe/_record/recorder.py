@@ -56,9 +56,9 @@ class Recorder(Framework):
     # -- what a framework knows -------------------------------------------------------------------------------------
 
     @staticmethod
-    def watcher(_config: RecordConfig) -> Any:
+    @abstractmethod
+    def watcher(config: RecordConfig) -> Any:
         """Watches every step at little cost."""
-        raise BadInput("level watch is there for PyTorch only", hint="record chosen steps with level L0 or mix")
 
     @property
     @abstractmethod

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "frameworks")]
-pytest.register_assert_rewrite(*(f"shared_{name}" for name in ("nothing_changes", "reads_once", "records", "survives")))
+pytest.register_assert_rewrite(
+    *(f"shared_{name}" for name in ("nothing_changes", "reads_once", "records", "survives", "watch"))
+)
 
 _HERE = importlib.util.find_spec("paddle") is not None
 collect_ignore_glob = [] if _HERE or os.environ.get("TWINPROBE_ENV") == "paddle" else ["*.py"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
+import pickle
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -89,6 +92,32 @@ def test_nothing_stays_behind_after_an_exception(tmp_path: Path) -> None:
     assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
     assert all(not one._backward_hooks for one in model.parameters())
     assert torch.distributed.all_reduce.__module__ == "torch.distributed.distributed_c10d"
+
+
+@pytest.mark.parametrize("level", ["watch", "L0", "mix"])
+def test_a_model_can_be_copied_and_saved_while_it_is_recorded(tmp_path: Path, level: str) -> None:
+    """A copy has the user's hooks, as ever, and none of ours; recording the model goes on."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[0].register_forward_hook(double)
+    file = io.BytesIO()
+    with record(model, tmp_path, level=level):
+        result = model(torch.ones(1, 2))
+        torch.save(model, file)
+        copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    assert "__reduce_ex__" not in vars(torch.nn.Module)
+    copies.append(torch.load(io.BytesIO(file.getvalue()), weights_only=False))
+    for one in copies:
+        assert torch.equal(one(torch.ones(1, 2)), result)
+        kept = [hook for module in one.modules() for hook in module._forward_hooks.values()]
+        assert kept == [double]
+        flags = [module._forward_hooks_with_kwargs | module._forward_hooks_always_called for module in one.modules()]
+        assert not any(flags)
+        assert not any(module._forward_pre_hooks for module in one.modules())
+    assert b"twinprobe" not in file.getvalue()
+
+
+def double(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return 2 * output
 
 
 def test_the_garbage_collector_is_not_set_to_work_by_what_is_recorded(tmp_path: Path) -> None:

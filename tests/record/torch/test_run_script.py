@@ -98,6 +98,17 @@ def test_a_script_is_recorded_step_by_step(recorded: tuple[Path, subprocess.Comp
     assert str(tmp_path / "dump") in done.stderr.splitlines()[-1]
 
 
+def test_what_the_optimizer_saw_and_did_is_there(recorded: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    """The step that the optimizer ends is recorded with what it did: its gradients, rate and new parameters."""
+    (after,) = (recorded[0] / "dump" / "step0").glob("*/optimizer.json")
+    (later,) = (recorded[0] / "dump" / "step1").glob("*/optimizer.json")
+    name = "Optimizer.0.weight.SGD.0.forward"
+    first, second = (json.loads(file.read_text(encoding="utf-8"))["data"][name] for file in (after, later))
+    assert first["input_kwargs"]["lr"]["value"] == 0.1
+    assert first["output"][0]["Norm"] == second["parameters"]["before"]["Norm"]
+    assert first["output"][0]["Norm"] != first["parameters"]["before"]["Norm"]
+
+
 def test_a_module_is_run_by_name_and_a_config_may_be_given(tmp_path: Path) -> None:
     write_files(tmp_path)
     done = start(tmp_path, "--config", "config.json", "-m", "train", "--flag", config=False)

@@ -341,3 +341,36 @@ def test_memory_stays_the_same_over_ten_thousand_steps(tmp_path: Path) -> None:
             if step in (2000, 9999):
                 used.append(process.memory_info().rss)
     assert used[1] - used[0] < 16 << 20
+
+
+def test_the_settings_of_every_optimizer_of_the_model_are_there(tmp_path: Path) -> None:
+    """Matrices with an optimizer of their own: another rate of the second one is named as the cause."""
+
+    def train(folder: Path, changed: int | None) -> None:
+        network, _, tokens = make()
+        optimizers = [
+            torch.optim.SGD([one for one in network.parameters() if one.dim() > 1], lr=0.1),
+            torch.optim.AdamW([one for one in network.parameters() if one.dim() < 2], lr=0.02),
+        ]
+        with twinprobe.record(network, folder, level="watch"):
+            for step in range(6):
+                optimizers[1].param_groups[0]["lr"] = 0.05 if step == changed else 0.02
+                loss_of(network, tokens[step]).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    train(tmp_path / "golden", None)
+    train(tmp_path / "target", 3)
+    assert column(watched(tmp_path / "golden"), "group.1.lr") == pytest.approx([0.02] * 6)
+    parting = twinprobe.compare(tmp_path / "target", tmp_path / "golden").steps.parting
+    assert (parting.step, parting.cause) == (3, "learning rate"), parting.sentence
+
+
+def test_the_kept_run_that_other_frameworks_are_compared_with_is_what_pytorch_gives(tmp_path: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "frameworks"))
+    from watch_programs import train
+
+    train("torch", tmp_path)
+    parting = twinprobe.compare(tmp_path, Path(__file__).parents[2] / "data" / "cross" / "watch_torch").steps.parting
+    assert parting.step is None, parting.sentence

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import nn
 
 from twinprobe._record.calls import Site, outside_compiled
@@ -19,11 +20,22 @@ from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.engine import Engine
 from twinprobe._record.mindspore.gradients import AliasWatch, NodeIndex, NodeWatch, is_differentiable
 from twinprobe._record.mindspore.sites import PrimitiveSites, function_sites, writing_sites
-from twinprobe._record.mindspore.tensors import GraphExecutor, JitExecutor, MindSporeTensors, executor, memory_of
+from twinprobe._record.mindspore.tensors import (
+    GraphExecutor,
+    JitExecutor,
+    MindSporeTensors,
+    dtype_names,
+    executor,
+    first_of,
+    memory_of,
+)
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf
+from twinprobe._record.watch.eager import EagerWatcher
 from twinprobe._record.writer import logger
+from twinprobe._runs.dtypes import STORAGE
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 _GRAPH_MODE = 0
@@ -60,7 +72,12 @@ class MindSporeRecorder(EagerRecorder):
     def make_known(self, rows: HostRows) -> MindSporeTensors:
         return MindSporeTensors(rows)
 
-    def settings(self) -> dict[str, Any]:
+    @staticmethod
+    def watcher(config: RecordConfig) -> Any:
+        return MindSporeWatcher(config)
+
+    @staticmethod
+    def settings() -> dict[str, Any]:
         found: dict[str, Any] = {"version": ms.__version__, "device": ms.get_context("device_target")}
         with suppress(Exception):  # each name came with some version
             found["deterministic"] = ms.get_context("deterministic") == "ON"
@@ -73,7 +90,8 @@ class MindSporeRecorder(EagerRecorder):
             raise BadInput(f"perturb changes host memory, which this MindSpore on {device} does not show", hint=ON_CPU)
         return HostPerturbation(seed, ms.Tensor, memory_of)
 
-    def rank(self) -> int | None:
+    @staticmethod
+    def rank() -> int | None:
         from mindspore.communication import GlobalComm, get_rank
 
         return int(get_rank()) if GlobalComm.INITED else None
@@ -100,7 +118,8 @@ class MindSporeRecorder(EagerRecorder):
             )
         return "pynative" if compiled else ""
 
-    def watched_modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
+    @staticmethod
+    def watched_modules(model: Any) -> Iterator[tuple[str, Any, bool]]:
         if ms.get_context("mode") == _GRAPH_MODE or is_jitted(model):  # compiled as a whole: itself the boundary
             return iter([("network", model, True)])
         return outside_compiled(model.cells_and_names(), is_jitted)
@@ -167,6 +186,107 @@ class MindSporeRecorder(EagerRecorder):
         make = around(self.originals_back, self.wrappers_back)
         owners = [one for one in (JitExecutor, GraphExecutor) if one is not None and hasattr(one, "compile")]
         return [Replaced(owner, "compile", make) for owner in owners]
+
+
+# Watching: a few numbers for each step.
+
+_tensors = MindSporeTensors(HostRows(values=True, digest=None))
+_no_grad = first_of("mindspore.graph.api:_no_grad", "mindspore.common.api:_no_grad")
+_new_optimizer = first_of("mindspore.experimental.optim.optimizer:Optimizer")  # with groups, as PyTorch has them
+_OPTIMIZERS = tuple(one for one in (nn.Optimizer, _new_optimizer) if one is not None)
+_SETTINGS = {"beta1": "betas.0", "beta2": "betas.1", "eps": "eps", "momentum": "momentum"}
+
+
+class MindSporeWatcher(EagerWatcher):
+    """Cells, optimizers (which are cells too) and backward passes of MindSpore."""
+
+    recorder = MindSporeRecorder
+    containers = (nn.SequentialCell, nn.CellList)
+
+    def quiet(self) -> Any:
+        return _no_grad()
+
+    def dtype(self, tensor: Any) -> str:
+        return dtype_names(tensor)[1]
+
+    def on_host(self, tensor: Any) -> HostTensor | None:
+        name = dtype_names(tensor)[1]
+        if ms.get_context("device_target") != "CPU" or name not in STORAGE:
+            return None
+        array = np.ascontiguousarray(_tensors.read(tensor, name))
+        return HostTensor(name, tuple(tensor.shape), array.reshape(-1))
+
+    def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
+        return [(name, one) for name, one in model.parameters_and_names() if one.requires_grad]
+
+    def random_state(self) -> bytes:
+        state: bytes = ms.get_rng_state().asnumpy().tobytes()
+        return state
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        found: Iterable[Any] = optimizer.parameters
+        return found
+
+    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
+        if isinstance(optimizer, nn.Optimizer):
+            decay = optimizer.get_weight_decay() if hasattr(optimizer, "get_weight_decay") else optimizer.weight_decay
+            for key, value in (("lr", optimizer.get_lr()), ("weight_decay", decay)):
+                # One for each parameter where groups have their own; those that follow one another are the same.
+                each = list(value) if isinstance(value, tuple | list) else [value]
+                numbers = list(dict.fromkeys(_number(one) for one in each))
+                for at, number in enumerate(numbers):
+                    if number is not None:
+                        yield f"{at}.{key}", number
+            for name, key in _SETTINGS.items():
+                number = _number(getattr(optimizer, name, None))
+                if number is not None:
+                    yield f"0.{key}", number
+            return
+        for at, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                several = isinstance(value, list | tuple) and key != "params"
+                for place, one in enumerate(value if several else [value]):
+                    number = None if key == "params" else _number(one)
+                    if number is not None:
+                        yield (f"{at}.{key}.{place}" if several else f"{at}.{key}"), number
+
+    def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(module, _OPTIMIZERS) and args:
+            given = args[0]
+            pairs = zip(module.parameters, given, strict=False) if isinstance(given, tuple | list) else ()
+            return self.update(module, pairs, lambda: original(module, *args, **kwargs))
+        return super().called(original, module, args, kwargs)
+
+    def hooks(self) -> Iterable[Any]:
+        kind = type(executor)
+        yield Replaced(kind, "end_graph", self._ending)
+        yield Replaced(kind, "grad", around(self._begin, self._end))
+
+    def _ending(self, original: Any) -> Any:
+        """The function that is differentiated has ended: its first result is the loss."""
+
+        @functools.wraps(original)
+        def end(runner: Any, function: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            first = output[0] if isinstance(output, tuple | list) and output else output
+            self.work(self.saw_loss, first)
+            return original(runner, function, output, *args, **kwargs)
+
+        return end
+
+    def _begin(self) -> None:
+        self.passes += 1
+
+    def _end(self) -> None:
+        self.passes -= 1
+
+
+def _number(value: Any) -> float | None:
+    """A setting as a number; None where it is none."""
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, ms.Tensor):
+        return float(value.asnumpy().reshape(-1)[0]) if value.size == 1 else None
+    return float(value) if isinstance(value, bool | int | float) else None
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import paddle
 
 from twinprobe._record.calls import Site, outside_compiled
@@ -16,11 +18,13 @@ from twinprobe._record.eager.recorder import EagerRecorder
 from twinprobe._record.engine import Engine
 from twinprobe._record.paddle.gradients import CustomLayers, UseGraph, UseWatch, operation_sites, wrapped, writes
 from twinprobe._record.paddle.sites import all_sites, unrecorded_writes
-from twinprobe._record.paddle.tensors import PaddleTensors
+from twinprobe._record.paddle.tensors import PaddleTensors, dtype_name
 from twinprobe._record.perturb import ON_CPU, HostPerturbation
 from twinprobe._record.render import NOT_MINE
 from twinprobe._record.rows import Leaf, Note
+from twinprobe._record.watch.eager import EagerWatcher
 from twinprobe._record.writer import logger
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 _IN_OUT = "in_out"
@@ -54,7 +58,12 @@ class PaddleRecorder(EagerRecorder):
     def make_known(self, rows: HostRows) -> KnownRows:
         return PaddleTensors(rows)
 
-    def settings(self) -> dict[str, Any]:
+    @staticmethod
+    def watcher(config: RecordConfig) -> Any:
+        return PaddleWatcher(config)
+
+    @staticmethod
+    def settings() -> dict[str, Any]:
         known = paddle.base.core.globals()
         names = {
             "cudnn_deterministic": "FLAGS_cudnn_deterministic",
@@ -73,7 +82,8 @@ class PaddleRecorder(EagerRecorder):
             raise BadInput(f"perturb changes host memory, and Paddle runs on {paddle.get_device()}", hint=ON_CPU)
         return HostPerturbation(seed, paddle.Tensor, lambda tensor: (tensor.data_ptr(), tuple(tensor.strides)))
 
-    def rank(self) -> int | None:
+    @staticmethod
+    def rank() -> int | None:
         distributed = paddle.distributed
         return int(distributed.get_rank()) if distributed.is_initialized() else None
 
@@ -96,7 +106,8 @@ class PaddleRecorder(EagerRecorder):
                 )
         return ""
 
-    def watched_modules(self, model: Any) -> Iterator[tuple[str, Any, bool]]:
+    @staticmethod
+    def watched_modules(model: Any) -> Iterator[tuple[str, Any, bool]]:
         if is_static(model):  # traced as a whole: itself the boundary
             return iter([("network", model, True)])
         return outside_compiled(model.named_sublayers(), is_static)
@@ -153,6 +164,97 @@ class PaddleRecorder(EagerRecorder):
     def use_hooks(self) -> Iterable[Any]:
         self._operations.attach(operation_sites())
         return [self._operations, CustomLayers(self, self._graph)]
+
+
+# Watching: a few numbers for each step.
+
+_tensors = PaddleTensors(HostRows(values=True, digest=None))
+# What Paddle's optimizers call their settings, and what PyTorch's do: runs of both are compared.
+_SETTINGS = {
+    "_beta1": "betas.0", "_beta2": "betas.1", "_epsilon": "eps", "_momentum": "momentum", "_rho": "rho",
+    "_weight_decay": "weight_decay", "_regularization_coeff": "weight_decay",
+}  # fmt: skip
+
+
+class PaddleWatcher(EagerWatcher):
+    """Layers, optimizers and backward passes of Paddle."""
+
+    recorder = PaddleRecorder
+    containers = (paddle.nn.Sequential, paddle.nn.LayerList)
+
+    def quiet(self) -> Any:
+        return paddle.no_grad()
+
+    def dtype(self, tensor: Any) -> str:
+        return dtype_name(tensor)
+
+    def on_host(self, tensor: Any) -> HostTensor | None:
+        content = tensor._local_value() if tensor.is_dist() else tensor
+        if not content.is_dense() or not content.place.is_cpu_place():
+            return None
+        array = _tensors.read(content, dtype_name(content))
+        if array is None:
+            return None
+        return HostTensor(dtype_name(content), tuple(content.shape), np.ascontiguousarray(array).reshape(-1))
+
+    def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
+        return [(name, one) for name, one in model.named_parameters() if not one.stop_gradient]
+
+    def random_state(self) -> bytes:
+        # The state is the generator's words; before them stands an address, which means nothing.
+        words = " ".join(str(one) for one in paddle.get_rng_state("cpu")).split()
+        return " ".join(word for word in words if not word.startswith("0x")).encode()
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        groups = getattr(optimizer, "_param_groups", None) or getattr(optimizer, "_parameter_list", None) or ()
+        return [one for group in groups for one in (group["params"] if isinstance(group, dict) else [group])]
+
+    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
+        rate = float(optimizer.get_lr())
+        shared = [(key, getattr(optimizer, name, None)) for name, key in _SETTINGS.items()]
+        groups = [one for one in getattr(optimizer, "_param_groups", None) or () if isinstance(one, dict)]
+        for at, group in enumerate(groups or [{}]):
+            yield f"{at}.lr", rate * float(group.get("learning_rate", 1.0))
+            own = [("weight_decay", group.get(name)) for name in ("regularization_coeff", "weight_decay")]
+            plain = {key: getattr(value, "_coeff", value) for key, value in (*shared, *own) if value is not None}
+            for key, value in plain.items():
+                if isinstance(value, bool | int | float):
+                    yield f"{at}.{key}", value
+
+    def hooks(self) -> Iterable[Any]:
+        for owner, name in ((paddle.Tensor, "backward"), (paddle.autograd, "backward"), (paddle, "grad")):
+            yield Replaced(owner, name, functools.partial(self._passing, name == "grad"))
+        for kind in _with_subclasses(paddle.optimizer.Optimizer):
+            for name in ("step", "minimize"):
+                if name in vars(kind):
+                    yield Replaced(kind, name, self._stepping)
+
+    def _passing(self, is_grad: bool, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_grad:  # paddle.grad may be a penalty: it says nothing of the loss
+                first = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else tensors
+                self.work(self.saw_loss, first)
+            self.passes += 1
+            try:
+                return original(tensors, *args, **kwargs)
+            finally:
+                self.passes -= 1
+
+        return run
+
+    def _stepping(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def run(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            gradients = ((one, getattr(one, "main_grad", None) if one.grad is None else one.grad)
+                         for one in self.held_by(optimizer))  # fmt: skip
+            return self.update(optimizer, gradients, lambda: original(optimizer, *args, **kwargs))
+
+        return run
+
+
+def _with_subclasses(kind: Any) -> list[Any]:
+    return [kind, *(one for child in kind.__subclasses__() for one in _with_subclasses(child))]
 
 
 _DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")

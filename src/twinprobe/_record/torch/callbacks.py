@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from twinprobe._record.config import load_config
 from twinprobe._record.engine import refuse_earlier_dump
+from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.writer import logger
 from twinprobe.errors import BadInput
@@ -140,6 +141,7 @@ class WholeScript:
             logger.warning("no model with parameters was called: nothing was recorded")
 
     def _remove_hooks(self) -> None:
+        keep_hooks_out_of_copies(self, False)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -150,6 +152,7 @@ class WholeScript:
         self._remove_hooks()
         self._model = module
         logger.info("the first model seen is %s", type(module).__name__)
+        keep_hooks_out_of_copies(self)
         self._handles.append(module.register_forward_pre_hook(self._model_called, with_kwargs=True))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._steps.begin(module)
@@ -163,7 +166,10 @@ class WholeScript:
             # On the optimizer itself: its own hooks run before the global ones, which ending a step takes away.
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        recorder = self._steps.recorder
+        if self._steps.running and isinstance(recorder, TorchRecorder):  # a watcher has hooks of its own, which stay
+            recorder.optimizer.finish(optimizer)
         self._steps.end()
 
     def _holds_parameters(self, optimizer: Any) -> bool:

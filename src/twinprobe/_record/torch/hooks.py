@@ -186,6 +186,42 @@ class FastPaths:
         )
 
 
+# Copies of a model, in memory or on disk, are made without our hooks, which belong to this process and this recording.
+
+_TABLES = ("_forward_pre_hooks", "_forward_hooks")
+_FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_owners: set[int] = set()
+
+
+def keep_hooks_out_of_copies(owner: Any, hooked: bool = True) -> None:
+    """While any owner has hooks on modules, copy, pickle and torch.save leave out every hook that is ours."""
+    if hooked:
+        _owners.add(id(owner))
+        nn.Module.__reduce_ex__ = _reduce_without_hooks
+    else:
+        _owners.discard(id(owner))
+        if not _owners and vars(nn.Module).get("__reduce_ex__") is _reduce_without_hooks:
+            del nn.Module.__reduce_ex__
+
+
+def _reduce_without_hooks(module: nn.Module, protocol: Any) -> Any:
+    reduced = object.__reduce_ex__(module, protocol)
+    if not isinstance(reduced, tuple) or len(reduced) < 3 or not isinstance(reduced[2], dict):
+        return reduced
+    state = dict(reduced[2])
+    for table in _TABLES:
+        ours = {key for key, hook in state.get(table, {}).items() if _is_ours(hook)}
+        if ours:
+            for name in (table, *(flags for flags in _FLAGS if flags.startswith(table))):
+                kept = state.get(name, {})
+                state[name] = type(kept)((key, value) for key, value in kept.items() if key not in ours)
+    return (*reduced[:2], state, *reduced[3:])
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("twinprobe.")
+
+
 class ModuleHooks(ModuleWatch):
     """Watches modules by hooks on each of them."""
 
@@ -204,14 +240,15 @@ class ModuleHooks(ModuleWatch):
     def watch(self, module: torch.nn.Module, prefix: str, compiled: bool = False) -> ModuleInfo:
         """Register hooks on one module under the given name."""
         info = super().watch(module, prefix, compiled)
+        keep_hooks_out_of_copies(self)
         if compiled and getattr(module, "_compiled_call_impl", None) is not None:
             self._boundaries.append(CompiledBoundary(module, self._before, self._after))
             return info
         # What register_forward_pre_hook and register_forward_hook do, which scripted modules refuse.
         module._forward_pre_hooks[self._key] = self._before
         module._forward_hooks[self._key] = self._after
-        for flags in _flags(module):
-            flags[self._key] = True
+        for name in _FLAGS:
+            getattr(module, name)[self._key] = True
         self._hooked.append(module)
         return info
 
@@ -228,16 +265,18 @@ class ModuleHooks(ModuleWatch):
             self._recorder.paused = True
 
         if models:
+            keep_hooks_out_of_copies(self)
             self._handles.append(models[0].register_forward_pre_hook(count, with_kwargs=True))
             self._handles.append(models[0].register_forward_hook(pause, with_kwargs=True, always_call=True))
 
     def detach(self) -> None:
         """Remove every hook."""
+        keep_hooks_out_of_copies(self, False)
         for handle in self._handles:
             handle.remove()
         for module in self._hooked:
-            for table in (module._forward_pre_hooks, module._forward_hooks, *_flags(module)):
-                table.pop(self._key, None)
+            for name in (*_TABLES, *_FLAGS):
+                getattr(module, name).pop(self._key, None)
         self._hooked.clear()
         for boundary in self._boundaries:
             boundary.remove()
@@ -313,12 +352,3 @@ class ModuleHooks(ModuleWatch):
                 recorder.trouble("recording a module's outputs", error)
             if not calls:
                 recorder.graph.index.clear()
-
-
-def _flags(module: Any) -> tuple[dict[int, bool], ...]:
-    """The tables that say how a hook is called: with keywords, and after a failure too."""
-    return (
-        module._forward_pre_hooks_with_kwargs,
-        module._forward_hooks_with_kwargs,
-        module._forward_hooks_always_called,
-    )

@@ -20,6 +20,8 @@ from twinprobe._record.writer import Problems, is_disk_error, logger, speak
 from twinprobe._runs.watch import DIGEST, MISSING, STREAM, WatchStream
 from twinprobe.errors import BadInput, MissingPackage
 
+MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
+ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
 
 

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
@@ -20,10 +20,10 @@ from twinprobe._measure.cuda import DeviceMeasure
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
 from twinprobe._record.torch.device import add_line
-from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, watched_modules
+from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
-from twinprobe._record.watch import Read, Watcher
+from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Read, Watcher
 from twinprobe._runs.watch import DIGEST
 from twinprobe.errors import BadInput, did_you_mean
 
@@ -33,14 +33,12 @@ _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 # torch.compiler has it since 2.3.
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch._utils.is_compiling)
 _NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
-_MOST_INPUTS, _MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _FINE = {"mps": torch.float32}  # which has no float64
-_ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 
 
 class TorchWatcher(Watcher):
@@ -60,6 +58,7 @@ class TorchWatcher(Watcher):
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
         self._optimizer: Any = None
+        self._beside: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # others, their first group
         self._weights: dict[torch.device, torch.Tensor] = {}
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
@@ -99,6 +98,7 @@ class TorchWatcher(Watcher):
         if missed:
             known = [name for model in self._models for name, _ in model.named_modules() if name]
             raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        keep_hooks_out_of_copies(self)
         self._handles += [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -113,6 +113,7 @@ class TorchWatcher(Watcher):
         torch.autograd.backward = backward
 
     def detach(self) -> None:
+        keep_hooks_out_of_copies(self, False)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -178,7 +179,7 @@ class TorchWatcher(Watcher):
         if first or any(module is one for one in self._models):
             given = {str(at): value for at, value in enumerate(args)} | kwargs
             tensors = ((name, one) for name, value in given.items() for one in tensors_in(value, torch.Tensor, []))
-            for (name, tensor), _ in zip(tensors, range(_MOST_INPUTS), strict=False):
+            for (name, tensor), _ in zip(tensors, range(MOST_INPUTS), strict=False):
                 self._note_input(f"input.{name}", _local(tensor.detach()))
 
     def _is_over(self, step: Any, module: Any) -> bool:
@@ -249,6 +250,8 @@ class TorchWatcher(Watcher):
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._is_ours(optimizer):
+            if self.attached and self._optimizer is not None:
+                self._work(self._note_beside, optimizer)
             return
         self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
@@ -271,11 +274,33 @@ class TorchWatcher(Watcher):
         if not self.attached:
             return False
         if self._optimizer is None or self._optimizer() is None:
-            own = {id(one) for _, one in self._parameters}
-            if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            if not self._holds_parameters(optimizer):
                 return False
             self._optimizer = weakref.ref(optimizer)
         return self._optimizer() is optimizer
+
+    def _holds_parameters(self, optimizer: Any) -> bool:
+        own = {id(one) for _, one in self._parameters}
+        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
+
+    def _note_beside(self, _gradients: bool, optimizer: Any) -> None:
+        """Another optimizer of the same model, as where matrices have one of their own: its settings are the step's.
+
+        It may come after the one that counts the steps; then the step it belongs to has just ended.
+        """
+        first = self._beside.get(optimizer)
+        if first is None:
+            counting = self._optimizer()
+            first = -1
+            if counting is not None and self._holds_parameters(optimizer):
+                first = sum(len(one.param_groups) for one in (counting, *self._beside) if self._beside.get(one, 0) >= 0)
+            self._beside[optimizer] = first
+        step = self.step if self.step.forwards else self._last
+        if first >= 0 and step is not None and (step is self._last or self.wanted):
+            for name, value in _settings(optimizer):
+                if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+                    group, _, key = name.partition(".")
+                    step.numbers.append((self.series(f"group.{first + int(group)}.{key}"), float(value)))
 
     def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
         if not self.wanted:
@@ -288,17 +313,11 @@ class TorchWatcher(Watcher):
 
     def _note_groups(self, _gradients: bool, optimizer: Any) -> None:
         """Learning rate, weight decay and whatever else the update uses, of each group of parameters."""
-        for at, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if key in ("params", "param_names"):
-                    continue
-                several = isinstance(value, list | tuple)
-                for place, one in enumerate(value if several else [value]):
-                    name = f"group.{at}.{key}.{place}" if several else f"group.{at}.{key}"
-                    if isinstance(one, torch.Tensor) and one.numel() == 1:
-                        self._values.append(([self.series(name)], one.detach().clone()))
-                    elif isinstance(one, _PLAIN):
-                        self.note(name, one)
+        for name, value in _settings(optimizer):
+            if isinstance(value, torch.Tensor):
+                self._values.append(([self.series(f"group.{name}")], value.detach().clone()))
+            else:
+                self.note(f"group.{name}", value)
 
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
@@ -375,15 +394,15 @@ class TorchWatcher(Watcher):
             return
         samples = tensor.shape[0] if tensor.dim() else 1
         values = tensor.reshape(samples, -1)
-        if values.shape[1] * samples > _MOST_ELEMENTS:
-            values = values[:, :: 1 + values.shape[1] * samples // _MOST_ELEMENTS]
+        if values.shape[1] * samples > MOST_ELEMENTS:
+            values = values[:, :: 1 + values.shape[1] * samples // MOST_ELEMENTS]
         bits = values.contiguous().view(_BITS.get(values.element_size(), torch.int64)).to(torch.int64)
         weights = self._weights.get(tensor.device)
         if weights is None or len(weights) < max(bits.shape):
-            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * _ODD | 1
+            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * ODD | 1
             self._weights[tensor.device] = weights
         rows = (bits * weights[: bits.shape[1]]).sum(1)
-        rows = (rows ^ (rows >> 29)) * _ODD
+        rows = (rows ^ (rows >> 29)) * ODD
         mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
         whole = (mixed * weights[:samples]).sum()
         digests = torch.stack((mixed.sum(), whole ^ (whole >> 32))) & (DIGEST - 1)
@@ -480,6 +499,18 @@ class OnePass:
             return places, np.array(values, dtype=np.float64)
 
         return read
+
+
+def _settings(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """The numbers in the groups of an optimizer: ``0.lr``, ``0.betas.1``."""
+    for at, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key in ("params", "param_names"):
+                continue
+            several = isinstance(value, list | tuple)
+            for place, one in enumerate(value if several else [value]):
+                if isinstance(one, _PLAIN) or (isinstance(one, torch.Tensor) and one.numel() == 1):
+                    yield (f"{at}.{key}.{place}" if several else f"{at}.{key}"), one
 
 
 def _nothing(*_: Any) -> None:

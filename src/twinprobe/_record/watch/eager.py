@@ -1,0 +1,321 @@
+"""Watching MindSpore and Paddle: what both do alike. Each extends it beside its recorder."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import math
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinprobe._measure.statistics import statistics
+from twinprobe._record.calls import tensors_in
+from twinprobe._record.config import RecordConfig
+from twinprobe._record.eager.apis import Replaced
+from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Watcher
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.watch import DIGEST
+from twinprobe.errors import BadInput, did_you_mean
+
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+class EagerWatcher(Watcher):
+    """What MindSpore and Paddle do alike: modules are seen by standing before the base class's ``__call__``.
+
+    What is in host memory is measured at once. On a device a few kernels measure it, and their results are read one
+    step later.
+    """
+
+    recorder: ClassVar[Any]  # the framework's recorder: its classes, settings, ranks and modules
+    containers: ClassVar[tuple[type, ...]]  # which hold blocks
+
+    def __init__(self, config: RecordConfig) -> None:
+        super().__init__(config)
+        self._handles: list[Any] = []
+        self._models: list[Any] = []
+        self._entries: set[int] = set()
+        self._blocks: dict[int, Any] = {}
+        self.parameters: dict[str, Any] = {}
+        self._optimizer: Any = None
+        self._losses: dict[str, list[Any]] = {}  # by where they were seen: log(), backward
+        self._noted = False  # the parameters of this step
+        self._depth = self._updating = self.passes = 0  # of watched calls, of optimizers' steps, of backward passes
+        self._observing = False
+        self._fingerprint: Any = None
+
+    # -- what a framework knows -------------------------------------------------------------------------------------
+
+    def quiet(self) -> Any:
+        """A context without gradients."""
+        raise NotImplementedError
+
+    def on_host(self, tensor: Any) -> HostTensor | None:
+        """The elements of a tensor in host memory; None where it is on a device, or holds nothing to measure."""
+        raise NotImplementedError
+
+    def dtype(self, tensor: Any) -> str:
+        """``float32``, whatever the framework calls it."""
+        raise NotImplementedError
+
+    def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
+        """The trainable parameters by name."""
+        raise NotImplementedError
+
+    def random_state(self) -> bytes:
+        """The state of the generator of random numbers."""
+        raise NotImplementedError
+
+    def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
+        """What an update uses: ``0.lr`` and so on, by group."""
+        raise NotImplementedError
+
+    def hooks(self) -> Iterable[Any]:
+        """Put more in place: around optimizers' steps and backward passes. Handles with remove()."""
+        raise NotImplementedError
+
+    def rank(self) -> int | None:
+        rank: int | None = self.recorder.rank()
+        return rank
+
+    # -- attaching --------------------------------------------------------------------------------------------------
+
+    def attach(self, models: Any) -> None:
+        self._models = list(models) if isinstance(models, list | tuple) else [models]
+        several = len(self._models) > 1
+        base = self.recorder.module_class
+        self._blocks, self.parameters = {}, {}
+        known: list[str] = []
+        for at, model in enumerate(self._models):
+            if not isinstance(model, base):
+                title = self.recorder.module_title
+                raise BadInput(f"start(model=...) got {type(model).__name__}, which is no {title}")
+            prefix = f"{at}." if several else ""
+            named = {prefix + path: module for path, module, _ in self.recorder.watched_modules(model)}
+            known += named
+            for name in self._chosen(named):
+                self._blocks[id(named[name])] = self._block(name)
+            self.parameters |= {prefix + name: one for name, one in self.parameters_of(model)}
+        missed = [one for one in self.config.names if not any(fnmatch.fnmatchcase(name, one) for name in known)]
+        if missed:
+            raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
+        self._entries = {id(model) for model in self._models}
+        self._handles = [Replaced(base, "__call__", self._calling), *self.hooks()]
+
+    def detach(self) -> None:
+        for handle in reversed(self._handles):
+            handle.remove()
+        self._handles = []
+
+    def _chosen(self, named: dict[str, Any]) -> list[str]:
+        """The modules whose outputs are measured: those of the list, otherwise the outermost that a container holds."""
+        if self.config.names:
+            return [name for name in named if any(fnmatch.fnmatchcase(name, one) for one in self.config.names)]
+        found: list[str] = []
+        for name, module in named.items():
+            around = named.get(name.rpartition(".")[0])
+            inside = any(name.startswith(f"{block}.") for block in found)
+            if isinstance(around, self.containers) and not isinstance(module, self.containers) and not inside:
+                found.append(name)
+        return found or [name for name in named if name and "." not in name]
+
+    # -- what is called ---------------------------------------------------------------------------------------------
+
+    def _calling(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.called(original, module, args, kwargs)
+
+        return call
+
+    def called(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """A module is called."""
+        key = id(module)
+        entry = key in self._entries
+        block = self._blocks.get(key)
+        if (block is None and not entry) or self.passes:  # in a pass: computed once more
+            return original(module, *args, **kwargs)
+        if entry:
+            self._depth += 1
+            self.work(self._enter, bool(self.recorder.grad_enabled()), args, kwargs)
+        try:
+            output = original(module, *args, **kwargs)
+            if block is not None and self._observing:
+                self.work(block, output)
+            return output
+        finally:
+            if entry:
+                self._depth -= 1
+                self._observing = self._observing and self._depth > 0
+
+    def work(self, act: Callable[..., None], *what: Any) -> None:
+        """Our own work: no gradients, and no error of ours reaches the training."""
+        try:
+            with self.quiet():
+                act(*what)
+        except Exception as error:
+            self.problems.note("watching", error)
+
+    def _enter(self, trains: bool, args: Any, kwargs: Any) -> None:
+        if self._depth > 1 or not self.active or (self.has_optimizer and not trains):
+            return
+        if not self.has_optimizer and self._is_over():
+            self.end_step()
+        self._observing = self.wanted
+        first, self.step.forwards = not self.step.forwards, self.step.forwards + 1
+        if not self._observing:
+            return
+        if first:
+            self.note("random.cpu", zlib.crc32(self.random_state()) % DIGEST)
+            for name, value in self.recorder.settings().items():
+                plain = isinstance(value, bool | int | float)
+                self.note(f"setting.{name}", value if plain else zlib.crc32(str(value).encode()) % DIGEST)
+            if not self.has_optimizer:  # nobody announces the update
+                self.note_parameters()
+        given = {str(at): value for at, value in enumerate(args)} | kwargs
+        tensors = [
+            (name, one) for name, value in given.items() for one in tensors_in(value, self.recorder.tensor_class, [])
+        ]
+        for name, tensor in tensors[:MOST_INPUTS]:
+            host = self.on_host(tensor)
+            if host is None or not host.data.size:
+                continue
+            samples, whole = digests(host)
+            self.note(f"input.{name}.samples", samples)
+            self.note(f"input.{name}.digest", whole)
+            if host.dtype in _EPS:
+                self.note(f"input.{name}.norm", statistics(host).norm)
+
+    def _is_over(self) -> bool:
+        """Without an optimizer: whether the step before this call of the model has ended."""
+        before, self._fingerprint = self._fingerprint, None
+        if not self.step.forwards:
+            return False
+        if self.step.ended or not self.step.backward:
+            return True
+        # Gradients that accumulate, or parameters that the program updates by itself?
+        host = self.on_host(next(iter(self.parameters.values()))) if self.parameters else None
+        self._fingerprint = None if host is None else zlib.crc32(host.data.tobytes())
+        return before is not None and before != self._fingerprint
+
+    def _block(self, name: str) -> Callable[[Any], None]:
+        places = [self.series(f"output.{name}.{kind}") for kind in ("norm", "max", "mean")]
+        self.keep_residue(name)
+        eps = self.series(f"output.{name}.eps")
+
+        def measure(output: Any) -> None:
+            tensor = next(iter(tensors_in(output, self.recorder.tensor_class, [])), None)
+            if tensor is not None and self.dtype(tensor) in _EPS:
+                self.step.numbers.append((eps, _EPS[self.dtype(tensor)]))
+                self.measure(places, tensor)
+
+        return measure
+
+    def measure(self, places: Sequence[int], tensor: Any) -> None:
+        """Norm, largest magnitude and perhaps the mean of a tensor, for these series."""
+        host = self.on_host(tensor)
+        if host is None:
+            for place, one in zip(places, self.on_device(tensor), strict=False):
+                self.step.pending.append(functools.partial(_arrived, place, one))
+        elif host.data.size:
+            high, low, mean, norm = (float(value or 0) for value in statistics(host)[:4])
+            self.step.numbers += zip(places, (norm, max(abs(high), abs(low)), mean), strict=False)
+
+    @staticmethod
+    def on_device(tensor: Any) -> tuple[Any, Any, Any]:
+        """Norm, largest magnitude and mean, as tensors that the device still computes."""
+        wide = tensor.astype("float32")
+        return (wide * wide).sum().sqrt(), wide.abs().max(), wide.mean()
+
+    def saw_loss(self, loss: Any) -> None:
+        """A backward pass begins at this tensor."""
+        if self.passes or not (self.active or self.step.forwards):
+            return
+        self.step.backward = True
+        if self.wanted and isinstance(loss, self.recorder.tensor_class) and math.prod(loss.shape) == 1:
+            self._losses.setdefault("backward", []).append(loss)
+
+    def log(self, **scalars: Any) -> None:
+        for name, value in scalars.items():
+            tensor = isinstance(value, self.recorder.tensor_class)
+            if name == "loss" and tensor:
+                self._losses.setdefault("log", []).append(value)
+            else:
+                self.note(name, float(np.asarray(value.numpy()).reshape(-1)[0]) if tensor else value)
+
+    # -- updates ----------------------------------------------------------------------------------------------------
+
+    def update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]], act: Callable[[], Any]) -> Any:
+        """An optimizer makes a step, with pairs of parameters and gradients."""
+        if self._updating or not self.attached or not self._is_ours(optimizer):
+            return act()
+        self.has_optimizer = True
+        self._updating += 1
+        try:
+            if (self.active or self.step.forwards) and self.wanted:
+                self.work(self._note_update, optimizer, gradients)
+            return act()
+        finally:
+            self._updating -= 1
+            self.end_step()
+
+    def _is_ours(self, optimizer: Any) -> bool:
+        """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
+        if self._optimizer is None:
+            own = {id(one) for one in self.parameters.values()}
+            if any(id(one) in own for one in self.held_by(optimizer)):
+                self._optimizer = optimizer
+        return self._optimizer is optimizer
+
+    def held_by(self, optimizer: Any) -> Iterable[Any]:
+        """The parameters of an optimizer."""
+        raise NotImplementedError
+
+    def _note_update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]]) -> None:
+        if not self._noted:
+            self.note_parameters()
+        names = {id(one): name for name, one in self.parameters.items()}
+        for parameter, gradient in gradients:
+            name = names.get(id(parameter))
+            if name is not None and gradient is not None:
+                self.measure([self.series(f"gradient.{name}.{kind}") for kind in ("norm", "max")], gradient)
+        for key, value in self.settings_of(optimizer):
+            self.note(f"group.{key}", value)
+
+    def note_parameters(self) -> None:
+        """The parameters that this step's forward has used."""
+        self._noted = True
+        for name, one in self.parameters.items():
+            self.measure([self.series(f"parameter.{name}.{kind}") for kind in ("norm", "max")], one)
+
+    def end_step(self) -> None:
+        if self.wanted:
+            if not self._noted and self.step.forwards:
+                self.work(self.note_parameters)
+            for loss in self._losses.get("log") or self._losses.get("backward") or []:
+                self.step.pending.append(functools.partial(_arrived, self.series("loss"), loss))
+        self._losses, self._noted = {}, False
+        super().end_step()
+
+
+def _arrived(place: int, tensor: Any) -> tuple[list[int], NDArray[np.float64]]:
+    return [place], np.asarray(tensor.numpy(), dtype=np.float64).reshape(-1)[:1]
+
+
+def digests(tensor: HostTensor) -> tuple[int, int]:
+    """Two digests of an input: of its samples in any order, and of its elements in their order."""
+    samples = tensor.shape[0] if tensor.shape else 1
+    values = np.ascontiguousarray(tensor.data).reshape(samples, -1)
+    if values.size > MOST_ELEMENTS:
+        values = np.ascontiguousarray(values[:, :: 1 + values.size // MOST_ELEMENTS])
+    bits = values.view({1: np.uint8, 2: np.int16, 4: np.int32}.get(values.itemsize, np.int64)).astype(np.int64)
+    weights = np.arange(1, max(bits.shape) + 1, dtype=np.int64) * ODD | 1
+    rows = (bits * weights[: bits.shape[1]]).sum(1)
+    rows = (rows ^ (rows >> 29)) * ODD
+    mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
+    whole = (mixed * weights[:samples]).sum()
+    return int(mixed.sum()) & (DIGEST - 1), int(whole ^ (whole >> 32)) & (DIGEST - 1)
