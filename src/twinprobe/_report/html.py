@@ -17,6 +17,7 @@ import numpy as np
 from twinprobe._report.columns import RELATIVE_ERROR, STACK
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.inside import table_pictures
+from twinprobe._runs.summaries import SUMMARIES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -190,8 +191,9 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    kept = "Data_name" in table.columns and packed["order"] is None
-    inside = table_pictures(table, summary) if kept else {}
+    dump = Path(summary.target.path)
+    kept = "Data_name" in table.columns or dump.with_name(dump.name.split(".json")[0] + SUMMARIES).is_file()
+    inside = table_pictures(table, summary) if kept and packed["order"] is None else {}
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip
@@ -201,4 +203,5 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
     scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
-    fill(path, asset("page.html"), title=title, style=asset("page.css"), script=script, data=msgspec.Raw(data))
+    style = asset("page.css") + asset("shared/tensor.css")
+    fill(path, asset("page.html"), title=title, style=style, script=script, data=msgspec.Raw(data))
