@@ -41,8 +41,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
-    (report,) = (kept / "out").glob("*.html")
-    page.goto(report.as_uri())
+    (report,) = (kept / "out").glob("compare_result*.html")
+    page.goto((kept / "out" / "index.html").as_uri())
+    page.get_by_role("link", name=report.name).click()
     page.locator("#first-show").click()
     page.wait_for_selector(".inside canvas")
     assert "target = 1.25" in page.locator(".inside-kinds").inner_text()
@@ -51,6 +52,21 @@ def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
     index = tuple(int(at) for at in worst[0].strip("[]").split(","))
     sides = [np.load(kept / side / "dump_tensor_data" / f"{NAME}.output.0.npy")[index] for side in "tg"]
     assert [float(text) for text in worst[1:3]] == pytest.approx(sides, rel=1e-3)
+
+
+def test_the_report_has_sliders_and_a_choice_of_axes_without_a_server(page: Any, kept: Path) -> None:
+    (report,) = (kept / "out").glob("compare_result*.html")
+    page.goto(report.as_uri())
+    page.locator("#first-show").click()
+    facts = page.locator(".inside-facts")
+    facts.wait_for()
+    sliders = page.locator(".inside-controls input[type=range]")
+    assert sliders.count() == 2
+    sliders.nth(1).evaluate("e => { e.value = '3'; e.dispatchEvent(new Event('change')); }")
+    becomes(page, facts.inner_text, lambda text: "3,072 elements" in text)
+    page.locator(".inside-controls select").nth(1).select_option("1")
+    becomes(page, page.locator(".inside-controls select").nth(1).input_value, lambda axis: axis == "1")
+    becomes(page, facts.inner_text, lambda text: "12,288 elements" in text)
 
 
 def test_the_page_draws_it_and_a_slider_and_a_drag_read_a_part(

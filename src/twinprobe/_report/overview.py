@@ -181,15 +181,24 @@ _KINDS = (
     (re.compile(r".*"), "Other files"),
 )
 INDEX = "index.html"
+_RESULTS = ("step*/", "graph/", "pynative/", "graph/step*/", "pynative/step*/")
 _MOST_LINKS = 5000
 
 
 def write_index(folder: Path) -> Path | None:
-    """Write ``index.html`` with links to everything that lies in a folder of results; None for a folder elsewhere."""
+    """Write ``index.html`` with links to everything that lies in a folder of results.
+
+    None for a folder elsewhere, and where there is an ``index.html`` that is not ours.
+    """
     if remote(folder) is not None:
         return None
+    target = folder / INDEX
+    if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
+        return None
     groups: dict[str, list[str]] = {}
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # Results lie here and in the folders of steps and modes; a folder that somebody works in may hold much more.
+    places = [folder, *(path for pattern in _RESULTS for path in folder.glob(pattern))]
+    found = sorted(path.relative_to(folder).as_posix() for at in places for path in at.iterdir() if path.is_file())
     for name in [name for name in found if not any(part.startswith(".") for part in name.split("/"))][:_MOST_LINKS]:
         if name == INDEX or DATASET in name.split("/", 1)[0]:
             continue
@@ -203,7 +212,6 @@ def write_index(folder: Path) -> Path | None:
         groups.setdefault("Datasets (parquet by step and rank)", []).append(item)
     lists = [f"<h2>{kind}</h2><ul>{''.join(items)}</ul>" for kind, items in sorted(groups.items(), key=_kind_order)]
     name = html.escape(visible(folder.resolve().name))
-    target = folder / INDEX
     with Staging() as staging:
         fill(staging.file(target), asset("index.html"), title=f"TwinProbe: {name}", style=asset("map.css"), script="",
              data=None, body=f"<h1><bdi>{name}</bdi></h1>{''.join(lists)}")  # fmt: skip

@@ -372,7 +372,10 @@ export class App {
   async #hit(by) {
     clearTimeout(this.typing);
     this.set({ q: this.toolbar.search.value, tab: "found", panel: true });
-    await this.panel.ready;
+    for (let ready; ready !== this.panel.ready; ) {
+      ready = this.panel.ready; // another list may have been asked for meanwhile
+      await ready;
+    }
     if (!by) this.panel.list.cursor = -1;
     await this.panel.list.walk(by);
   }

@@ -74,7 +74,7 @@ export class Panel {
       state.color,
       state.above,
       state.lang,
-      counts !== null,
+      tab === "found" || counts !== null, // a search waits for no counts, and its mark stays when they come
     ]);
     if (tab !== "byHand" && key !== this.key && (counts || tab === "found")) {
       this.key = key;
