@@ -213,8 +213,8 @@ def write_index(folder: Path) -> Path | None:
     lists = [f"<h2>{kind}</h2><ul>{''.join(items)}</ul>" for kind, items in sorted(groups.items(), key=_kind_order)]
     name = html.escape(visible(folder.resolve().name))
     with Staging() as staging:
-        fill(staging.file(target), asset("index.html"), title=f"TwinProbe: {name}", style=asset("map.css"), script="",
-             data=None, body=f"<h1><bdi>{name}</bdi></h1>{''.join(lists)}")  # fmt: skip
+        body = f"<main><h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
+        fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
 
 
@@ -377,7 +377,14 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
         "trends": [_curves(trend, every) for trend in chosen],
     }
     title = html.escape(visible(f"TwinProbe: {found.parting.sentence}")[:200])
-    fill(path, asset("steps.html"), title=title, style=asset("steps.css"), script=asset("steps.js"), data=data)
+    fill(
+        path,
+        asset("steps.html"),
+        title=title,
+        style=asset("steps.css"),
+        script=asset("steps.js") + asset("chinese.js"),
+        data=data,
+    )
 
 
 def _curves(trend: Trend, every: int) -> dict[str, Any]:
