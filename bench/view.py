@@ -90,7 +90,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def measure_tb_graph_ascend(environment: Path, folder: Path) -> dict[str, Any]:
-    """The same with tb-graph-ascend inside TensorBoard: a node is opened by a double click on its label."""
+    """The same with tb-graph-ascend inside TensorBoard: its first picture is the root alone."""
     from playwright.sync_api import sync_playwright
 
     from compat.viewer_environment import install_viewer
@@ -103,20 +103,19 @@ def measure_tb_graph_ascend(environment: Path, folder: Path) -> dict[str, Any]:
         page.set_default_timeout(120_000)
         frame = page.frame_locator("iframe")
 
-        def opened(name: str, child: str) -> float:
-            box = frame.locator("text", has_text=name).first.bounding_box()
-            assert box is not None
-            start = time.perf_counter()
-            page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-            frame.locator("text", has_text=child).first.wait_for(state="visible")
-            return time.perf_counter() - start
-
         start = time.perf_counter()
         page.goto(server.page, wait_until="commit")
         frame.locator("text", has_text="DefaultModel").first.wait_for(state="visible")
         times: dict[str, Any] = {"first picture s": round(time.perf_counter() - start, 2)}
-        times["open the root s"] = round(opened("DefaultModel", "wide"), 2)
-        times["open 400 children ms"] = round(opened("wide", "Torch.mul") * 1000)
+        label = frame.locator("text", has_text="DefaultModel").first
+        box, last = label.bounding_box(), None
+        while box is None or box != last:  # the picture moves for a while, and the label itself takes no clicks
+            page.wait_for_timeout(500)
+            last, box = box, label.bounding_box()
+        start = time.perf_counter()
+        page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        frame.locator("text", has_text="Block.forward").first.wait_for(state="visible")
+        times["open the root s"] = round(time.perf_counter() - start, 2)
         browser.close()
         return times | {"server peak MB": server.peak_mb}
 

@@ -316,7 +316,7 @@ _STYLE = (
     ".twinprobe .bad{color:var(--error,#c62828)}.twinprobe .good{color:var(--pass,#2e7d32)}"
     ".twinprobe .first{color:var(--error,#c62828);font-weight:bold}"
     ".twinprobe p{margin:0 0 8px;overflow-wrap:anywhere}.twinprobe p.first{display:block;border:0;font-size:16px}"
-    ".twinprobe table{display:block;overflow-x:auto}.twinprobe .trees>div{min-width:0;overflow:auto}"
+    ".twinprobe .scroll{overflow-x:auto}.twinprobe .trees>div{min-width:0}"
     ".twinprobe .trees{display:flex;gap:2em;flex-wrap:wrap}"
 )
 
@@ -362,7 +362,7 @@ def _content(result: Result, most: int) -> str:
 def _html_tree(title: str, roots: list[Branch]) -> str:
     classes = {FIRST: "first", DIFFERS: "bad"}
     lines = (f'<span class="{classes.get(mark, "")}">{_safe(line)}</span>' for line, mark in tree_lines(roots))
-    return f"<div><b>{title}</b><pre>" + "\n".join(lines) + "</pre></div>"
+    return f'<div><b>{title}</b><pre tabindex="0">' + "\n".join(lines) + "</pre></div>"
 
 
 def _rows(findings: list[Finding], most: int) -> str:
@@ -377,7 +377,7 @@ def _rows(findings: list[Finding], most: int) -> str:
     )  # fmt: skip
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""
-    return f"<table><tr>{head}</tr>{body}</table>{left}"
+    return f'<div class="scroll" tabindex="0"><table><tr>{head}</tr>{body}</table></div>{left}'
 
 
 def _number(value: float) -> str:

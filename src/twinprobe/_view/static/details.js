@@ -133,7 +133,7 @@ export class Details {
     ];
     const rows = pairs.map(([name, a, b]) => [
       { text: name },
-      ...(judged ? judgement(judged[name], b !== undefined) : []),
+      ...(judged ? judgement(judged[name], a !== undefined && b !== undefined && (name in judged || alike(a, b))) : []),
       ...both.map((key) => pair(key, a, b)),
       ...metrics.map((key) => metric(key, a?.[key])),
       ...rest.map((key) => pair(key, a, b)),
@@ -192,6 +192,11 @@ export class Details {
     };
     return h("div", { class: "stacks" }, one("target", target), one("golden", golden));
   }
+}
+
+/** Whether two values have the same statistics. @param {Tensor} a @param {Tensor} b */
+function alike(a, b) {
+  return [...numbers, "md5"].every((key) => a[key] === b[key]);
 }
 
 /** What the judge says of a value: those that it does not list are equal. @param {(number | null)[] | undefined} found @param {boolean} compared */
