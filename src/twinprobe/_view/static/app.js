@@ -372,10 +372,7 @@ export class App {
   async #hit(by) {
     clearTimeout(this.typing);
     this.set({ q: this.toolbar.search.value, tab: "found", panel: true });
-    for (let ready; ready !== this.panel.ready; ) {
-      ready = this.panel.ready; // another list may have been asked for meanwhile
-      await ready;
-    }
+    await this.panel.settled();
     if (!by) this.panel.list.cursor = -1;
     await this.panel.list.walk(by);
   }

@@ -83,6 +83,16 @@ export class Panel {
     }
   }
 
+  /** Wait for the list; another may be asked for meanwhile. */
+  async settled() {
+    /** @type {Promise<void> | undefined} */
+    let seen;
+    while (seen !== this.ready) {
+      seen = this.ready;
+      await seen;
+    }
+  }
+
   /** Load the list again, because matches changed. */
   refresh() {
     this.key = "";
