@@ -1,7 +1,8 @@
 """The page at 100,000 nodes a side: first picture, opening 400 children, frames and scripts of a scroll, memory.
 
-    python bench/view.py [--nodes 100000] [--keep FOLDER]
+    python bench/view.py [--nodes 100000] [--keep FOLDER] [--beside FOLDER]
 
+``--beside`` installs tb-graph-ascend into an environment in that folder and measures it on the same file.
 Needs playwright and a Chromium (named by the variable CHROMIUM, by default /usr/bin/chromium).
 """
 
@@ -37,6 +38,7 @@ OPEN = """async () => {
   return performance.now() - start;
 }"""  # noqa: E501
 FRAMES = 180
+TB_GRAPH_ASCEND = "8.3.2"
 SCROLL = """async () => {
   const pane = document.querySelector('.pane-target .scroller');
   const gaps = [];
@@ -87,6 +89,37 @@ def measure(folder: Path) -> dict[str, Any]:
         server.wait()
 
 
+def measure_tb_graph_ascend(environment: Path, folder: Path) -> dict[str, Any]:
+    """The same with tb-graph-ascend inside TensorBoard: its first picture is the root alone."""
+    from playwright.sync_api import sync_playwright
+
+    from compat.viewer_environment import install_viewer
+    from compat.viewer_server import ViewerServer
+
+    with ViewerServer(install_viewer(environment, TB_GRAPH_ASCEND), folder) as server, sync_playwright() as tool:
+        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = tool.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1600, "height": 950})
+        page.set_default_timeout(120_000)
+        frame = page.frame_locator("iframe")
+
+        start = time.perf_counter()
+        page.goto(server.page, wait_until="commit")
+        frame.locator("text", has_text="DefaultModel").first.wait_for(state="visible")
+        times: dict[str, Any] = {"first picture s": round(time.perf_counter() - start, 2)}
+        label = frame.locator("text", has_text="DefaultModel").first
+        box, last = label.bounding_box(), None
+        while box is None or box != last:  # the picture moves for a while, and the label itself takes no clicks
+            page.wait_for_timeout(500)
+            last, box = box, label.bounding_box()
+        start = time.perf_counter()
+        page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        frame.locator("text", has_text="Block.forward").first.wait_for(state="visible")
+        times["open the root s"] = round(time.perf_counter() - start, 2)
+        browser.close()
+        return times | {"server peak MB": server.peak_mb}
+
+
 def _script_seconds(client: Any) -> float:
     found = {entry["name"]: entry["value"] for entry in client.send("Performance.getMetrics")["metrics"]}
     return float(found["ScriptDuration"])
@@ -112,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--keep", type=Path, help="folder for the files, kept for another run")
+    parser.add_argument("--beside", type=Path, help="folder for an environment with tb-graph-ascend")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as temporary:
         base = args.keep or Path(temporary)
@@ -121,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_graph(file, args.nodes, ours=ours)
             print(name, f"{file.stat().st_size / 1e6:.0f} MB", json.dumps(measure(file.parent)))
+            if args.beside:
+                print(name, "in tb-graph-ascend", json.dumps(measure_tb_graph_ascend(args.beside, file.parent)))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,13 @@ class ViewerServer:
         """The address of the page in a browser."""
         return f"http://127.0.0.1:{self._port}/#graph_ascend"
 
+    @property
+    def peak_mb(self) -> int:
+        """The most memory that the server has used."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return round(int(peak.split()[1]) / 1024)
+
     def __enter__(self) -> ViewerServer:
         end = time.monotonic() + _PATIENCE
         while True:

@@ -72,7 +72,7 @@ def results(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.Captu
     words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(tmp_path / "out"), "-tensor_log"]
     assert main([*words, "--format", "csv,xlsx,html,json,parquet"]) == 0
     shown = capsys.readouterr()
-    files = {path.suffix: path for path in (tmp_path / "out").iterdir()}
+    files = {path.suffix: path for path in (tmp_path / "out").glob("compare_result*")}
     return text, files, shown.out + shown.err
 
 

@@ -97,7 +97,7 @@ def test_a_first_divergence_behind_unread_rows_says_so(
         assert summary["first"]["op"] == "Torch.f.1.forward"
         assert words in summary["first"]["sentence"]
     page = chromium.new_page()
-    (file,) = (tmp_path / "out").glob("*.html")
+    (file,) = (tmp_path / "out").glob("compare_result*.html")
     page.goto(file.as_uri())
     assert words in page.inner_text("#first-sentence")
     assert "3\nunreadable" in page.inner_text("#cards")
@@ -113,7 +113,7 @@ def test_without_a_divergence_the_page_and_the_terminal_do_not_claim_agreement(
     words = "1 row could not be read"
     assert words in capsys.readouterr().out
     page = chromium.new_page()
-    (file,) = (tmp_path / "out").glob("*.html")
+    (file,) = (tmp_path / "out").glob("compare_result*.html")
     page.goto(file.as_uri())
     assert words in page.inner_text("#first-sentence")
     page.close()

@@ -11,7 +11,8 @@ import pytest
 
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
-    "compare": {"files": 30, "functions": 332, "changes": 39},
+    # Every folder with a page gets an index (30 files, 332 functions, 39 changes before).
+    "compare": {"files": 31, "functions": 334, "changes": 43},
     "record": {"files": 25, "functions": 249, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     # It asks for weights in another order, and the aligner has a rule more.

@@ -60,7 +60,7 @@ def test_the_demo_ends_with_the_first_divergence_and_the_file_to_open(tmp_path: 
     done = subprocess.run([tmp_path / "demo"], capture_output=True, text=True, timeout=600, check=True)
     *_, divergence, file = done.stdout.splitlines()
     assert divergence == f"The two runs diverge at {FAULT}, examples/tiny_transformer.py, line 98."
-    assert [tmp_path / file.split()[1]] == list((tmp_path / "demo_output").glob("*.html"))
+    assert [tmp_path / file.split()[1]] == list((tmp_path / "demo_output").glob("compare_result*.html"))
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from werkzeug.test import Client
 
 from support import tensor_dump
 from twinprobe._cli import main
+from twinprobe._runs.summaries import read_summaries
 from twinprobe._view.app import ViewApp
 
 NAME = "Torch.a.0.forward"
@@ -40,8 +41,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
-    (report,) = (kept / "out").glob("*.html")
-    page.goto(report.as_uri())
+    (report,) = (kept / "out").glob("compare_result*.html")
+    page.goto((kept / "out" / "index.html").as_uri())
+    page.get_by_role("link", name=report.name).click()
     page.locator("#first-show").click()
     page.wait_for_selector(".inside canvas")
     assert "target = 1.25" in page.locator(".inside-kinds").inner_text()
@@ -50,6 +52,21 @@ def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
     index = tuple(int(at) for at in worst[0].strip("[]").split(","))
     sides = [np.load(kept / side / "dump_tensor_data" / f"{NAME}.output.0.npy")[index] for side in "tg"]
     assert [float(text) for text in worst[1:3]] == pytest.approx(sides, rel=1e-3)
+
+
+def test_the_report_has_sliders_and_a_choice_of_axes_without_a_server(page: Any, kept: Path) -> None:
+    (report,) = (kept / "out").glob("compare_result*.html")
+    page.goto(report.as_uri())
+    page.locator("#first-show").click()
+    facts = page.locator(".inside-facts")
+    facts.wait_for()
+    sliders = page.locator(".inside-controls input[type=range]")
+    assert sliders.count() == 2
+    sliders.nth(1).evaluate("e => { e.value = '3'; e.dispatchEvent(new Event('change')); }")
+    becomes(page, facts.inner_text, lambda text: "3,072 elements" in text)
+    page.locator(".inside-controls select").nth(1).select_option("1")
+    becomes(page, page.locator(".inside-controls select").nth(1).input_value, lambda axis: axis == "1")
+    becomes(page, facts.inner_text, lambda text: "12,288 elements" in text)
 
 
 def test_the_page_draws_it_and_a_slider_and_a_drag_read_a_part(
@@ -104,3 +121,67 @@ def test_a_graph_that_names_a_file_outside_of_its_dump_is_refused(kept: Path, tm
             break
     assert reply.status_code == 422
     assert "climbs out" in reply.get_json()["error"]["what"]
+
+
+@pytest.fixture(scope="session")
+def summarised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recordings of one model that kept summaries and no tensors; a row of one weight is three times as large."""
+    import torch
+
+    from twinprobe.torch import record
+
+    root = tmp_path_factory.mktemp("summarised")
+    for side in "tg":
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Linear(40, 16))
+        if side == "t":
+            with torch.no_grad():
+                model[1].weight[5] *= 3
+        with record(model, root / side, level="mix", summaries=True):
+            model(torch.randn(6, 24)).square().mean().backward()
+        torch.save(model[1].weight.detach(), root / f"{side}.pt")
+        next((root / side / "step0").iterdir()).rename(root / side / "step0" / "rank0")
+    return root
+
+
+def test_summaries_show_the_inside_without_tensors(page: Any, serve: Callable[..., str], summarised: Path) -> None:
+    import torch
+
+    sides = [summarised / side / "step0" / "rank0" for side in "tg"]
+    assert not (sides[0] / "dump_tensor_data").exists()
+    out = summarised / "out"
+    assert main(["compare", str(sides[0]), str(sides[1]), "-o", str(out), "--format", "html"]) == 0
+    (report,) = out.glob("compare_result*.html")
+    page.goto(report.as_uri())
+    page.locator("#first-show").click()
+    page.wait_for_selector(".inside canvas")
+    assert "the elements themselves were not kept" in page.locator(".inside").inner_text()
+    captions = page.locator(".inside-maps figcaption").all_inner_texts()[:3]
+    weights = [torch.load(summarised / f"{side}.pt") for side in "tg"]
+    largest = float(weights[0].abs().max())
+    assert captions[1].split() == ["target", f"±{largest:.4g}"]
+    assert captions[2].split() == ["golden", f"±{largest:.4g}"]  # one colour scale
+    first = page.locator(".inside-table").nth(1).locator("tbody tr").first.inner_text().split("\t")
+    index = tuple(int(at) for at in first[0].strip("[]").split(","))
+    assert (index[0], float(first[1])) == (5, pytest.approx(float(weights[0][index]), rel=1e-3))
+
+    pair = {"npu_path": str(sides[0]), "bench_path": str(sides[1]), "is_print_compare_log": False}
+    (summarised / "pair.json").write_text(json.dumps(pair))
+    assert main(["graph", "-i", str(summarised / "pair.json"), "-o", str(summarised / "graph")]) == 0
+    show(page, serve(summarised / "graph"), tall=600)
+    page.wait_for_selector(".inside canvas")
+    assert "the elements themselves were not kept" in page.locator(".inside").inner_text()
+
+
+def test_summaries_are_small_and_a_damaged_one_is_left_out(summarised: Path, tmp_path: Path) -> None:
+    file = summarised / "t" / "step0" / "rank0" / "dump.summaries.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert max(len(json.dumps(line)) for line in lines) < 5_000
+    named = {line["name"]: line for line in lines}
+    seen_again = named["Module.1.Linear.forward.0.input.0"]
+    assert named[seen_again["like"]]["summary"]["shape"] == [6, 40]
+    evil = dict(lines[0]["summary"], size=[60, 60])  # more blocks than it has numbers for
+    kept = [{"name": "a", "summary": evil}, {"name": "b", "summary": lines[0]["summary"]}, {"name": "c", "like": "b"}]
+    text = "\n".join(map(json.dumps, kept)).replace('": ', '":').replace(", ", ",") + '\n{"name":"d","summ'
+    (tmp_path / "dump.summaries.jsonl").write_text(text)
+    assert set(read_summaries(tmp_path / "dump.json", {"a", "b", "c", "d"})) == {"b", "c"}

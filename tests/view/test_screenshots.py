@@ -34,6 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         from torch.nn import functional
     finally:
         sys.path.pop(0)
+    from twinprobe import auto_diff
     from twinprobe.torch import record
 
     root = tmp_path_factory.mktemp("pages")
@@ -60,6 +61,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "pair.json").write_text(json.dumps(pair))
     assert main(["graph", "-i", str(root / "pair.json"), "-o", str(root / "graph")]) == 0
     export_page(root / "graph", root / "exported.html")
+    assert main(["align", str(root / "target"), str(root / "golden"), "-o", str(root / "align")]) == 0
+    for side in ("golden", "target"):
+        torch.manual_seed(0)
+        model = TinyTransformer()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if side == "golden" else 0.2)
+        with record(model, root / f"{side}_watched", level="watch"):
+            for _ in range(6):
+                functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    watched = [str(root / f"{side}_watched") for side in ("target", "golden")]
+    assert main([*compare, *watched, "-o", str(root / "steps")]) == 0
+    auto_diff(TinyTransformer(), TinyTransformer(faulty=True), tokens).save(root / "auto", formats=["html"])
     return root
 
 
@@ -71,13 +85,15 @@ def address(made: Path, page: str, serve: Callable[..., str]) -> str:
     (report,) = (made / "report").glob("compare_result*.html")
     (overview,) = (made / "map").glob("compare_summary*.html")
     files = {"report": report, "report_row": report, "map": overview, "index": made / "map" / "index.html",
-             "exported": made / "exported.html"}  # fmt: skip
+             "exported": made / "exported.html", "index_one": made / "report" / "index.html",
+             "align": made / "align" / "alignment.html", "auto_diff": made / "auto" / "auto_diff.html",
+             "steps": next((made / "steps").glob("compare_steps*.html"))}  # fmt: skip
     return files[page].as_uri()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page_name", ["view", "view_growth", "view_inside", "exported", "report", "report_row", "map",
-                                       "index"])  # fmt: skip
+                                       "index", "index_one", "steps", "align", "auto_diff"])  # fmt: skip
 def test_every_page_fits_every_screen(
     made: Path, chromium: Any, serve: Callable[..., str], tmp_path: Path, page_name: str
 ) -> None:
@@ -122,3 +138,17 @@ def _settle(page: Any, page_name: str) -> None:
         page.locator("#first-show").click()
         page.wait_for_selector(".inside canvas")
     page.wait_for_timeout(300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page_name", "said"), [
+    ("index_one", "报告"), ("steps", "仅显示有差异的"), ("align", "一对一"),
+    ("auto_diff", "未对齐"), ("map", "结论"), ("report", "相对误差"),
+])  # fmt: skip
+def test_pages_speak_chinese(made: Path, chromium: Any, serve: Callable[..., str], page_name: str, said: str) -> None:
+    page = chromium.new_page(locale="zh-CN")
+    page.goto(address(made, page_name, serve))
+    _settle(page, page_name)
+    assert page.evaluate("document.documentElement.lang") == "zh-CN"
+    assert said in page.locator("body").inner_text()
+    page.close()

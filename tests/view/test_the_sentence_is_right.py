@@ -60,3 +60,35 @@ def test_no_node_of_any_file_has_an_input_that_differs_under_a_sentence_that_say
                 seen += bool(differs)
                 assert bool(found["facts"]["differs"]) >= bool(differs), item["name"]
     assert seen > 20
+
+
+@pytest.mark.slow
+def test_no_reason_says_that_all_inputs_agree_beside_an_input_that_differs(tmp_path: Path) -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import twinprobe
+
+    for side in ("target", "golden"):
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(n_layer=3, n_embd=48, n_head=4, vocab_size=211)).eval()
+        if side == "target":
+            model.transformer.h[1].mlp.act = torch.nn.ReLU()  # one call in the place of eight
+        tokens = torch.randint(0, 211, (3, 20), generator=torch.Generator().manual_seed(0))
+        with twinprobe.record(model, tmp_path / side, level="mix"):
+            model(tokens, labels=tokens).loss.backward()
+    sides = [next((tmp_path / side / "step0").iterdir()) for side in ("target", "golden")]
+    request = GraphRequest(target=sides[0], golden=sides[1], output=tmp_path / "out", form="db",
+                           timestamp="20260102030405", mapping=MappingOptions(align="auto"), same_ancestors=True,
+                           workers=1)  # fmt: skip
+    run_request(request, lambda _what, _done, _total: None)
+    workspace, asked = Workspace(tmp_path / "out"), Question({"name": "Functional.relu.0.forward"})
+    with workspace.scene(asked) as scene:
+        said = node(workspace, scene, asked)["facts"]  # it stands for eight calls: the one beside it has another input
+    assert (said["inputs"], said["differs"], said["how"]) == (0, 0, "injected")
+    rows = twinprobe.compare(tmp_path / "target", tmp_path / "golden").table.to_dicts()
+    calls = {row["target"].rpartition(".output.")[0] for row in rows if "all inputs agree" in row["reason"]}
+    differing = [row["target"] for row in rows if row["reason"] == "this input already differs"]
+    assert calls
+    assert len(differing) > 20
+    assert [name for name in differing if name.rpartition(".input.")[0] in calls] == []

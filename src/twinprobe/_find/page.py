@@ -1,4 +1,4 @@
-"""The page on which a hunt ends: what was found, the curves of both runs, how it was found. It runs no script."""
+"""The page on which a hunt ends: what was found, the curves of both runs, how it was found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._report.console import visible
-from twinprobe._report.html import asset, fill
+from twinprobe._report.html import asset, brand, fill
 
 if TYPE_CHECKING:
     from twinprobe._find.hunt import Found
@@ -23,7 +23,7 @@ _STAGES = {
     "replay": "run the call again", "confirm": "put golden's values in",
 }  # fmt: skip
 _STYLE = """
-.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(540px, 1fr)); gap: 10px 26px; }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(540px, 100%), 1fr)); gap: 10px 26px; }
 .curves h3 { margin: 0; font-size: 13.5px; font-weight: 600; }
 svg { width: 100%; height: auto; display: block; font: 11px var(--sans); }
 svg text { fill: var(--soft); }
@@ -34,43 +34,20 @@ svg .difference { stroke: var(--ink); }
 svg .noise { stroke: var(--soft); stroke-dasharray: 2 3; }
 svg polyline { fill: none; stroke-width: 1.7; stroke-linejoin: round; }
 svg .parting { stroke: var(--warning-mark); stroke-width: 1.5; stroke-dasharray: 5 3; }
-.key { display: inline-block; width: 18px; height: 0; border-top: 3px solid; vertical-align: middle;
-  margin: 0 4px 0 10px; }
+.legend span { display: inline-flex; align-items: center; gap: 6px; }
+.legend .key { width: 18px; height: 0; border-top: 3px solid; }
 .key.target { border-color: var(--error-mark); } .key.golden { border-color: var(--pass-mark); }
 .key.parting { border-color: var(--warning-mark); border-top-style: dashed; }
 .wide { width: 100%; } .wide td { font-family: var(--sans); } .wide td.mono { font-family: var(--mono); }
 a { color: var(--accent); }
-"""
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{{policy}}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>{{title}}</title>
-<style>{{style}}</style>
-</head>
-<body>
-<main>
-<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges"><span class="badge">find</span></p></header>
-{body}
-</main>
-<script id="data" type="application/json">{{data}}</script>
-<script>{{script}}</script>
-</body>
-</html>
 """
 
 
 def write_page(path: Path, found: Found, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
     parts = [_verdict(found), _curves(found, curves), _stages(found), _programs(found), _notes(found)]
-    # Texts of programs must not look like a slot of the page.
-    body = "\n".join(part for part in parts if part).replace("{{", "{&#123;")
-    style = asset("page.css") + _STYLE
-    fill(path, _PAGE.replace("{body}", body), title="TwinProbe find", style=style, script="", data={})
+    body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
+    fill(path, body, title="TwinProbe find", style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
 def _safe(text: object) -> str:
@@ -190,8 +167,9 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
         if any(value and value > 0 for value in one["difference"]):
             plot = _plot(steps, apart, found.step, logarithmic=True)
         parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
-    legend = ('<p class="legend"><span class="key target"></span>target<span class="key golden"></span>golden'
-              '<span class="key parting"></span>first differing step</p>')  # fmt: skip
+    legend = ('<p class="legend"><span><span class="key target"></span>target</span><span>'
+              '<span class="key golden"></span>golden</span><span><span class="key parting"></span>'
+              'first differing step</span></p>')  # fmt: skip
     bar = f'<div class="bar"><h2>Step by step</h2>{legend}</div>'
     return f'<section class="panel">{bar}<div class="curves">{"".join(parts)}</div></section>'
 

@@ -20,7 +20,7 @@ from twinprobe._layout.contents import put_in_order
 from twinprobe._layout.merge import Merged, ShapeFitter
 from twinprobe._layout.whole import Whole
 from twinprobe._report.console import visible
-from twinprobe._report.inside import pictures
+from twinprobe._report.inside import AxisNames, pictures, summary_pictures
 from twinprobe._runs.run import Run
 
 if TYPE_CHECKING:
@@ -146,14 +146,20 @@ def draw_pair(
 def _inside(comparison: Comparison) -> dict[str, Any]:
     """Pictures of what differs first, so that the page need not read large files before it shows anything."""
     evidence, judged = comparison.evidence, comparison.judged
-    if evidence.metrics is None:
-        return {}
     rows = [row for row, verdict in enumerate(judged.verdict) if verdict != "pass"]
     rows.sort(key=lambda row: (row != judged.first_row, judged.origin[row] != "injected", row))
-    columns = ["t_name", "t_file", "g_file", "g_shape"]
-    chosen = evidence.pairs.select(columns)[rows[:_MOST_SUSPECTS]].drop_nulls()
-    folders = [comparison.target.tensor_folder, comparison.golden.tensor_folder]
-    return pictures(folders, chosen.iter_rows())
+    chosen = evidence.pairs[rows[:_MOST_SUSPECTS]]
+    if evidence.metrics is not None:
+        kept = chosen.select("t_name", "t_file", "g_file", "g_shape").drop_nulls()
+        found = pictures([comparison.target.tensor_folder, comparison.golden.tensor_folder], kept.iter_rows())
+    else:
+        named = chosen.select(key="t_name", t="t_name", g="g_name").drop_nulls().rows()
+        found = summary_pictures([comparison.target.path, comparison.golden.path], named)
+    if found:
+        axes = AxisNames(evidence.pairs.select("t_name", "t_shape").drop_nulls().iter_rows())
+        for name, drawn in found.items():
+            drawn["names"] = axes(name, drawn["shape"])
+    return found
 
 
 def drawn_run(source: str, made: Run | Merged, *, overflow_check: bool) -> DrawnRun:

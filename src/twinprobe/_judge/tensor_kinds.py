@@ -279,7 +279,7 @@ def _factor(pair: _Pair) -> Kind | None:
     evidence = {"factor": factor, "residual": left}
     if abs(factor + 1) < max(1e-3, pair.eps):
         return Kind("sign", f"target = -golden (residual {percent(left)})", confidence, evidence)
-    meaning = f" = {name}" if name else ""
+    meaning = f" = {name}" if name and name != shown(factor) else ""
     sentence = f"target = {shown(factor)}{meaning} x golden (residual {percent(left)})"
     return Kind("factor", sentence, confidence, evidence)
 

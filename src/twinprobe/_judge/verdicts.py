@@ -88,6 +88,7 @@ RULES: dict[str, Rule] = {
     "received": Rule(WARNING, "the output of a collective differs: it may have begun on another rank"),
     "without_effect": Rule(WARNING, "differs more than noise explains, without effect on any result"),
     "injected": Rule(WARNING, "the output differs while all inputs agree: injected here"),
+    "injected_beyond": Rule(WARNING, "the output differs more than its inputs explain: injected here"),
     "isolated": Rule(WARNING, "from its own inputs the target's call gives other values: injected here"),
     "isolated_golden": Rule(WARNING, "from its own inputs golden's call gives other values: injected here"),
     "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
@@ -514,6 +515,8 @@ def _mark_beginnings(
         if rule == "injected" and isolated is not None and not np.isnan(isolated.times[beginning.row]):
             target = isolated.target_times[beginning.row] >= np.nan_to_num(isolated.golden_times[beginning.row])
             rule = "isolated" if target else "isolated_golden"
+        if rule == "injected" and calls.inputs_differ[beginning.call]:
+            rule = "injected_beyond"
         findings.mark(rule, own)
     rest = differs & ~here
     collective = calls.spread(calls.collective) & ~calls.spread(calls.inputs_differ)

@@ -15,6 +15,7 @@ from twinprobe._live.findings import INJECTED, Finding, Findings, First, differi
 from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
+from twinprobe._report.html import asset, brand, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe.errors import BadInput, listed
@@ -369,7 +370,7 @@ def _fill(suffix: str, result: Result, path: Path) -> None:
     elif suffix == ".json":
         path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
     else:
-        path.write_text(whole_page(result), encoding="utf-8", errors="backslashreplace")
+        fill_page(result, path)
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:
@@ -399,34 +400,37 @@ def _verdict(finding: Finding) -> str:
     return "differs" if finding.decides else "differs (does not decide)"
 
 
-# The result as HTML: a fragment for notebooks, and a page that loads nothing and runs nothing.
+# The result as HTML: a fragment for notebooks, and a page that loads nothing.
 
 _MOST_ROWS = 50
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE = (
     ".twinprobe{font:14px/1.4 system-ui,sans-serif}.twinprobe pre{line-height:1.3;overflow:auto}"
     ".twinprobe td,.twinprobe th{padding:2px 8px;text-align:left;border-bottom:1px solid #8884}"
-    ".twinprobe .bad{color:#c62828}.twinprobe .first{color:#c62828;font-weight:bold}.twinprobe .good{color:#2e7d32}"
+    ".twinprobe .bad{color:var(--error,#c62828)}.twinprobe .good{color:var(--pass,#2e7d32)}"
+    ".twinprobe .first{color:var(--error,#c62828);font-weight:bold}"
+    ".twinprobe p{margin:0 0 8px;overflow-wrap:anywhere}.twinprobe p.first{display:block;border:0;font-size:16px}"
+    ".twinprobe .scroll{overflow-x:auto}.twinprobe .trees>div{min-width:0}"
     ".twinprobe .trees{display:flex;gap:2em;flex-wrap:wrap}"
 )
 
 
-def whole_page(result: Result) -> str:
-    """A page of its own, with every difference."""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{_safe(result.raw)} against {_safe(result.base)}</title></head><body>"
-        f"{fragment(result, most=100_000)}</body></html>\n"
-    )
+def fill_page(result: Result, path: Path) -> None:
+    """Write a page of its own, with every difference."""
+    title = f"{_safe(result.raw)} against {_safe(result.base)}"
+    body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
+    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
 def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
     """What a notebook shows."""
+    return f"<style>{_STYLE}</style>{_content(result, most)}"
+
+
+def _content(result: Result, most: int) -> str:
     counts = result.counts()
     verdict = "aligned" if result else "not aligned"
     parts = [
-        f'<style>{_STYLE}</style><div class="twinprobe">',
+        '<div class="twinprobe">',
         f'<p><b class="{"good" if result else "bad"}">{verdict}</b>: {_safe(result.raw)} against {_safe(result.base)}, '
         f"{counts['compared']:,} pairs compared, {counts['differ']:,} differ</p>",
     ]
@@ -451,7 +455,7 @@ def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
 def _html_tree(title: str, roots: list[Branch]) -> str:
     classes = {FIRST: "first", DIFFERS: "bad"}
     lines = (f'<span class="{classes.get(mark, "")}">{_safe(line)}</span>' for line, mark in tree_lines(roots))
-    return f"<div><b>{title}</b><pre>" + "\n".join(lines) + "</pre></div>"
+    return f'<div><b>{title}</b><pre tabindex="0">' + "\n".join(lines) + "</pre></div>"
 
 
 def _rows(findings: list[Finding], most: int) -> str:
@@ -466,7 +470,7 @@ def _rows(findings: list[Finding], most: int) -> str:
     )  # fmt: skip
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     left = f"<p>{len(findings) - most:,} more</p>" if len(findings) > most else ""
-    return f"<table><tr>{head}</tr>{body}</table>{left}"
+    return f'<div class="scroll" tabindex="0"><table><tr>{head}</tr>{body}</table></div>{left}'
 
 
 def _number(value: float) -> str:

@@ -25,7 +25,7 @@ _LOWEST, _HIGHEST = -1075, 1025
 _WORST = 12
 _SAMPLE = 1 << 16
 _SHOWN_POINTS = 240
-_QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
+QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,26 @@ def block_summary(target: HostTensor, golden: HostTensor, cut: Cut, *, most: tup
     return _told(totals, target, golden, cut, (high, wide), elements, shape)
 
 
+# Of one tensor alone: half a screen of blocks, about 4 kB as text.
+_ALONE = (16, 24)
+
+
+def one_summary(tensor: HostTensor) -> dict[str, Any]:
+    """What is inside one tensor, for runs that keep none: the difference from zero is the tensor itself."""
+    nothing = HostTensor("float32", tensor.shape, np.broadcast_to(np.float32(0), prod(tensor.shape)))
+    found = block_summary(tensor, nothing, usual_cut(tensor.shape), most=_ALONE)
+    histogram, quantiles = found["histogram"], found["quantiles"]
+    return {
+        "shape": found["shape"], "dtype": tensor.dtype, "rows": found["rows"], "columns": found["columns"],
+        "size": found["size"], "read": found["read"],
+        "max": found["max"], "rms": found["rms"], "mean": found["target"],
+        "histogram": {"from": histogram["from"], "counts": histogram["counts"][0], "zeros": histogram["zeros"][0],
+                      "odd": histogram["odd"][0]},
+        "quantiles": {"exact": quantiles["exact"], "values": quantiles["values"][0]},
+        "largest": [[index, value] for index, value, _, _ in found["worst"]],
+    }  # fmt: skip
+
+
 def _strips(shape: Sequence[int], cut: Cut, every: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """Pieces of the flat tensor that hold elements of the cut, one of so many, and which of theirs belong to it.
 
@@ -179,7 +199,7 @@ def _told(
     span = slice(int(used[0]), int(used[-1]) + 1) if len(used) else slice(0, 0)
     sample = np.concatenate(totals.sample, axis=1)
     finite = sample[:, np.isfinite(sample).all(axis=0)]
-    quantiles = [[_short(x) for x in np.quantile(row, _QUANTILES)] if row.size else [] for row in finite]
+    quantiles = [[_short(x) for x in np.quantile(row, QUANTILES)] if row.size else [] for row in finite]
     points = finite[:, :: max(1, finite.shape[1] // _SHOWN_POINTS)][:2]
     tt, gg, tg = totals.products.tolist()
     slope = tg / gg if gg > 0 else None
@@ -193,7 +213,7 @@ def _told(
         "target": _packed(totals.target / count, scale), "golden": _packed(totals.golden / count, scale),
         "histogram": {"from": _LOWEST + span.start, "counts": totals.histograms[:, span].tolist(),
                       "zeros": totals.zeros.tolist(), "odd": totals.odd.tolist()},
-        "quantiles": {"at": list(_QUANTILES), "exact": elements <= _SAMPLE,
+        "quantiles": {"at": list(QUANTILES), "exact": elements <= _SAMPLE,
                       "values": quantiles},
         "worst": [[[int(at) for at in np.unravel_index(place, shape)], _short(t), _short(g), _short(off)]
                   for off, place, t, g in totals.worst if off > 0],

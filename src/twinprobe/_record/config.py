@@ -25,7 +25,7 @@ _SECTION_KEYS = {
 _WATCH_KEYS = ("keep", "every", "sinks")
 _COMMON_KEYS = (
     "task", "dump_path", "rank", "step", "level", "async_dump", "extra_info", "precision", "risk_level", "dump_enable",
-    "sketch", "perturb", "perturb_seed", "optimizer", *_WATCH_KEYS,
+    "sketch", "summaries", "perturb", "perturb_seed", "optimizer", *_WATCH_KEYS,
 )  # fmt: skip
 
 
@@ -44,6 +44,7 @@ class RecordConfig:
     risk_level: str = "FOCUS"
     dump_enable: bool = True
     sketch: bool = True
+    summaries: bool = False
     scope: tuple[str, str] | None = None
     names: tuple[str, ...] = ()
     tensor_names: tuple[str, ...] = ()
@@ -126,6 +127,10 @@ def _build(
         raise BadInput("key 'dump_path' is missing: say where the dump goes", where=where)
     bench_path, diff_nums = _bench(section, where)
     level = _choice(common, "level", LEVELS, "L1", where)
+    summaries = _flag(common, "summaries", False, where)
+    if summaries and (task == "structure" or level == "watch" or section.get("tensor_list")):
+        other = "tensor_list" if section.get("tensor_list") else "level watch" if level == "watch" else "task structure"
+        raise BadInput(f"summaries and {other} exclude each other", where=where, hint="keep one of them")
     return RecordConfig(
         dump_path=Path(path),
         task=task,
@@ -138,6 +143,7 @@ def _build(
         risk_level=_choice(common, "risk_level", RISKS, "FOCUS", where),
         dump_enable=_flag(common, "dump_enable", True, where),
         sketch=_flag(common, "sketch", True, where),
+        summaries=summaries,
         names=_names(section, "list", where),
         tensor_names=_names(section, "tensor_list", where),
         data_mode=_modes(section, where),

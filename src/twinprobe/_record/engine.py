@@ -31,6 +31,7 @@ from twinprobe._record.writer import (
     speak,
 )
 from twinprobe._record.writer_process import RemoteFolder, WriterProcess, start_writer_process
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
 # Is there an earlier dump where this one wants to go?
@@ -102,6 +103,10 @@ class Framework(ABC):
     @abstractmethod
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         """Write one host copy of a tensor in the framework's own file format."""
+
+    @abstractmethod
+    def host(self, payload: Any) -> HostTensor | None:
+        """A host copy of a tensor as it is measured; None where its elements are no numbers that we know."""
 
     @abstractmethod
     def collect(self) -> Callable[[], None] | None:
@@ -206,7 +211,8 @@ class Engine:
         self._leaves = False  # folders are written by that process
         self._trees = config.level in {"L0", "mix"}
         self._keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
-        self._may_leave = type(self) is Engine and config.level != "debug" and not self._keeps_tensors
+        self._copies = self._keeps_tensors or config.summaries  # values go to the writer
+        self._may_leave = type(self) is Engine and config.level != "debug" and not self._copies
         self._total = [0, 0]
         self._closed = 0
         self._opening = threading.Lock()
@@ -352,7 +358,7 @@ class Engine:
         pending = step.pending
         pending.append(entry)
         waits = self.config.async_dump
-        if self._keeps_tensors and not waits:
+        if self._copies and not waits:
             rows = [note.row for note, _ in notes_of(entry) if note.save and note.row is not None]
             size = sum(size_of(row.payload) for row in rows)
             if size:
@@ -375,7 +381,7 @@ class Engine:
         self._worker.put(lambda: self._guarded(step, lambda: self._write(step, batch)))
 
     def _write(self, step: Step, batch: list[Entry]) -> None:
-        if self._keeps_tensors:
+        if self._copies:
             for entry in batch:
                 self._save_tensors(step, entry)
                 step.folder.add_entries([entry], self._renderer)
@@ -392,6 +398,11 @@ class Engine:
         for note, name in notes_of(entry):
             row = note.row
             if not note.save or note.file is not None or row is None:
+                continue
+            if self.config.summaries:
+                folder.add_summary(name, row, self.framework.host)
+            if not self._keeps_tensors:
+                note.save, row.payload = False, None
                 continue
             if row.file is not None:
                 note.file = folder.same_tensor(name, suffix, row.file)

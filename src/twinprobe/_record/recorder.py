@@ -43,7 +43,7 @@ class Recorder(Framework):
         self.muted = 0  # inside so many modules that are recorded as a whole
         self.paused = False
         self.perturbation: Perturbation | None = None  # put there by start()
-        self._keep_all = config.task == "tensor"
+        self._keep_all = config.task == "tensor" or config.summaries
         self._parents: dict[str, str | None] = {}
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._keep_no_more)

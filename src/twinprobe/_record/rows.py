@@ -44,6 +44,7 @@ class Row(Struct, eq=False, gc=False, array_like=True):
     text: str | None = None
     text_key: Any = None
     sketch: bytes | None = None
+    summary: str | None = None  # the name under which its summary was written
     number: int = field(default_factory=count().__next__)  # tells rows apart, in the writer process too
 
 

@@ -14,14 +14,21 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from math import prod
 from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
+import msgspec
+
+from twinprobe._measure.blocks import one_summary
 from twinprobe._record.render import Renderer
-from twinprobe._record.rows import Entry, sketches_of
+from twinprobe._record.rows import Entry, Row, sketches_of
+from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import DIRECTIONS
 from twinprobe._runs.sketches import SUFFIX, SketchJournal
+from twinprobe._runs.summaries import SUMMARIES
+from twinprobe._runs.tensors.elements import HostTensor
 
 PART_SUFFIX = ".part"
 TENSOR_FOLDER = "dump_tensor_data"
@@ -49,6 +56,7 @@ class DumpFolder:
         self.entries = 0
         self._file: IO[bytes] | None = None
         self._sketches: SketchJournal | None = None
+        self._summaries: IO[bytes] | None = None
         self._taken: set[str] = set()
         self._unsynced = False
         self.tensor_folder = path / TENSOR_FOLDER
@@ -92,6 +100,22 @@ class DumpFolder:
             self._sketches = SketchJournal(self.path / f"{self.sketch_name}{PART_SUFFIX}")
         self._sketches.add(sketches)
 
+    def add_summary(self, name: str, row: Row, host: Callable[[Any], HostTensor | None]) -> None:
+        """Append what is inside one tensor, in a few kB; one that was seen before is only named.
+
+        A line each: a killed process loses the last one at most.
+        """
+        line: dict[str, Any] = {"name": name, "like": row.summary}
+        if row.summary is None:
+            tensor = None if row.payload is None else host(row.payload)
+            if tensor is None or tensor.dtype in COMPLEX or prod(tensor.shape) < 2:
+                return  # nothing that could be drawn
+            line = {"name": name, "summary": one_summary(tensor)}
+            row.summary = name
+        if self._summaries is None:
+            self._summaries = (self.path / f"{self.index}{SUMMARIES}").open("ab", buffering=1 << 16)
+        self._summaries.write(msgspec.json.encode(line) + b"\n")
+
     @property
     def sketch_name(self) -> str:
         return f"{self.index}{SUFFIX}"
@@ -113,6 +137,8 @@ class DumpFolder:
         """Hand what was added to the system, where it outlives this process."""
         if self._sketches is not None:
             self._sketches.stream.flush()
+        if self._summaries is not None:
+            self._summaries.flush()
         if self._file is not None:
             self._file.flush()
 
@@ -152,6 +178,10 @@ class DumpFolder:
             self.open()
         assert self._file is not None
         self._file.close()
+        if self._summaries is not None:
+            self._summaries.close()
+            self._summaries, self._unsynced = None, True
+            self.bytes_written += (self.path / f"{self.index}{SUMMARIES}").stat().st_size
         for name, content in side_files.items():
             target = self.path / f"{name}.json"
             lines = [f" {_encode(key)}: {_encode(value)}" for key, value in content.items()]
@@ -190,6 +220,9 @@ class DumpFolder:
             with suppress(OSError):
                 self._sketches.stream.close()
             self._sketches = None
+        if self._summaries is not None:
+            with suppress(OSError):
+                self._summaries.close()
         if self._file is not None:
             try:
                 self._file.close()

@@ -45,7 +45,7 @@ def fill_page(alignment: Alignment, target: Run, golden: Run, path: Path) -> Non
     }  # fmt: skip
     fill(
         path, asset("alignment.html"), title="TwinProbe alignment",
-        style=asset("alignment.css"), script=asset("alignment.js"), data=data,
+        style=asset("alignment.css"), script=asset("alignment.js") + asset("chinese.js"), data=data,
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import hashlib
 import html
 import math
 import re
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.inside import table_pictures
 from twinprobe._report.tables import RELATIVE_ERROR, STACK
+from twinprobe._runs.summaries import SUMMARIES
 
 if TYPE_CHECKING:
     import polars as pl
@@ -130,7 +132,19 @@ def _stacks(stacks: pl.Series, calls: pl.Series) -> dict[str, Any]:
 
 # U+200B to U+200F, U+2028 to U+202E, U+2066 to U+2069, U+061C, U+FEFF and U+007F to U+009F as UTF-8
 _MARKS = re.compile(rb"\xe2\x80[\x8b-\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]|\xd8\x9c|\xef\xbb\xbf|\x7f|\xc2[\x80-\x9f]")
-_SLOT = re.compile(r"\{\{(\w+)\}\}")
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+"""
 
 
 # Modules of the report that the viewer uses, too: there as they are, here as a part of the one script.
@@ -144,23 +158,26 @@ def asset(name: str) -> str:
     return _EXPORT.sub("", text) if name.startswith("shared/") else text
 
 
-def fill(path: Path, page: str, *, title: str, style: str, script: str, data: Any, body: str = "") -> None:
+def fill(path: Path, body: str, *, title: str, style: str = "", script: str = "", data: Any = None) -> None:
     """Write a page to exactly this path. ``title`` and ``body`` must be safe in HTML; ``data`` may hold any text."""
     # "<" inside the data could end its element, and marks that turn the reading direction mislead whoever reads the
     # file itself; as JSON they may be written in another way. The page spells them out where it shows them.
     encoded = msgspec.json.encode(data).replace(b"<", b"\\u003c")
     encoded = _MARKS.sub(lambda mark: b"\\u%04x" % ord(mark[0].decode()), encoded)
-    slots = {
-        "policy": policy(style, script).encode(),
-        "title": title.encode(),
-        "style": style.encode(),
-        "script": script.encode(),
-        "data": encoded,
-        "body": body.encode(),
-    }
+    style = asset("base.css") + style
+    head = _HEAD.format(policy=policy(style, script), title=title, style=style)
     with path.open("wb") as file:
-        for at, piece in enumerate(_SLOT.split(page)):
-            file.write(slots[piece] if at % 2 else piece.encode())
+        file.write(f"{head}{body}".encode("utf-8", "backslashreplace"))
+        if script:
+            file.write(b'<script id="data" type="application/json">' + encoded + b"</script>\n")
+            file.write(f"<script>{script}</script>\n".encode())
+        file.write(b"</body>\n</html>\n")
+
+
+def brand(badges: Iterable[str]) -> str:
+    """The first line of a page, with what it is about."""
+    shown = "".join(f'<span class="badge">{html.escape(visible(badge))}</span>' for badge in badges)
+    return f'<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{shown}</p></header>'
 
 
 def policy(style: str, script: str) -> str:
@@ -190,8 +207,9 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
             *shown["notes"],
             f"This page leaves out {left_out:,} rows, passing ones first; the other formats hold all.",
         ]
-    kept = "Data_name" in table.columns and packed["order"] is None
-    inside = table_pictures(table, summary) if kept else {}
+    dump = Path(summary.target.path)
+    kept = "Data_name" in table.columns or dump.with_name(dump.name.split(".json")[0] + SUMMARIES).is_file()
+    inside = table_pictures(table, summary) if kept and packed["order"] is None else {}
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip
@@ -201,4 +219,5 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
     scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'
-    fill(path, asset("page.html"), title=title, style=asset("page.css"), script=script, data=msgspec.Raw(data))
+    style = asset("page.css") + asset("shared/tensor.css")
+    fill(path, asset("page.html"), title=title, style=style, script=script, data=msgspec.Raw(data))

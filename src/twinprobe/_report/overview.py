@@ -186,15 +186,24 @@ _KINDS = (
 )
 _DATASETS = "Datasets (parquet by step and rank)"
 INDEX = "index.html"
+_RESULTS = ("step*/", "graph/", "pynative/", "graph/step*/", "pynative/step*/")
 _MOST_LINKS = 5000
 
 
 def write_index(folder: Path) -> Path | None:
-    """Write ``index.html`` with links to everything that lies in a folder of results; None for a folder elsewhere."""
+    """Write ``index.html`` with links to everything that lies in a folder of results.
+
+    None for a folder elsewhere, and where there is an ``index.html`` that is not ours.
+    """
     if remote(folder) is not None:
         return None
+    target = folder / INDEX
+    if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
+        return None
     groups: dict[str, list[str]] = {}
-    found = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # Results lie here and in the folders of steps and modes; a folder that somebody works in may hold much more.
+    places = [folder, *(path for pattern in _RESULTS for path in folder.glob(pattern))]
+    found = sorted(path.relative_to(folder).as_posix() for at in places for path in at.iterdir() if path.is_file())
     for name in [name for name in found if not any(part.startswith(".") for part in name.split("/"))][:_MOST_LINKS]:
         if name == INDEX or DATASET in name.split("/", 1)[0]:
             continue
@@ -209,10 +218,9 @@ def write_index(folder: Path) -> Path | None:
     order = [words for _, words in _KINDS if words in groups] + [kind for kind in groups if kind == _DATASETS]
     lists = [f"<h2>{kind}</h2><ul>{''.join(groups[kind])}</ul>" for kind in order]
     name = html.escape(visible(folder.resolve().name))
-    target = folder / INDEX
     with Staging() as staging:
-        fill(staging.file(target), asset("index.html"), title=f"TwinProbe: {name}", style=asset("map.css"), script="",
-             data=None, body=f"<h1><bdi>{name}</bdi></h1>{''.join(lists)}")  # fmt: skip
+        body = f"<main><h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
+        fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
 
 
@@ -371,7 +379,14 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
         "trends": [_curves(trend, every) for trend in chosen],
     }
     title = html.escape(visible(f"TwinProbe: {found.parting.sentence}")[:200])
-    fill(path, asset("steps.html"), title=title, style=asset("steps.css"), script=asset("steps.js"), data=data)
+    fill(
+        path,
+        asset("steps.html"),
+        title=title,
+        style=asset("steps.css"),
+        script=asset("steps.js") + asset("chinese.js"),
+        data=data,
+    )
 
 
 def _curves(trend: Trend, every: int) -> dict[str, Any]:

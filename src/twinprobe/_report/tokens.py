@@ -19,7 +19,7 @@ from twinprobe._judge.verdicts import Evidence, Judged
 from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging
-from twinprobe._report.html import asset, policy
+from twinprobe._report.html import asset, brand, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OpName
@@ -50,24 +50,6 @@ svg .h1 { fill: var(--warning-mark); opacity: 0.55; } svg .h2 { fill: var(--warn
 svg .h3 { fill: var(--error-mark); opacity: 0.7; } svg .h4 { fill: var(--error-mark); }
 .key { display: flex; gap: 18px; flex-wrap: wrap; font-size: 12.5px; color: var(--soft); }
 """
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<header class="top"><p class="brand">Twin<b>Probe</b></p><p class="badges">{badges}</p></header>
-{body}
-</main>
-</body>
-</html>
-"""
 _MOST_MODULES = 160
 _MOST_COLUMNS = 480
 _MOST_ROWS = 500
@@ -79,13 +61,9 @@ def shown(text: object) -> str:
 
 
 def fill_static(path: Path, title: str, badges: Iterable[str], body: str) -> None:
-    """Write a page without a script to exactly this path; ``body`` must be safe to stand in HTML."""
-    style = asset("page.css") + _STYLE
-    page = _PAGE.format(
-        policy=policy(style, ""), title=shown(title), style=style,
-        badges="".join(f'<span class="badge">{shown(badge)}</span>' for badge in badges), body=body,
-    )  # fmt: skip
-    path.write_bytes(page.encode("utf-8", "backslashreplace"))
+    """Write a page of panels to exactly this path; ``body`` must be safe to stand in HTML."""
+    page = f"<main>\n{brand(badges)}\n{body}\n</main>\n"
+    fill(path, page, title=shown(title), style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
 def panel(title: str, content: str, kind: str = "") -> str:
@@ -336,7 +314,9 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     tokens = table.height
     columns = min(tokens, _MOST_COLUMNS)
     edges = np.linspace(0, tokens, columns + 1).astype(np.int64)
-    left = 6.8 * max((len(_bare(name)) for name, _ in modules), default=0) + 14
+    # A layer's number and what follows tell modules apart; what stands before would push the picture off a phone.
+    names = [re.sub(r"^.*?\.(?=\d+\.)", "…", _bare(name)) for name, _ in modules]
+    left = 6.8 * max(map(len, names), default=0) + 14
     cell = max(3.0, min(22.0, 900 / max(columns, 1)))
     high = 15
     width, height = left + columns * cell + 10, 34 + high * len(modules)
@@ -353,7 +333,8 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
             last = place
     for number, (name, times) in enumerate(modules):
         y = 22 + high * number
-        drawn.append(f'<text class="name" x="0" y="{y + 11}">{shown(_bare(name))}</text>')
+        title = f"<title>{shown(_bare(name))}</title>"
+        drawn.append(f'<text class="name" x="0" y="{y + 11}">{title}{shown(names[number])}</text>')
         worst = np.array(
             [np.nanmax(part) if np.isfinite(part).any() else np.nan for part in np.split(times, edges[1:-1])]
         )

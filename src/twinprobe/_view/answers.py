@@ -226,13 +226,20 @@ def node(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
     """Everything about a node and its partner."""
     detail = scene.detail(asked.side(), named(scene, asked)["node_name"])
     target = detail.get(TARGET)
-    return {**detail, "facts": facts(target, detail.get(GOLDEN)) if target and scene.config.compared else None}
+    if not target or not scene.config.compared:
+        return {**detail, "facts": None, "drawn": []}
+    names = [tensor["name"] for tensor in (*target["outputs"], *target["inputs"])]
+    drawn = [name.removeprefix(f"{target['name']}.") for name in names if scene.graph.summary(f"inside:{name}")]
+    return {**detail, "facts": facts(target, detail.get(GOLDEN)), "drawn": drawn}
 
 
 def inside(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
-    """A picture of what is inside an argument's tensors, where both runs kept them; the files are read in pieces."""
+    """A picture of what is inside an argument's tensors: as the graph has it, or read from the files."""
     argument = asked.text("argument")
     detail = scene.detail(TARGET, named(scene, asked)["node_name"])
+    known = scene.graph.summary(f"inside:{detail[TARGET]['name']}.{argument}") if not asked.text("ranges") else {}
+    if known:
+        return known
     folders, names = [], []
     for side in SOURCES:
         node = detail[side]
@@ -243,8 +250,7 @@ def inside(_workspace: Workspace, scene: Scene, asked: Question) -> Answer:
         folders.append(Path(node["folder"]))
         names.append(found["data_name"])
     if not asked.text("ranges"):
-        key = f"inside:{detail[TARGET]['name']}.{argument}"
-        return scene.graph.summary(key) or picture(folders, names, most=_SCREEN)
+        return picture(folders, names, most=_SCREEN)
     spans = [asked_span.partition("-") for asked_span in asked.text("ranges").split(",")]
     if not all(a.isdecimal() and b.isdecimal() and len(a + b) < 30 for a, _, b in spans):
         raise BadInput("ranges must be a list of ranges, e.g. 0-4,0-16")

@@ -194,7 +194,7 @@ def _packed(scene: Scene, side: str, name: str, stacks: dict[str, int]) -> dict[
 
 def _page(data: bytes, *, title: str) -> str:
     script = "\n" + bundle((STATIC, SHARED), "start.js")
-    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    style = "".join(file.read_text(encoding="utf-8") for file in (STATIC / "style.css", SHARED / "tensor.css"))
     packed = base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
     return _PAGE.format(
         title=escape(title), data=packed, script=script, style=style, script_hash=_hash(script), style_hash=_hash(style)

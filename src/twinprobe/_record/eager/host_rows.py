@@ -102,7 +102,7 @@ class KnownRows(ABC):
         """The row of a tensor, whose values are in ``content``; with its real values where they are to be saved."""
         known = self._rows.get(id(tensor))
         row = known[2] if known is not None and known[0]() is tensor and known[1] == stamp else None
-        if row is not None and not (save and row.payload is None and row.file is None):
+        if row is not None and not (save and row.payload is None and not (row.file or row.summary)):
             return row
         array = self.read(content, name) if self._measures.wanted or save else None
         if row is None:

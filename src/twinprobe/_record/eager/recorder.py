@@ -20,6 +20,8 @@ from twinprobe._record.engine import Engine
 from twinprobe._record.recorder import Recorder
 from twinprobe._record.render import Capturer
 from twinprobe._record.rows import GradientWatch, Note, ParameterGradients
+from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.foreign import host_tensor
 
 _LAYOUTS: dict[str, dict[str, Any]] = {}  # shared by all notes that say no more, and changed by none
 
@@ -118,6 +120,9 @@ class EagerRecorder(Recorder):
 
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         np.save(stream, payload, allow_pickle=False)
+
+    def host(self, payload: Any) -> HostTensor | None:
+        return host_tensor("", payload)
 
     def collect(self) -> None:
         self.known.forget()

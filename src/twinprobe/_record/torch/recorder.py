@@ -27,11 +27,12 @@ from twinprobe._record.torch.collectives import Collectives
 from twinprobe._record.torch.function_mode import ApiMode
 from twinprobe._record.torch.graph_index import Edge, sequence_number
 from twinprobe._record.torch.hooks import CompiledFunctions, ModuleHooks, has_fast_path, watched_modules
-from twinprobe._record.torch.host import host_digest
+from twinprobe._record.torch.host import host_digest, host_tensor
 from twinprobe._record.torch.optimizer import Updates, with_total_norm
 from twinprobe._record.torch.placements import PipelineStages, Placements
 from twinprobe._record.torch.tensors import TensorBook, WatchMode, silence
 from twinprobe._record.torch.values import TorchPerturbation, TorchValues, make_api, rounding_settings
+from twinprobe._runs.tensors.elements import HostTensor
 
 _is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
 _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
@@ -174,8 +175,8 @@ class TorchRecorder(Recorder):
         super().__init__(config, make_engine)
         self.book = TensorBook(values=config.measures, digest=config.digest, sketch=config.sketches)
         self.values = TorchValues(self)
-        keeps_tensors = config.task == "tensor" or bool(config.tensor_names)
-        note = self.values.tensor if keeps_tensors else self.book.note
+        copies = config.task == "tensor" or bool(config.tensor_names) or config.summaries
+        note = self.values.tensor if copies else self.book.note
         self.capture = Capturer(self.values, self.failed, {torch.Tensor: note, torch.nn.Parameter: note})
         self.graph = Graph(self)
         self.optimizer = OptimizerScope(self)
@@ -217,6 +218,9 @@ class TorchRecorder(Recorder):
 
     def save_tensor(self, payload: Any, stream: IO[bytes]) -> None:
         torch.save(payload, stream)
+
+    def host(self, payload: Any) -> HostTensor | None:
+        return host_tensor(payload)
 
     def collect(self) -> Callable[[], None] | None:
         return self.book.collect()

@@ -224,7 +224,7 @@ class TensorBook:
 
     @staticmethod
     def _keep(tensor: torch.Tensor, row: Row | None) -> None:
-        if row is not None and row.payload is None and row.file is None and tensor.numel():
+        if row is not None and row.payload is None and not (row.file or row.summary) and tensor.numel():
             row.payload = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
     def _measure(self, tensor: torch.Tensor, row: Row, version: int | None) -> None:

@@ -2,6 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const DOUBTFUL = 0.8, MOST = 4000, AT_FIRST = 120;
+  const chinese = navigator.language.toLowerCase().startsWith("zh");
   const byId = (id) => document.getElementById(id);
   const sides = data.sides.map((side, at) => ({ ...side, at, open: new Set([0]), rows: new Map(), links: new Map() }));
   data.links.forEach((link, number) => [0, 1].forEach((at) => link[at].forEach((node) => {
@@ -125,12 +126,12 @@
     const home = byId("details");
     home.replaceChildren(text("code", side.names[node]));
     row.classList.add("lit");
-    if (!links.length) home.append(text("div", `stays alone: ${side.why[node] || "no partner was found"}`));
+    if (!links.length) home.append(text("div", `${chinese ? "未配对：" : "stays alone: "}${side.why[node] || (chinese ? "没有找到对应模块" : "no partner was found")}`));
     for (const number of links) {
       const [mine, theirs, confidence, kind, rule, reason] = data.links[number];
       const names = [mine.map((at) => sides[0].names[at]), theirs.map((at) => sides[1].names[at])];
       home.append(text("div", `${names[0].join(" + ")} = ${names[1].join(" + ")}`),
-        text("div", `${rule} (${kind}), confidence ${confidence.toFixed(2)}: ${reason}`));
+        text("div", `${rule} (${kind}), ${chinese ? "置信度" : "confidence"} ${confidence.toFixed(2)}: ${reason}`));
       document.querySelectorAll(`[data-link="${number}"]`).forEach((path) => path.classList.add("lit"));
       [mine, theirs].forEach((nodes, at) => nodes.forEach((one) => sides[at].rows.get(one)?.classList.add("lit")));
     }
@@ -165,8 +166,9 @@
   byId("shut").addEventListener("click", () => { for (const side of sides) side.open = new Set([0]); draw(); });
   window.addEventListener("resize", connect);
 
-  byId("summary").textContent =
-    `${data.matched[0]} of ${data.modules[0]} modules fit ${data.matched[1]} of ${data.modules[1]}`;
+  byId("summary").textContent = chinese
+    ? `${data.modules[0]} 个模块中的 ${data.matched[0]} 个对应 ${data.modules[1]} 个中的 ${data.matched[1]} 个`
+    : `${data.matched[0]} of ${data.modules[0]} modules fit ${data.matched[1]} of ${data.modules[1]}`;
   byId("notes").replaceChildren(...data.notes.map((note) => text("li", note)));
   // Open level by level as long as it stays readable.
   for (const side of sides) {

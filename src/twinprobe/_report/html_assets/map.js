@@ -63,12 +63,15 @@
   byId("details").textContent = hint;
   for (const text of data.findings) byId("findings").append(make("li", text));
   for (const text of data.notes) byId("notes").append(make("li", text));
+  const scaled = data.cells.some((cell) => cell[TIMES] !== null);
   for (const name of data.verdicts) {
     const entry = make("span");
-    entry.append(make("i", undefined, name), `${say(name)}: ${number(data.counts[name])}`);
+    // Where errors have a scale, its colours are those of the squares, whatever their verdict.
+    if (!scaled || name === "pass" || name === "failed") entry.append(make("i", undefined, name));
+    entry.append(`${say(name)}: ${number(data.counts[name])}`);
     byId("legend").append(entry);
   }
-  if (data.cells.some((cell) => cell[TIMES] !== null)) {
+  if (scaled) {
     const scale = make("span");
     scale.append(say("noise"), make("i", undefined, "times"), say("times"));
     byId("legend").append(scale);
@@ -111,7 +114,8 @@
       pen.font = "11px system-ui, sans-serif";
       pen.textBaseline = "middle";
       pen.fillStyle = colour("soft");
-      const every = Math.ceil(28 / size);
+      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : columns).length + 4) / size);
+      if (lines) pen.fillText("rank", 0, TOP / 2);
       for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? ranks[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
       for (let at = 0; at < high; at += Math.ceil(13 / size)) {
         const first = cells[at * PER_LINE];
@@ -175,7 +179,9 @@
   const named = ([steps, ranks]) => (data.noun === "ranks" ? ranks : data.noun === "steps" ? steps : say("at", { steps, ranks }));
   for (const [verdict, places, where, count, worst] of data.groups) {
     const row = make("tr"), mark = make("td");
-    mark.append(make("i", undefined, verdict), say(verdict));
+    const square = make("i");
+    square.style.background = fillOf(data.cells[worst]);
+    mark.append(square, say(verdict));
     const times = data.cells[worst][TIMES];
     const cells = { verdict: mark, count: make("td", number(count)), [heads[2]]: make("td", places.map(named).join("; ")),
       times: make("td", times === null ? "" : brief(times)), where: make("td", where || say("elsewhere")) };

@@ -11,7 +11,7 @@ const count = (number) => number.toLocaleString("en");
 function showResults() {
   const lines = (summary.results || []).map((result) => {
     const share = result.worst >= 1e-4 ? `${+(100 * result.worst).toPrecision(3)} %` : result.worst?.toExponential(1);
-    const size = result.worst ? say("worst", { share, eps: +result.worst_eps.toPrecision(3) }) : say("equal");
+    const size = result.worst ? say("worst", { share, eps: tidy(result.worst_eps, 3) }) : say("equal");
     const key = result.name === "loss" ? (result.agrees ? "one_agrees" : "one_differs") : result.agrees ? "agrees_with" : "differs_with";
     return make("li", { title: visible(result.where) }, mark(result.agrees ? "pass" : "error"), say(key, { what: say(result.name), size }));
   });

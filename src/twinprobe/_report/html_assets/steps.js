@@ -2,7 +2,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const SPACE = "http://www.w3.org/2000/svg";
-  const WIDTH = 900, LEFT = 64, RIGHT = 12, HIGH = 150, LOW = 90, MOST_NAMES = 400;
+  const WIDTH = Math.min(900, Math.max(300, innerWidth - 90)), // as wide as it is shown, or its texts become small
+     LEFT = 64, RIGHT = 12, HIGH = 150, LOW = 90, MOST_NAMES = 400;
   const byId = (id) => document.getElementById(id);
   const make = (tag, text) => {
     const element = document.createElement(tag);
@@ -15,7 +16,8 @@
     if (text !== undefined) element.textContent = text;
     return element;
   };
-  const brief = (value) => value === null || value === undefined ? "no number" : String(+value.toPrecision(5));
+  const chinese = navigator.language.toLowerCase().startsWith("zh");
+  const brief = (value) => value === null || value === undefined ? (chinese ? "无数值" : "no number") : String(+value.toPrecision(5));
 
   let trend = data.trends.find((one) => one.rank === data.rank) || data.trends[0];
   let picked = new Set();
@@ -61,7 +63,7 @@
     const golden = one.golden || one.target;
     const count = trend.steps.length;
     const x = (at) => LEFT + (at / Math.max(count - 1, 1)) * (WIDTH - LEFT - RIGHT);
-    const both = draw("svg", { viewBox: `0 0 ${WIDTH} ${HIGH + 22}`, role: "img", "aria-label": `${one.name}, both runs` });
+    const both = draw("svg", { viewBox: `0 0 ${WIDTH} ${HIGH + 22}`, role: "img", "aria-label": `${one.name}, ${chinese ? "两次运行" : "both runs"}` });
     const [low, high] = bounds([one.target, golden]);
     const y = (value) => 8 + ((high - value) / (high - low)) * (HIGH - 16);
     for (const share of [0, 0.5, 1]) {
@@ -72,7 +74,7 @@
     both.append(draw("path", { class: "golden", d: path(golden, x, y) }), draw("path", { class: "target", d: path(one.target, x, y) }));
     steps(both, x, HIGH + 14);
 
-    const apart = draw("svg", { viewBox: `0 0 ${WIDTH} ${LOW + 6}`, role: "img", "aria-label": `${one.name}, relative difference` });
+    const apart = draw("svg", { viewBox: `0 0 ${WIDTH} ${LOW + 6}`, role: "img", "aria-label": `${one.name}, ${chinese ? "相对差异" : "relative difference"}` });
     const difference = one.difference || one.target.map((value) => value === null ? null : 0);
     const logs = difference.map((value) => value > 0 ? Math.log10(value) : null);
     const noise = one.noise ? one.noise.map((value) => value > 0 ? Math.log10(value) : null) : null;
@@ -98,11 +100,13 @@
 
     const figure = make("figure");
     const caption = make("figcaption", one.name);
-    const values = make("span", one.first === null ? (one.difference ? "within noise" : "equal") : `differs from step ${one.first} on`);
+    const values = make("span", one.first !== null ? (chinese ? `自 step ${one.first} 起有差异` : `differs from step ${one.first} on`)
+      : one.difference ? (chinese ? "噪声以内" : "within noise") : chinese ? "相等" : "equal");
     caption.append(values);
     figure.append(caption, both, apart);
     follow(figure, [both, apart], x, (at) => {
-      values.textContent = `step ${trend.steps[at]}: ${brief(one.target[at])} against ${brief(golden[at])}, difference ${brief(difference[at])}`;
+      const [step, target, other, off] = [trend.steps[at], brief(one.target[at]), brief(golden[at]), brief(difference[at])];
+      values.textContent = chinese ? `step ${step}：${target} 对比 ${other}，差异 ${off}` : `step ${step}: ${target} against ${other}, difference ${off}`;
     });
     return figure;
   };
@@ -142,8 +146,9 @@
     const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = trend.series.filter((one) => words.every((word) => one.name.toLowerCase().includes(word))
       && (!byId("differing").checked || one.first !== null));
-    byId("count").textContent = `${found.length.toLocaleString("en")} of ${trend.series.length.toLocaleString("en")} series`
-      + (found.length > MOST_NAMES ? `, the first ${MOST_NAMES} are listed` : "");
+    const [shown, all] = [found.length, trend.series.length].map((number) => number.toLocaleString("en"));
+    const cut = found.length > MOST_NAMES;
+    byId("count").textContent = chinese ? `${all} 个序列中的 ${shown} 个${cut ? `，列出前 ${MOST_NAMES} 个` : ""}` : `${shown} of ${all} series${cut ? `, the first ${MOST_NAMES} are listed` : ""}`;
     byId("names").replaceChildren(...found.slice(0, MOST_NAMES).map((one) => {
       const button = make("button", one.name);
       button.type = "button";

@@ -5,7 +5,7 @@ const SPARE = 8; // rows kept ready above and below the view
 const WIDTHS = { "#": 72, "Result": 104, "NPU Name": 500, "Bench Name": 500, "Reason": 380, "Err_message": 320, "NPU_Stack_Info": 320,
   "Data_name": 320, "Relative Error": 124, "Origin": 96, "NPU Dtype": 126, "Bench Dtype": 126, "NPU Tensor Shape": 150,
   "Bench Tensor Shape": 150, "Matched By": 110 };
-const NARROW = { "#": 54, "Result": 96, "NPU Name": 190, "Bench Name": 190, "Reason": 260 };
+const NARROW = { "#": 50, "Result": 106, "NPU Name": 204, "Bench Name": 204, "Reason": 260 };
 const TEXTS = new Set(["Result", "NPU Name", "Bench Name", "Reason", "Err_message", "NPU_Stack_Info", "Data_name", "Origin", "NPU Dtype",
   "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape", "Matched By", "NPU Requires_grad", "Bench Requires_grad",
   "Requires_grad Consistent", "NPU MD5", "BENCH MD5"]);

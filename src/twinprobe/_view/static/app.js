@@ -372,7 +372,7 @@ export class App {
   async #hit(by) {
     clearTimeout(this.typing);
     this.set({ q: this.toolbar.search.value, tab: "found", panel: true });
-    await this.panel.ready;
+    await this.panel.settled();
     if (!by) this.panel.list.cursor = -1;
     await this.panel.list.walk(by);
   }

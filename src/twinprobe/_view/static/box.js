@@ -30,8 +30,9 @@ export function boxContent(node, parent, look, width, metric) {
       : "";
   const extras = [node.overflow && "!", node.comm && "⇄", node.manual && "✎"].filter(Boolean).join(" ");
   const right = `${value}${extras}${node.kids ?? ""}`.length + (value ? 2 : 0) + (extras ? 2 : 0);
-  const room = Math.floor((width - 82) / letterWidth()) - right;
-  const own = shorten(named.own, Math.max(8, room - named.direction.length - named.rest.length - 2));
+  const room = Math.floor((width - (node.kids ? 78 : 62)) / letterWidth()) - right - named.direction.length - 2;
+  const rest = shorten(named.rest, Math.max(8, room - Math.min(named.own.length, Math.ceil(room * 0.6))));
+  const own = shorten(named.own, Math.max(8, room - rest.length));
   return [
     node.kids ? h("span", { class: "twist" }, icon("chevron")) : h("span", { class: "twist leaf" }),
     h("span", { class: "mark", role: "img", "aria-label": t(word(look.look)) }, look.mark),
@@ -40,7 +41,7 @@ export function boxContent(node, parent, look, width, metric) {
       { class: "name" },
       h("b", {}, own),
       named.direction && h("i", { class: named.direction }, `.${named.direction}`),
-      named.rest && h("span", {}, `.${named.rest}`),
+      rest && h("span", {}, `.${rest}`),
     ),
     value && h("span", { class: "value" }, value),
     extras && h("span", { class: "extras" }, extras),

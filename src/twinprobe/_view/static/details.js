@@ -11,7 +11,7 @@ import { TensorView } from "./tensor.js";
 /** @typedef {import("./api.js").Facts} Facts */
 /** @typedef {import("./api.js").Tensor} Tensor */
 /** @typedef {import("./api.js").Side} Side */
-/** @typedef {{target: FullNode | null, golden: FullNode | null, facts: Facts | null}} Detail */
+/** @typedef {{target: FullNode | null, golden: FullNode | null, facts: Facts | null, drawn?: string[]}} Detail */
 
 const shared = ["dtype", "shape", "md5", "Max", "Min", "Mean", "Norm", "value"];
 const last = ["requires_grad", "Requires_grad Consistent", "type"];
@@ -51,7 +51,7 @@ export class Details {
         { class: "details-body" },
         this.#tensors(t("inputs"), target, golden, "inputs"),
         this.#tensors(t("outputs"), target, golden, "outputs"),
-        this.#inside(target, golden),
+        this.#inside(target, golden, detail.drawn ?? []),
         this.#stacks(target, golden, compared),
         one.merge.length
           ? h(
@@ -133,7 +133,7 @@ export class Details {
     ];
     const rows = pairs.map(([name, a, b]) => [
       { text: name },
-      ...(judged ? judgement(judged[name], b !== undefined) : []),
+      ...(judged ? judgement(judged[name], a !== undefined && b !== undefined && (name in judged || alike(a, b))) : []),
       ...both.map((key) => pair(key, a, b)),
       ...metrics.map((key) => metric(key, a?.[key])),
       ...rest.map((key) => pair(key, a, b)),
@@ -141,16 +141,17 @@ export class Details {
     return table(columns, rows, title);
   }
 
-  /** What is inside the tensors, where both runs kept them. @param {FullNode | null} target @param {FullNode | null} golden */
-  #inside(target, golden) {
+  /** What is inside the tensors, where both runs kept them or summaries of them. @param {FullNode | null} target @param {FullNode | null} golden @param {string[]} drawn */
+  #inside(target, golden, drawn) {
     const { argument: wanted, language, live } = this.events.now();
-    if (!target || !golden || !live || !target.folder || !golden.folder) return null;
+    if (!target || !golden || !live) return null;
     const kept = (/** @type {FullNode} */ node) =>
       [...node.outputs, ...node.inputs]
         .filter((tensor) => (tensor.data_name ?? "-1") !== "-1")
         .map((tensor) => argumentName(tensor.name, node.name));
     const there = new Set(kept(golden));
-    const names = kept(target).filter((name) => there.has(name));
+    const whole = target.folder && golden.folder ? kept(target).filter((name) => there.has(name)) : [];
+    const names = [...new Set([...whole, ...drawn])];
     if (!names.length) return null;
     const place = h("div", {}, h("p", { class: "quiet" }, t("loading")));
     const differs = names.filter((name) => target.arguments?.[name]);
@@ -160,7 +161,7 @@ export class Details {
       try {
         const picture = await this.events.inside(name, undefined, chosen);
         const ask = (/** @type {import("./tensor.js").Wanted} */ part) => this.events.inside(name, part);
-        place.replaceChildren(new TensorView(picture, { language, dark, ask }).element);
+        place.replaceChildren(new TensorView(picture, { language, dark, ask: picture.apart ? undefined : ask }).element);
       } catch (error) {
         place.replaceChildren(h("p", { class: "quiet" }, error instanceof Error ? error.message : String(error)));
       }
@@ -191,6 +192,11 @@ export class Details {
     };
     return h("div", { class: "stacks" }, one("target", target), one("golden", golden));
   }
+}
+
+/** Whether two values have the same statistics. @param {Tensor} a @param {Tensor} b */
+function alike(a, b) {
+  return [...numbers, "md5"].every((key) => a[key] === b[key]);
 }
 
 /** What the judge says of a value: those that it does not list are equal. @param {(number | null)[] | undefined} found @param {boolean} compared */

@@ -74,12 +74,22 @@ export class Panel {
       state.color,
       state.above,
       state.lang,
-      counts !== null,
+      tab === "found" || counts !== null, // a search waits for no counts, and its mark stays when they come
     ]);
     if (tab !== "byHand" && key !== this.key && (counts || tab === "found")) {
       this.key = key;
       const { side } = this;
       this.ready = this.list.show((offset, limit) => this.events.list(tab, side, offset, limit), t(/** @type {Word} */ (tab)));
+    }
+  }
+
+  /** Wait for the list; another may be asked for meanwhile. */
+  async settled() {
+    /** @type {Promise<void> | undefined} */
+    let seen;
+    while (seen !== this.ready) {
+      seen = this.ready;
+      await seen;
     }
   }
 

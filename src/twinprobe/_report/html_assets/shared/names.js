@@ -13,6 +13,7 @@ export function shorten(text, most) {
   const room = most - end - 1;
   // As much of the end as of the beginning, or the layer is told by its number alone.
   if (layer && room >= Math.max(8, most / 3)) return `${text.slice(0, end)}…${text.slice(text.length - room)}`;
+  if (layer && text.length - most < end - layer[1].length) return `…${text.slice(text.length - most + 1)}`; // the end has it
   const head = layer ? `…${layer[1]}…` : `${text.slice(0, Math.max(1, Math.floor(most / 3)))}…`;
   return `${head}${text.slice(text.length - Math.max(1, most - head.length))}`;
 }

@@ -22,6 +22,9 @@
  * @property {(number | string)[][]} points
  * @property {number | string | null} slope
  * @property {KindOfDifference[]} kinds
+ * @property {string[]} [names] of the axes, where they are known
+ * @property {Record<string, Packed[]>} [apart] summaries of each side alone, which tell no difference: max, rms, mean
+ * @property {Picture[]} [views] over other axes, and of pieces, where nothing more can be read
  */
 /** @typedef {{rows: number, columns: number, ranges: number[][]}} Wanted */
 /** @typedef {(key: string, values?: Record<string, string | number>) => string} Say */
@@ -31,12 +34,18 @@ const tensorWords = {
     difference: "|difference|", target: "target", golden: "golden", measure: "in a block", max: "max", rms: "rms", rows: "rows: axis", columns: "columns: axis",
     axis: "axis {n}", all: "all", whole: "Whole tensor", histogram: "How large the values are (powers of two)", scatter: "Target over golden", quantiles: "Quantiles", worst: "Worst elements",
     index: "index", off: "difference", zeros: "zeros", odd: "inf or NaN", sampled: "of a sample", block: "{rows} × {columns}: max {max}, rms {rms}, target {target}, golden {golden}",
+    mean: "mean", least: "|difference| at least", largest: "Largest elements", apart: "From summaries of each run: the elements themselves were not kept, so their difference is not known, only that it is at least as large as shown. Record with task=\"tensor\" to see it.",
+    blockApart: "{rows} × {columns}: {measure} of target {target}, of golden {golden}",
+    batch: "batch", heads: "heads", tokens: "tokens", head_size: "head size", features: "features", experts: "experts", channels: "channels", height: "height", width: "width",
     elements: "{shape}, {n} elements, {dtypes}", read: "{n} of them read, at even distances: zoom in to see all", slope: "target = {n} × golden", none: "Equal: no element differs.", drag: "Drag over the picture to zoom.", shifted: "axis {axis} shifted by {by}", only: "indices of axis {axis} that differ",
   },
   zh: {
     difference: "|差异|", target: "待调试侧", golden: "标杆侧", measure: "块内", max: "最大值", rms: "均方根", rows: "行：轴", columns: "列：轴",
     axis: "轴 {n}", all: "全部", whole: "整个张量", histogram: "数值大小（2 的幂）", scatter: "待调试侧与标杆侧", quantiles: "分位数", worst: "差异最大的元素",
     index: "下标", off: "差异", zeros: "零", odd: "inf 或 NaN", sampled: "取样", block: "{rows} × {columns}：最大 {max}，均方根 {rms}，待调试侧 {target}，标杆侧 {golden}",
+    mean: "均值", least: "|差异| 至少", largest: "绝对值最大的元素", apart: "来自两次运行各自的摘要：没有保存元素本身，无法得知其差异，只知道至少如图所示。使用 task=\"tensor\" 记录即可查看。",
+    blockApart: "{rows} × {columns}：{measure}：待调试侧 {target}，标杆侧 {golden}",
+    batch: "批次", heads: "注意力头", tokens: "词元", head_size: "头维度", features: "特征", experts: "专家", channels: "通道", height: "高", width: "宽",
     elements: "{shape}，{n} 个元素，{dtypes}", read: "均匀读取了其中 {n} 个：放大可查看全部", slope: "待调试侧 = {n} × 标杆侧", none: "相等：没有元素不同。", drag: "在图上拖动以放大。", shifted: "轴 {axis} 平移 {by}", only: "轴 {axis} 上不同的下标",
   },
 };
@@ -59,6 +68,11 @@ function short(value) {
   if (!Number.isFinite(number)) return String(value);
   const size = Math.abs(number);
   return size !== 0 && (size >= 1e5 || size < 1e-3) ? number.toExponential(2) : String(Number(number.toPrecision(4)));
+}
+
+/** The indices of a range. @param {number[]} span */
+function spanText([from, to]) {
+  return to - from > 1 ? `${from}–${to - 1}` : String(from);
 }
 
 /** Light to dark, or blue over nothing to red. @param {number} share @param {boolean} dark @param {boolean} signed */
@@ -106,19 +120,28 @@ export class TensorView {
 
   draw() {
     const { picture, say } = this;
-    const facts = { shape: `[${picture.shape.join(", ")}]`, n: picture.elements.toLocaleString("en"), dtypes: [...new Set(picture.dtypes)].join(" / ") };
+    const named = picture.shape.map((size, axis) => (this.#axis(axis) ? `${this.#axis(axis)} ${size}` : String(size)));
+    const facts = { shape: `[${named.join(", ")}]`, n: picture.elements.toLocaleString("en"), dtypes: [...new Set(picture.dtypes)].join(" / ") };
     const read = picture.read < picture.elements ? `; ${say("read", { n: picture.read.toLocaleString("en") })}` : "";
     const kinds = this.whole.kinds.map(({ sentence }) => this.make("li", "", sentence));
     this.hint.textContent = this.home.ask ? say("drag") : "";
+    const maps = picture.apart ? /** @type {const} */ (["least", "target", "golden"]) : /** @type {const} */ (["difference", "target", "golden"]);
     this.element.replaceChildren(
       this.make("p", "inside-facts", say("elements", facts), read),
       ...(kinds.length ? [this.make("ul", "inside-kinds", ...kinds)] : []),
+      ...(picture.apart ? [this.make("p", "inside-legend", say("apart"))] : []),
       this.#controls(),
-      this.make("div", "inside-maps", this.#map("difference"), this.#map("target"), this.#map("golden")),
+      this.make("div", "inside-maps", ...maps.map((part) => this.#map(part))),
       this.hint,
-      this.make("div", "inside-maps", this.#histogram(), this.#scatter()),
+      this.make("div", "inside-maps", this.#histogram(), ...(picture.apart ? [] : [this.#scatter()])),
       this.make("div", "inside-maps", this.#quantiles(), this.#worst()),
     );
+  }
+
+  /** What an axis is, where that is known. @param {number} axis */
+  #axis(axis) {
+    const name = this.whole.names?.[axis];
+    return name ? this.say(name) : "";
   }
 
   #controls() {
@@ -137,34 +160,46 @@ export class TensorView {
       list.addEventListener("change", () => choose(list.value));
       box.append(this.make("label", "", name, " ", list));
     };
-    select(say("measure"), [["max", say("max")], ["rms", say("rms")]], this.measure, (value) => {
+    const measures = picture.apart ? ["max", "rms", "mean"] : ["max", "rms"];
+    select(say("measure"), measures.map((way) => [way, say(way)]), this.measure, (value) => {
       this.measure = value;
       this.draw();
     });
-    if (!this.home.ask) return box;
-    const axes = /** @type {[string, string][]} */ (picture.shape.map((size, axis) => [String(axis), `${axis} (${size})`]));
+    const views = this.whole.views ?? [];
+    if (!this.home.ask && !views.length) return box;
+    const long = (/** @type {number} */ axis) => this.home.ask || views.some(({ rows, columns }) => axis === rows || axis === columns);
+    const axes = /** @type {[string, string][]} */ (picture.shape.map((size, axis) => [String(axis), `${axis} (${this.#axis(axis) || size})`]));
     if (picture.shape.length > 1) {
       for (const way of /** @type {("rows" | "columns")[]} */ (["rows", "columns"])) {
         const other = picture[way === "rows" ? "columns" : "rows"];
-        select(say(way), axes.filter(([axis]) => Number(axis) !== other), String(picture[way]), (value) =>
+        select(say(way), axes.filter(([axis]) => Number(axis) !== other && long(Number(axis))), String(picture[way]), (value) =>
           this.#ask({ [way]: Number(value), ranges: this.whole.ranges }));
       }
     }
     picture.shape.forEach((size, axis) => {
       if (axis === picture.rows || axis === picture.columns || size < 2) return;
-      const [from, to] = picture.ranges[axis];
-      const fixed = to - from === 1;
+      // Each index where more can be read, otherwise the pieces that there are, one axis at a time.
+      const places = this.home.ask ? Array.from({ length: size }, (_, at) => [at, at + 1])
+        : views.filter((view) => this.#same(view, picture) && view.ranges[axis][1] - view.ranges[axis][0] < size).map((view) => view.ranges[axis]);
+      if (!places.length) return;
+      const text = (/** @type {number} */ at) => (at < 0 ? say("all") : spanText(places[at]));
+      const now = places.findIndex(([from, to]) => from === picture.ranges[axis][0] && to === picture.ranges[axis][1]);
+      const name = this.#axis(axis) || say("axis", { n: axis });
       const slider = this.make("input");
-      Object.assign(slider, { type: "range", min: "-1", max: String(size - 1), value: fixed ? String(from) : "-1" });
-      slider.setAttribute("aria-label", say("axis", { n: axis }));
-      const told = this.make("output", "", fixed ? String(from) : say("all"));
+      Object.assign(slider, { type: "range", min: "-1", max: String(places.length - 1), value: String(now) });
+      slider.setAttribute("aria-label", name);
+      slider.setAttribute("aria-valuetext", text(now));
+      const told = this.make("output", "", text(now));
       slider.addEventListener("change", () => {
-        const at = Number(slider.value);
-        const ranges = picture.ranges.map((span, place) => (place === axis ? (at < 0 ? [0, size] : [at, at + 1]) : span));
-        this.#ask({ ranges });
+        const span = places[Number(slider.value)] ?? [0, size];
+        const others = this.home.ask ? picture.ranges : this.whole.ranges;
+        this.#ask({ ranges: others.map((known, place) => (place === axis ? span : known)) });
       });
-      slider.addEventListener("input", () => (told.textContent = Number(slider.value) < 0 ? say("all") : slider.value));
-      box.append(this.make("label", "", say("axis", { n: axis }), " ", slider, told));
+      slider.addEventListener("input", () => {
+        told.textContent = text(Number(slider.value));
+        slider.setAttribute("aria-valuetext", told.textContent);
+      });
+      box.append(this.make("label", "", name, " ", slider, told));
     });
     if (picture !== this.whole) {
       const back = this.make("button", "", say("whole"));
@@ -178,9 +213,23 @@ export class TensorView {
     return box;
   }
 
+  /** Whether two pictures are over the same axes. @param {Wanted} one @param {Wanted} other */
+  #same(one, other) {
+    return one.rows === other.rows && one.columns === other.columns;
+  }
+
   /** @param {Partial<Wanted>} change */
   #ask(change) {
     const { rows, columns, ranges } = this.picture;
+    if (!this.home.ask) {
+      const wanted = { rows, columns, ranges, ...change };
+      const [low, high] = [wanted.rows, wanted.columns].sort((a, b) => a - b);
+      const turned = { ...wanted, rows: low, columns: high }; // views have the later axis across
+      const same = (/** @type {Picture} */ view) => String(view.ranges) === String(wanted.ranges) && (this.#same(view, wanted) || this.#same(view, turned));
+      this.picture = [this.whole, ...(this.whole.views ?? [])].find(same) ?? this.whole;
+      this.draw();
+      return;
+    }
     const turn = ++this.turn;
     void this.home.ask?.({ rows, columns, ranges, ...change }).then(
       (found) => {
@@ -214,30 +263,47 @@ export class TensorView {
     return this.home.dark() ? "#98a4b6" : "#5a6577";
   }
 
-  /** One of the three pictures. @param {"difference" | "target" | "golden"} part */
+  /** The numbers of one of the pictures. @param {"difference" | "least" | "target" | "golden"} part */
+  #values(part) {
+    const { picture } = this;
+    if (!picture.apart) return unpack(part === "difference" ? picture[this.measure === "max" ? "max" : "rms"] : picture[part === "golden" ? part : "target"]);
+    const [target, golden] = picture.apart[this.measure].map(unpack);
+    if (part !== "least") return part === "target" ? target : golden;
+    // Of two maxima, or two rms, no more can be told; half floats cannot tell what is smaller than a thousandth.
+    const top = [...target, ...golden].reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+    return target.map((value, at) => {
+      const off = value === golden[at] ? 0 : Math.abs(value - golden[at]);
+      return off < top / 1024 ? 0 : Number.isNaN(off) ? Infinity : off;
+    });
+  }
+
+  /** One of the three pictures. @param {"difference" | "least" | "target" | "golden"} part */
   #map(part) {
     const { picture, say } = this;
     const [high, wide] = picture.size;
-    const values = unpack(part === "difference" ? picture[this.measure === "max" ? "max" : "rms"] : picture[part]);
+    const values = this.#values(part);
+    const difference = part === "difference" || part === "least";
     const top = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
-    const both = Math.max(Number(picture.target.scale) || 0, Number(picture.golden.scale) || 0);
+    const scales = picture.apart ? picture.apart[this.measure] : [picture.target, picture.golden];
+    const both = Math.max(...scales.map(({ scale }) => Number(scale) || 0));
     // Differences span decades: the colour is their logarithm, six decades deep.
     const share = (/** @type {number} */ value) =>
-      part !== "difference" ? (both ? value / both : 0)
+      !difference ? (both ? value / both : 0)
         : !Number.isFinite(value) ? 1 : value > 0 && top > 0 ? Math.max(0.06, 1 + Math.log10(value / top) / 6) : 0;
-    const [width, height] = [240, Math.max(16, Math.min(240, Math.round((240 * high) / wide)))];
+    // Two fit beside each other into the details of a report.
+    const [width, height] = [220, Math.max(16, Math.min(220, Math.round((220 * high) / wide)))];
     const [x, y] = [width / wide, height / high];
     const dark = this.home.dark();
     const canvas = this.#canvas(width, height, say(part), (pen) => {
       values.forEach((value, at) => {
-        pen.fillStyle = shade(share(value), dark, part !== "difference");
+        pen.fillStyle = shade(share(value), dark, !difference);
         pen.fillRect((at % wide) * x, Math.floor(at / wide) * y, x + 0.5, y + 0.5);
       });
-      if (part === "difference") this.#kind(pen, width, height);
+      if (difference) this.#kind(pen, width, height);
     });
     canvas.addEventListener("pointermove", (event) => this.#tell(event, x, y));
     if (this.home.ask) this.#zoom(canvas, x, y);
-    const scale = part === "difference" ? `0 – ${short(top)}` : `±${short(both)}`;
+    const scale = difference ? `0 – ${short(top)}` : `±${short(both)}`;
     return this.make("figure", "", this.make("figcaption", "", `${say(part)} `, this.make("small", "", scale)), canvas);
   }
 
@@ -249,17 +315,30 @@ export class TensorView {
     return [start + Math.ceil((from * length) / blocks), Math.max(start + Math.ceil((to * length) / blocks), start + Math.ceil((from * length) / blocks) + 1)];
   }
 
+  /** @param {number} axis @param {string} text */
+  #label(axis, text) {
+    return axis >= 0 && this.#axis(axis) ? `${this.#axis(axis)} ${text}` : text;
+  }
+
   /** @param {PointerEvent} event @param {number} x @param {number} y */
   #tell(event, x, y) {
     const { picture, say } = this;
     const [high, wide] = picture.size;
     const [column, row] = [Math.min(wide - 1, Math.floor(event.offsetX / x)), Math.min(high - 1, Math.floor(event.offsetY / y))];
     if (column < 0 || row < 0) return;
-    const text = (/** @type {number[]} */ [from, to]) => (to - from > 1 ? `${from}–${to - 1}` : String(from));
-    const value = (/** @type {Packed} */ packed) => short(unpack(packed)[row * wide + column]);
+    const place = {
+      rows: this.#label(picture.rows, spanText(this.#span(picture.rows, high, row, row + 1))),
+      columns: this.#label(picture.columns, spanText(this.#span(picture.columns, wide, column, column + 1))),
+    };
+    const at = row * wide + column;
+    if (picture.apart) {
+      const [target, golden] = [this.#values("target"), this.#values("golden")].map((values) => short(values[at]));
+      this.hint.textContent = say("blockApart", { ...place, measure: say(this.measure), target, golden });
+      return;
+    }
+    const value = (/** @type {Packed} */ packed) => short(unpack(packed)[at]);
     this.hint.textContent = say("block", {
-      rows: text(this.#span(picture.rows, high, row, row + 1)), columns: text(this.#span(picture.columns, wide, column, column + 1)),
-      max: value(picture.max), rms: value(picture.rms), target: value(picture.target), golden: value(picture.golden),
+      ...place, max: value(picture.max), rms: value(picture.rms), target: value(picture.target), golden: value(picture.golden),
     });
   }
 
@@ -341,7 +420,7 @@ export class TensorView {
         pen.fillText(short(2 ** (from + bin - 1)), x(bin), height - 4);
       }
     });
-    const names = ["target", "golden", "difference"].map((name, side) => {
+    const names = ["target", "golden", "difference"].slice(0, counts.length).map((name, side) => {
       const more = [zeros[side] ? `${zeros[side].toLocaleString("en")} ${say("zeros")}` : "", odd[side] ? `${odd[side].toLocaleString("en")} ${say("odd")}` : ""];
       const entry = this.make("span", "", `${say(name)} ${more.filter(Boolean).join(", ")}`.trim());
       entry.style.borderLeft = `10px solid ${colours[side]}`;
@@ -402,12 +481,16 @@ export class TensorView {
     const { say, picture } = this;
     const { at, values, exact } = picture.quantiles;
     const rows = at.map((share, place) => [`${share * 100} %`, ...values.map((side) => short(side[place] ?? null))]);
-    return this.#table(`${say("quantiles")}${exact ? "" : ` (${say("sampled")})`}`, ["", say("target"), say("golden"), say("difference")], rows);
+    return this.#table(`${say("quantiles")}${exact ? "" : ` (${say("sampled")})`}`, ["", ...["target", "golden", "difference"].slice(0, values.length).map((side) => say(side))], rows);
   }
 
   #worst() {
     const { say, picture } = this;
-    if (!picture.worst.length) return this.make("p", "inside-legend", say("none"));
+    if (!picture.worst.length) return this.make("p", "inside-legend", say(picture.apart ? "zeros" : "none"));
+    if (picture.apart) {
+      const sides = picture.worst.map(([index, one, other]) => [`[${index.join(", ")}]`, ...[one, other].map((value) => (value === null ? "" : short(value)))]);
+      return this.#table(say("largest"), [say("index"), say("target"), say("golden")], sides);
+    }
     const rows = picture.worst.map(([index, one, other, off]) => [`[${index.join(", ")}]`, short(one), short(other), short(off)]);
     return this.#table(say("worst"), [say("index"), say("target"), say("golden"), say("off")], rows);
   }
