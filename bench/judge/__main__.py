@@ -102,7 +102,7 @@ def choose(options: argparse.Namespace) -> dict[str, cases.Case]:
         if case.sort in options.kinds
         and any(fnmatch.fnmatch(name, one) for one in options.only.split(","))
         and (options.slow or not case.slow)
-        and (not options.source or case.source == options.source)
+        and fnmatch.fnmatch(case.source, options.source)
     }
 
 
@@ -119,7 +119,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python bench judge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="*", metavar="GLOB", help="cases of these names, e.g. 'llama.*,unet.*'")
-    parser.add_argument("--source", default="", metavar="FILE", help="cases of one file, e.g. cases_blind")
+    parser.add_argument("--source", default="*", metavar="GLOB", help="cases of these files, e.g. cases_blind")
     for name, all_of_them in (
         ("kinds", cases.SORTS), ("dtype", cases.ALL_DTYPES), ("tasks", cases.TASKS), ("levels", cases.LEVELS),
     ):  # fmt: skip
