@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import canonicals, epsilons
+from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
-from twinprobe._runs.names import FORWARD_CALL
+from twinprobe._runs.names import FORWARD_CALL, FUNCTION_OF_ROW
 from twinprobe._runs.table import NULL, STATS, TENSOR, TEXT, VALUE
 
 if TYPE_CHECKING:
@@ -268,3 +269,14 @@ def aligned(pairs: pl.DataFrame, error: Floats, epsilon: Floats) -> Bools:
         whole = np.abs(target / golden - 1) > 0.8 * error
         factor: Bools = whole & (golden**2 > _MANY * largest**2) & (error > 2 * epsilon)
     return factor
+
+
+def other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
+    """Rows of calls that go by another name in the golden run; and those of them where both are smooth functions."""
+    names = [pairs[f"{side}_name"].str.extract(FUNCTION_OF_ROW) for side in "tg"]
+    other = bools(names[0] != names[1])
+    smooth = other.copy()
+    for side in names if other.any() else ():
+        known = {name: is_smooth(name) for name in side.filter(other).unique().to_list()}
+        smooth &= bools(side.replace_strict(known, default=False))
+    return other, smooth

@@ -22,12 +22,12 @@ from twinprobe._judge.deviation import (
     devices,
     dtypes_differ,
     of_statistics,
+    other_function,
     shapes_differ,
     turned,
 )
 from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, trace
 from twinprobe._judge.noise import Noise, expected_errors, hidden_precision
-from twinprobe._judge.operations import is_smooth
 from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
 from twinprobe._judge.search import (
     CAUSES,
@@ -38,7 +38,6 @@ from twinprobe._judge.search import (
     grown,
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
-from twinprobe._runs.names import FUNCTION_OF_ROW
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, TENSOR
 
@@ -360,19 +359,17 @@ def _weigh(
     masks = [bools(pairs[f"{side}_dtype"].str.contains("(?i)bool")) for side in "tg"]
     unlike = flow.spread(flow.other_arguments) & (flow.role == OUTPUT)
     error = np.where(shape | unlike | ((masks[0] != masks[1]) & rows.tensor), np.nan, error)
-    estimated, sketched = np.zeros((2, len(error)), dtype=bool)
-    if evidence.metrics is None:
-        estimated[:] = True
-        if evidence.estimate is not None:
-            sketched = evidence.estimate.comparable
-            estimated = ~sketched
-    other_function, smooth = _other_function(pairs)
+    sketched = np.zeros(len(error), dtype=bool)
+    if evidence.metrics is None and evidence.estimate is not None:
+        sketched = evidence.estimate.comparable
+    estimated = ~sketched & (evidence.metrics is None)
+    renamed, smooth = other_function(pairs)
     if evidence.differences is not None and "group" in pairs.columns and pairs["group"].null_count() < pairs.height:
         # Calls that are equal in meaning may hold the same values in another order: a transposed operand, say.
         inside = pairs["group"].is_not_null().to_numpy() & rows.tensor
         by_statistics = of_statistics(pairs, evidence.differences, None).error
         error = np.where(inside, np.fmin(error, by_statistics), error)
-        estimated = estimated | (inside & other_function)
+        estimated = estimated | (inside & renamed)
     noise = expected_errors(
         pairs, flow, error, epsilon, estimated=estimated, sketched=sketched, settings=run.settings, step=run.step,
         measured=evidence.noise,
@@ -426,17 +423,6 @@ def _states(
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING
     return state
-
-
-def _other_function(pairs: pl.DataFrame) -> tuple[Bools, Bools]:
-    """Rows of calls that go by another name in the golden run; and those of them where both are smooth functions."""
-    names = [pairs[f"{side}_name"].str.extract(FUNCTION_OF_ROW) for side in "tg"]
-    other = bools(names[0] != names[1])
-    smooth = other.copy()
-    for side in names if other.any() else ():
-        known = {name: is_smooth(name) for name in side.filter(other).unique().to_list()}
-        smooth &= bools(side.replace_strict(known, default=False))
-    return other, smooth
 
 
 def _mark_states(
