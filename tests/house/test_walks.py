@@ -15,7 +15,7 @@ MOST = {
     "compare": {"files": 37, "functions": 338, "changes": 51},
     "record": {"files": 26, "functions": 250, "changes": 48},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
-    "auto_diff": {"files": 78, "functions": 745, "changes": 288},
+    "auto_diff": {"files": 78, "functions": 746, "changes": 288},
 }
 
 

@@ -54,9 +54,11 @@ class _OtherWays:
                 siblings.append(op)
                 for row in flows[0].prints.rows(op, INPUT):
                     self._takers[flows[0].value(row)].append((op, row))
-        others = [other for other, _ in self._partner.values()]
-        apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
-        self._apart = {row for row, one in zip(self._partner, apart.tolist(), strict=True) if one}
+        self._apart: set[int] = set()
+        if None not in [flow.side.run.sketch_file for flow in flows]:
+            others = [other for other, _ in self._partner.values()]
+            apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
+            self._apart = {row for row, one in zip(self._partner, apart.tolist(), strict=True) if one}
 
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
