@@ -418,7 +418,7 @@ def _states(
         if claims:  # what a real difference has reached is no noise
             begun = min(int(flow.start[claim.call]) for claim in claims)
             beyond |= noise.matters & (flow.of_row >= begun)
-    state = measured.copy()
+    state: NDArray[np.uint8] = measured.copy()
     floating = compared & (state != IDENTICAL)
     state[floating] = np.where(beyond, DIFFERS, ROUNDING)[floating]
     state[noise.masked | (noise.flips & ~beyond)] = ROUNDING

@@ -81,11 +81,11 @@ class _OtherWays:
         """The same for two runs in memory, which have their tensors at hand; asked only where weights are so stored."""
 
         def is_apart(row: int) -> bool:
-            one, other = target.tensor(row), golden.tensor(self._partner[row][0])
-            if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype != "float32":
+            held = target.tensor(row), golden.tensor(self._partner[row][0])
+            if any(tensor is None or tensor.dtype != "float32" for tensor in held) or held[0].shape != held[1].shape:
                 return False
-            mine, theirs = one.data.astype(np.float64), other.data.astype(np.float64)
-            return bool(np.linalg.norm(mine - theirs) > _APART * np.linalg.norm(theirs))
+            values = [tensor.data.astype(np.float64) for tensor in held]
+            return bool(np.linalg.norm(values[0] - values[1]) > _APART * np.linalg.norm(values[1]))
 
         weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
         if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):
