@@ -339,6 +339,7 @@ def draw(
     align: Literal["auto", "names", "none"] = "auto",
     alignment: PathLike | None = None,
     file_type: Literal["db", "vis", "json", "model_explorer"] = "db",
+    layout: str | Iterable[str] | None = None,
     rounding: float | None = None,
 ) -> list[Path]:
     """Draw the model of one run, or of two compared, for ``twinprobe view`` and TensorBoard; returns the files.
@@ -352,7 +353,7 @@ def draw(
             return write_model_explorer(open(target), as_path(output_path))
         compared = compare(
             target, golden, layer_mapping=layer_mapping, fuzzy_match=fuzzy_match, pair=pair, align=align,
-            alignment=alignment, rounding=rounding,
+            alignment=alignment, layout=layout, rounding=rounding,
         )  # fmt: skip
         first = next(iter(compared.pairs.values()))
         return write_model_explorer(first.target, as_path(output_path), first)
@@ -374,6 +375,7 @@ def draw(
         ),
         same_ancestors=not fuzzy_match and layer_mapping is None,
         overflow_check=overflow_check,
+        sizes=() if layout is None else (layout,) if isinstance(layout, str) else tuple(layout),
         thresholds=Thresholds(rounding=rounding),
     )  # fmt: skip
     return list(run_request(request, lambda *_: None).files)

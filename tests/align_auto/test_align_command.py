@@ -79,7 +79,7 @@ def test_the_page_holds_both_trees_and_runs_nothing_foreign(reference: Path, tmp
     _command(folder / "ms_mix_statistics", folder / "pt_mix_statistics", "-o", tmp_path, "--quiet")
     page = (tmp_path / "alignment.html").read_text()
     assert "default-src 'none'" in page
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    data = json.loads(re.search(r'id="data"[^>]*>(.*?)</script>', page, re.S)[1])
     assert [side["framework"] for side in data["sides"]] == ["mindspore", "pytorch"]
     assert "language_model (TransformerLanguageModel)" in data["sides"][0]["labels"]
     assert len(data["links"]) == len(align_runs(*_pair(folder)).relations)

@@ -47,7 +47,7 @@ def test_a_pair_is_compared_into_every_format(odd: Path, capsys: pytest.CaptureF
     pair = ["-tp", odd / "target/step0/rank0/dump.json", "-gp", odd / "golden/step0/rank0/dump.json"]
     for form in FORMATS:
         assert SHOWN in run(capsys, "compare", *pair, "-o", odd / "out", "--format", form)
-        assert [path.stat().st_size > 0 for path in (odd / "out").glob(f"*.{form}")] == [True]
+        assert [path.stat().st_size > 0 for path in (odd / "out").glob(f"compare*.{form}")] == [True]
     assert SHOWN in json.dumps(json.loads(run(capsys, "compare", *pair, "-o", odd / "more", "--json"))).replace(
         "\\\\", "\\"
     )

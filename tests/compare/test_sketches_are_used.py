@@ -64,7 +64,7 @@ def test_the_table_and_the_page_give_the_error_and_its_bounds(runs: tuple[Path, 
     low, high = map(float, row["Relative Error Bounds"].split(" to "))
     assert low < 2**0.5 < high
     assert row["Result"] == "error"
-    page = next(tmp_path.glob("*.html")).read_text()
+    page = next(tmp_path.glob("compare_result_*.html")).read_text()
     assert "Relative Error Bounds" in page
 
 

@@ -331,7 +331,7 @@ def test_an_input_or_parameter_that_differs_is_the_cause() -> None:
     assert found.sentence.startswith("weight differs: target is golden with its axes")
     found = tensor_cause("input.0", "input", plain(golden * 8), golden, from_outside=False)
     assert found is not None
-    assert (found.name, found.sentence) == ("factor", "input.0: target = 8 = 8 x golden (residual 0 %)")
+    assert (found.name, found.sentence) == ("factor", "input.0: target = 8 x golden (residual 0 %)")
     found = tensor_cause("input_ids", "input", np.arange(9), np.arange(9)[::-1].copy(), from_outside=False)
     assert found is not None
     assert found.name == "input"

@@ -12,6 +12,7 @@ from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
 from twinprobe._judge.flow import NONE, Flow
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
+from twinprobe._judge.operations import argument_name
 from twinprobe._judge.origin import Divergence, Result
 from twinprobe._judge.search import (
     ARGUMENT,
@@ -178,8 +179,10 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
-    name = (row["t_name"] or row["g_name"]).rpartition(".")[2]
-    return f"{f'argument {name}' if name.isdigit() else name}: {_shown(row, 't')} against {_shown(row, 'g')}"
+    row_name = row["t_name"] or row["g_name"]
+    last = row_name.rpartition(".")[2]
+    name = argument_name(row_name, f"argument {last}" if last.isdigit() else last)
+    return f"{name}: {_shown(row, 't')} against {_shown(row, 'g')}"
 
 
 def _shown(row: dict[str, Any], side: str) -> str:

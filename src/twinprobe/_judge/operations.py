@@ -167,3 +167,48 @@ _KINKED = frozenset({
 def is_kinked(op: OpName) -> bool:
     """Whether the derivative of an operation jumps."""
     return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
+
+
+# How functions name what they are often given by position alone.
+_ARGUMENTS = {
+    function: names.split()
+    for functions, names in {
+        "layer_norm": "input normalized_shape weight bias eps",
+        "rms_norm": "input normalized_shape weight eps",
+        "group_norm": "input num_groups weight bias eps",
+        "batch_norm": "input running_mean running_var weight bias training momentum eps",
+        "instance_norm": "input running_mean running_var weight bias use_input_stats momentum eps",
+        "dropout dropout1d dropout2d dropout3d alpha_dropout": "input p training inplace",
+        "softmax log_softmax": "input dim",
+        "leaky_relu": "input negative_slope inplace",
+        "elu": "input alpha inplace",
+        "gelu": "input approximate",
+        "softplus": "input beta threshold",
+        "hardtanh": "input min_val max_val inplace",
+        "clamp clip": "input min max",
+        "embedding": "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
+        "conv1d conv2d conv3d": "input weight bias stride padding dilation groups",
+        "scaled_dot_product_attention": "query key value attn_mask dropout_p is_causal scale",
+        "cross_entropy": "input target weight size_average ignore_index reduce reduction label_smoothing",
+        "nll_loss": "input target weight size_average ignore_index reduce reduction",
+        "mse_loss l1_loss": "input target size_average reduce reduction",
+        "max_pool1d max_pool2d max_pool3d": "input kernel_size stride padding dilation ceil_mode return_indices",
+        "avg_pool2d avg_pool3d": "input kernel_size stride padding ceil_mode count_include_pad divisor_override",
+        "pad": "input pad mode value",
+        "normalize": "input p dim eps",
+        "cosine_similarity": "x1 x2 dim eps",
+        "one_hot": "tensor num_classes",
+        "topk": "input k dim largest sorted",
+        "roll": "input shifts dims",
+        "transpose": "input dim0 dim1",
+        "cumsum": "input dim",
+    }.items()
+    for function in functions.split()
+}
+
+
+def argument_name(row: str, otherwise: str) -> str:
+    """What a function calls an argument, given the name of its row: ``eps`` for ``...layer_norm.0.forward.input.4``."""
+    call, _, place = row.rpartition(".")
+    names = _ARGUMENTS.get(call.split(".")[1], []) if call.count(".") > 1 and place.isdigit() else []
+    return names[int(place)] if names and int(place) < len(names) else otherwise

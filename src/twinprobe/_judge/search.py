@@ -507,7 +507,7 @@ def _reaches(
                 kept, came = rows_of[twin], rows_of[call if back == twin else back]
                 came = came[flow.role[came] == INPUT]
                 largest = [np.max(size[rows], initial=0.0, where=abnormal[rows]) for rows in (kept, came)]
-                touched = bool(largest[0] * _GAIN >= largest[1])
+                touched = bool(largest[0] >= largest[1] / _GAIN)
             for row in bad.tolist():
                 source = int(flow.source[row])
                 if source != NONE:

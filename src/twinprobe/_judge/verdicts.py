@@ -92,7 +92,7 @@ RULES: dict[str, Rule] = {
     "isolated_golden": Rule(WARNING, "from its own inputs golden's call gives other values: injected here"),
     "injected_by_argument": Rule(WARNING, "the output differs because an argument differs: injected here"),
     "injected_by_parameter": Rule(WARNING, "the output differs because a parameter differs: injected here"),
-    "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: injected here"),
+    "injected_by_input": Rule(WARNING, "the output differs because an input from outside differs: it comes in here"),
     "injected_inside": Rule(WARNING, "the difference begins in this module's own code: injected here"),
     "extra": Rule(WARNING, "only the target run makes this call, and what follows differs: injected here"),
     "missing": Rule(WARNING, "only the golden run makes the call that gives this input: injected here"),
@@ -439,7 +439,7 @@ def _mark_states(
     findings.mark("rounding", state == ROUNDING)
     findings.mark("target_only", target_only)
     findings.mark("golden_only", alone & ~target_only)
-    totals = rows.mixed & bools(rows.pairs["t_name"].str.starts_with(TOTAL_NORM))
+    totals = rows.mixed & (bools(rows.pairs["t_name"].str.starts_with(TOTAL_NORM)) if "t_name" in rows.pairs else False)
     findings.mark("not_clipped", totals)
     findings.mark("mixed", rows.mixed & ~silent & ~totals)
     findings.mark("unknown", unknown & ~rows.mixed & ~silent)
