@@ -43,8 +43,8 @@ class Row(Struct, eq=False, gc=False, array_like=True):
     file: str | None = None
     text: str | None = None
     text_key: Any = None
-    sketch: bytes | None = None
     summary: str | None = None  # the name under which its summary was written
+    sketch: bytes | None = None  # the last two are what the writer process reads
     number: int = field(default_factory=count().__next__)  # tells rows apart, in the writer process too
 
 
