@@ -59,7 +59,8 @@ def test_the_whole_reason_can_be_read(page: Any, serve: Callable[..., str], resu
     show(page, serve(results / "cmp_stat"))
     page.wait_for_selector(".banner.found")
     said = page.locator(".said")
-    assert said.evaluate("e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight")
+    whole = "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight"
+    becomes(page, lambda: said.evaluate(whole), lambda fits: fits)  # texts arrive one after the other
     box = said.bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
