@@ -41,6 +41,17 @@ def becomes(page: Any, read: Callable[[], Any], wanted: Callable[[Any], bool]) -
     return value
 
 
+def opens(page: Any, head: Any, inside: str) -> None:
+    """Open a box by a double click. Where the page is laid out anew between the two clicks, it takes another one."""
+    for _ in range(20):
+        head.dblclick()
+        for _ in range(400):
+            if page.locator(inside).count():
+                return
+            page.wait_for_timeout(50)
+    raise AssertionError(f"nothing opened shows {inside}")
+
+
 def stands_on(page: Any, name: str, *sides: str) -> None:
     """Wait until the named node is the current one on these sides (target alone, if none is given)."""
     for side in sides or ("target",):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from graph_files import flat, node, write_pair
-from page_tools import becomes, box, names, settles, show, stands_on
+from page_tools import becomes, box, names, opens, settles, show, stands_on
 from reference_files import FILES
 
 GELU = "Functional.gelu.1.backward"
@@ -154,10 +154,11 @@ def test_thousands_of_children_are_scrolled_through_with_few_boxes(
     nodes |= {name: node(name, "Module.wide.Wide.forward.0") for name in many}
     write_pair(tmp_path / "compare_1.vis", nodes, nodes)
     show(page, serve(tmp_path))
-    box(page, "target", "wide").dblclick()
-    page.wait_for_selector(".pane-golden .box:has-text('Torch.add.forward.3')")
-    page.eval_on_selector(".pane-target .scroller", "e => { e.scrollTop = e.scrollHeight; }")
-    page.wait_for_selector(".pane-target .box:has-text('Torch.add.forward.4999')")
+    opens(page, box(page, "target", "wide"), ".pane-golden .box:has-text('Torch.add.forward.3')")
+    scroll = "e => { e.scrollTop = e.scrollHeight; return [...e.querySelectorAll('.box')].map(one => one.innerText); }"
+    becomes(  # the pane may not have its height yet
+        page, lambda: page.eval_on_selector(".pane-target .scroller", scroll), lambda seen: "forward.4999" in str(seen)
+    )
     assert page.locator(".box").count() < 200
 
 
