@@ -83,10 +83,8 @@ def test_a_typing_error_gets_a_suggestion(
 
 
 def test_bash_completes_commands_flags_and_values() -> None:
-    script = subprocess.run(
-        [sys.executable, "-c", "from twinprobe._cli import main; main(['--completion', 'bash'])"],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    command = [sys.executable, "-m", "twinprobe", "--completion", "bash"]
+    script = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def completed(*words: str) -> set[str]:
         listed = " ".join(shlex.quote(word) for word in words)
