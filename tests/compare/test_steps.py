@@ -180,12 +180,13 @@ def test_steps_are_paired_by_data_where_the_numbers_do_not_fit(
     assert found.parting.cause == "loss"
 
 
-@pytest.mark.parametrize(("order", "cause"), [("turned", "data order"), ("other", "data")])
+@pytest.mark.parametrize(("order", "cause"), [("turned", "data order"), ("all", "data"), ("one", "data")])
 def test_reordered_batches_are_told_from_other_data(order: str, cause: str, tmp_path: Path) -> None:
     rows = run_of()
     tail = rows[10:]
     data = [one[1] for one in tail]
-    data = data[3:] + data[:3] if order == "turned" else [one + 1 for one in data]
+    others = {"turned": data[3:] + data[:3], "one": [data[0] + 0.5, *data[1:]], "all": [one + 1 for one in data]}
+    data = others[order]
     changed = rows[:10] + [(step, new, loss) for (step, _, loss), new in zip(tail, data, strict=True)]
     parting = compare_steps(stream(tmp_path / "target", changed), stream(tmp_path / "golden", rows)).parting
     assert (parting.step, parting.cause) == (10, cause)

@@ -528,3 +528,11 @@ def test_a_buffer_that_moves_at_another_rate_is_found(tmp_path: Path) -> None:
     assert first is not None
     assert first.op.startswith("Tensor.mul_")
     assert "0.99 against 0.9" in first.sentence
+
+
+def test_an_argument_given_by_position_goes_by_its_name(tmp_path: Path) -> None:
+    model = Model()
+    model.blocks[1].norm_2.eps = 0.05
+    first = twinprobe.compare(record(tmp_path / "t", model), record(tmp_path / "g", Model())).first
+    assert first is not None
+    assert "eps: 0.05 against 1e-05" in first.sentence
