@@ -29,7 +29,7 @@ WORDS = {
     "bias": "offset", "batch": "input", "buffer": "parameter", "weight": "parameter", "scalar": "argument",
     "swapped": "parameter", "twice": "extra", "doubled": "extra", "clamp": "saturation", "overflow": "saturation",
     "rounded": "dtype", "cast": "dtype", "precision": "dtype", "transposed": "transposition", "shifted": "shift",
-    "permuted": "permutation", "mask": "random", "warm up": "warm-up", "uninitialized": "uninitialised",
+    "permuted": "permutation", "mask": "input", "warm up": "warm-up", "uninitialized": "uninitialised",
     "optimizer": "update", "optimiser": "update", "inf": "nan", "rows": "part", "heads": "part", "experts": "part",
 }  # fmt: skip
 
