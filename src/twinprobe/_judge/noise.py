@@ -34,6 +34,7 @@ _BETWEEN = 8.0
 _FLOAT32 = 2.0**-23
 _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
+_ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
@@ -195,7 +196,11 @@ def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) 
     source = np.where(flow.role == GRADIENT, flow.back[call], call)
     known, source = source != NONE, np.maximum(source, 0)
     terms = np.where(known, taken[source], 0.0) / np.maximum(values.elements, 1)
-    lost = np.where(grain > _COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * values.norm
+    arrived = np.zeros(operands.count)
+    np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
+    # Sums that cancel in the end were larger on the way.
+    sums = np.fmax(values.norm, np.where(known, arrived[source], 0.0) * np.sqrt(terms) / _ON_THE_WAY)
+    lost = np.where(grain > _COARSE, np.minimum(1.0, ROUNDING * grain * terms), 0.0) * sums
     summed = (operands.backward[call] | (flow.role == GRADIENT)) & (flow.role >= OUTPUT) & (terms > _BATCH)
     distance = np.where(summed, np.hypot(lost, wrong[source] * np.sqrt(terms)), 0.0)
     # A weight's gradient adds up products with what came in forward; the sum may cancel, its errors do not.
@@ -203,8 +208,6 @@ def _long_sums(flow: Flow, values: _Values, operands: _Operands, grain: Floats) 
     weight = np.maximum(operands.second[forward], 0)
     product = known & (flow.twin[call] != NONE) & (operands.second[forward] != NONE) & (flow.role >= OUTPUT)
     product &= (operands.family[forward] == Family.PRODUCT) & (values.elements == values.elements[weight])
-    arrived = np.zeros(operands.count)
-    np.maximum.at(arrived, operands.calls, np.nan_to_num(values.norm[operands.rows]))
     summand = np.hypot(wrong[source], ROUNDING * grain * arrived[source]) * operands.first_rms[forward]
     multiplied: Floats = np.where(product, 2 * summand * np.sqrt(operands.terms[forward]), 0.0)
     return np.hypot(distance, multiplied)
@@ -332,7 +335,8 @@ def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> 
         filled = [pairs[f"{side}_min"].to_numpy() for side in "tg"]
         masked = (filled[0] <= _FILL) & (filled[1] <= _FILL) & (filled[1] < -_OUTSTANDING * np.abs(high))
         distance = np.where(masked & (error != 0), np.nan, distance)
-        norm = np.where(masked, np.fmin(norm, np.abs(high) * np.sqrt(elements)), norm)
+        top = np.where(high == 0, 1.0, np.abs(high))  # of what is not masked; logarithms of a mask end at 0
+        norm = np.where(masked, np.fmin(np.where(norm > 0, norm, np.inf), top * np.sqrt(elements)), norm)
         distance = np.where(
             np.isposinf(error) & ~masked & ~np.isfinite(distance), np.finfo(np.float64).max ** 0.25, distance
         )

@@ -59,6 +59,7 @@ _FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_sca
 _GAIN = 100.0
 _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum, minimum and norm stay the same
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
+_HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
@@ -155,6 +156,8 @@ def _unexplained(
     explained[flow.of_row[inputs & (facts.whole | facts.shape)]] = True
     explained |= flow.other_arguments
     unsure[flow.of_row[inputs & (np.nan_to_num(noise.error) > 0)]] = True
+    # Squares of a gradient that is half off, and quotients of them, are off by anything.
+    explained[flow.of_row[inputs & (np.nan_to_num(noise.error) > _HALF) & flow.spread(flow.updates)]] = True
     with np.errstate(invalid="ignore"):
         off = (noise.times > limit) | ((facts.whole | facts.shape) & facts.tensor)
     off &= held & facts.matched & ~_exchanged(flow, noise, facts)[call]
