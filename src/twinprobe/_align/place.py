@@ -78,14 +78,10 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
     _link_gradients(board, (({}, walk.shifts) if turned else (walk.shifts, {})))
     _link_the_rest(board)
     links = RowLinks(by_place=True)
-    side = board.target
-    # An activation in the place of another is a difference, not another way: it holds neither weights nor modules.
-    holders = {side.parents[op] for op, head in enumerate(side.head_of) if head.is_module}
-    holders |= set(side.run.table.filter(side.run.table["role"] == PARAMETER)["op"].to_list())
     links.replaced = [
         op for op, other in enumerate(board.partner)
-        if other != NONE and grouped and side.direction[op] == FORWARD and side.head_of[op].is_module and op in holders
-        and side.head_of[op].name.rpartition(".")[2] != board.golden.head_of[other].name.rpartition(".")[2]
+        if other != NONE and grouped and board.target.direction[op] == FORWARD and board.target.head_of[op].is_module
+        and board.target.head_of[op].name.rpartition(".")[2] != board.golden.head_of[other].name.rpartition(".")[2]
     ]  # fmt: skip
     flows = walk.flows()
     for group in walk.groups(flows) if grouped else ():

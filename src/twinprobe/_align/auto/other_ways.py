@@ -95,6 +95,7 @@ class _OtherWays:
     def places(self) -> tuple[list[int], list[int]]:
         found: set[int] = set()
         reordered: set[int] = set()  # rows
+        holders = {self._side.parents[op] for op, head in enumerate(self._side.head_of) if head.is_module}
         for op in self._among:
             outputs = self._prints[0].rows(op, OUTPUT)
             inputs = self._prints[0].rows(op, INPUT)
@@ -103,6 +104,9 @@ class _OtherWays:
             # Weights that differ are a finding, even where a later norm hides what they do.
             parameters = self._prints[0].parameters(op)
             weights = any(self._agree(row, in_order=False) is False for row in parameters)
+            # An activation in the place of another, with the same input, is a difference and not another way.
+            if self._by_name and given is False and not parameters and op not in holders and self._agree_of(op, INPUT):
+                continue
             meets = given is False and not weights and self._meets_again(op)
             if not given and not meets:
                 continue
