@@ -536,3 +536,25 @@ def test_an_argument_given_by_position_goes_by_its_name(tmp_path: Path) -> None:
     first = twinprobe.compare(record(tmp_path / "t", model), record(tmp_path / "g", Model())).first
     assert first is not None
     assert "eps: 0.05 against 1e-05" in first.sentence
+
+
+def test_padding_that_no_loss_reads_is_no_fault(tmp_path: Path) -> None:
+    class Padded(Model):
+        scale = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return torch.cat([y[:, :-4], y[:, -4:] * self.scale], 1)
+
+    dumps = []
+    for side, scale in (("t", 3.0), ("g", 1.0)):
+        model = Padded()
+        model.scale = scale
+        torch.manual_seed(2)
+        x, labels = torch.randn(2, TOKENS, WIDTH), torch.randint(10, (2, TOKENS))
+        labels[:, -4:] = -100
+        with twinprobe.record(model, tmp_path / side, level="mix"), torch.no_grad():
+            functional.cross_entropy(model(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+        dumps.append(next((tmp_path / side).rglob("dump.json")))
+    result = twinprobe.compare(*dumps)
+    assert result.first is None, result.first

@@ -357,7 +357,8 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows["parameter gradients"])
-    if not (far["loss"].any() or far["outputs"].any()) or (gradients and seen.sum() < _MANY_GRADIENTS * gradients):
+    read = bool(gradients) or not len(rows["loss"]) or bool(noise.abnormal[rows["loss"]].any())
+    if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
     known = np.flatnonzero(noise.far & facts.matched & flow.spread(forward & flow.leaf)).tolist()
