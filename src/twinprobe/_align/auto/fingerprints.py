@@ -93,7 +93,7 @@ _FEW = 24  # so many rows are compared one by one faster than all at once
 # What it is worth that only the statistics of two tensors agree, while their sketches say that the elements stand in
 # another order: enough to pair them, unless there is a partner that fits in full.
 _REORDERED = 0.5
-_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
+APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 
 
 def same_values(one: Prints, rows: list[int], other: Prints, others: list[int]) -> NDArray[np.float64]:
@@ -135,7 +135,7 @@ def reordered(one: Prints, rows: ArrayLike, other: Prints, others: ArrayLike) ->
     rows, others = np.asarray(rows, np.int64), np.asarray(others, np.int64)
     runs = one.side.run, other.side.run
     found = estimate_pairs(runs[0].sketches, runs[1].sketches, rows, others) if len(rows) else None
-    return np.zeros(len(rows), bool) if found is None else np.asarray(found.lower > _APART)
+    return np.zeros(len(rows), bool) if found is None else np.asarray(found.lower > APART)
 
 
 def best_partner(one: Prints, row: int, other: Prints, others: Iterable[int]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from twinprobe._align.auto.fingerprints import Prints, reordered
+from twinprobe._align.auto.fingerprints import APART, Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
@@ -27,7 +27,6 @@ RULE = "another way to the same result"
 # Two implementations differ by rounding alone; a fault in a part that adds little to a residual sum moves it more.
 _CLOSE, _CLOSE_OF_COARSE = 1e-5, 1e-4
 _FINE = ("float32", "float64")
-_APART = 0.02  # by sketches: more than rounding to bfloat16 and a few sums make of it
 _MOST_STEPS = 64
 _NUMBER = re.compile(r"\d+")
 
@@ -85,7 +84,7 @@ class _OtherWays:
             if any(tensor is None or tensor.dtype != "float32" for tensor in held) or held[0].shape != held[1].shape:
                 return False
             values = [tensor.data.astype(np.float64) for tensor in held]
-            return bool(np.linalg.norm(values[0] - values[1]) > _APART * np.linalg.norm(values[1]))
+            return bool(np.linalg.norm(values[0] - values[1]) > APART * np.linalg.norm(values[1]))
 
         weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
         if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):

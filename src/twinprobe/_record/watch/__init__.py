@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Step:
         self.ended = False  # step() was called
 
 
-class Watcher:
+class Watcher(ABC):
     """Counts steps and writes one row for each. It has the verbs of a recorder.
 
     A step ends with an optimizer's step. In a program that has no optimizer it ends with ``step()``, otherwise with the
@@ -70,13 +71,13 @@ class Watcher:
         """This process's rank, None when not distributed."""
         return None
 
+    @abstractmethod
     def attach(self, models: Any) -> None:
         """Put the hooks in place."""
-        raise NotImplementedError
 
+    @abstractmethod
     def detach(self) -> None:
         """Take the hooks away."""
-        raise NotImplementedError
 
     # -- the verbs of a recorder ------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Watcher:
         self.begun = False
         self.step.ended = True
 
-    def drop_unused_step(self) -> None:
+    def drop_unused_step(self) -> None:  # noqa: B027 - every recorder has it; a watcher writes no such step
         """A step that nothing was seen in is none."""
 
     def flush(self) -> None:

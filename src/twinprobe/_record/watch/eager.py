@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import math
 import zlib
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -50,33 +51,33 @@ class EagerWatcher(Watcher):
 
     # -- what a framework knows -------------------------------------------------------------------------------------
 
+    @abstractmethod
     def quiet(self) -> Any:
         """A context without gradients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_host(self, tensor: Any) -> HostTensor | None:
         """The elements of a tensor in host memory; None where it is on a device, or holds nothing to measure."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dtype(self, tensor: Any) -> str:
         """``float32``, whatever the framework calls it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parameters_of(self, model: Any) -> Iterable[tuple[str, Any]]:
         """The trainable parameters by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def random_state(self) -> bytes:
         """The state of the generator of random numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settings_of(self, optimizer: Any) -> Iterable[tuple[str, Any]]:
         """What an update uses: ``0.lr`` and so on, by group."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hooks(self) -> Iterable[Any]:
         """Put more in place: around optimizers' steps and backward passes. Handles with remove()."""
-        raise NotImplementedError
 
     def rank(self) -> int | None:
         rank: int | None = self.recorder.rank()
@@ -271,9 +272,9 @@ class EagerWatcher(Watcher):
                 self._optimizer = optimizer
         return self._optimizer is optimizer
 
+    @abstractmethod
     def held_by(self, optimizer: Any) -> Iterable[Any]:
         """The parameters of an optimizer."""
-        raise NotImplementedError
 
     def _note_update(self, optimizer: Any, gradients: Iterable[tuple[Any, Any]]) -> None:
         if not self._noted:
