@@ -41,6 +41,12 @@ def becomes(page: Any, read: Callable[[], Any], wanted: Callable[[Any], bool]) -
     return value
 
 
+def box_of(page: Any, part: Any) -> dict[str, float]:
+    """Where a part of the page lies. While the page writes a text anew, there is no part to measure for a moment."""
+    box: dict[str, float] = becomes(page, part.bounding_box, bool)
+    return box
+
+
 def opens(page: Any, head: Any, inside: str) -> None:
     """Open a box by a double click. Where the page is laid out anew between the two clicks, it takes another one."""
     for _ in range(20):

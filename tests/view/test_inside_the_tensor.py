@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from page_tools import becomes, show
+from page_tools import becomes, box_of, show
 from werkzeug.test import Client
 
 from support import tensor_dump
@@ -80,7 +80,7 @@ def test_the_page_draws_it_and_a_slider_and_a_drag_read_a_part(
         "e => { e.value = '1'; e.dispatchEvent(new Event('change')); }"
     )
     becomes(page, facts.inner_text, lambda text: "6,144 elements" in text)
-    box = page.locator(".inside canvas").first.bounding_box()
+    box = box_of(page, page.locator(".inside canvas").first)
     page.mouse.move(box["x"] + 2, box["y"] + 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)

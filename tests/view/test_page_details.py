@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from page_tools import becomes, box, show
+from page_tools import becomes, box, box_of, show
 
 GELU = "Functional.gelu.1.backward"
 
@@ -47,7 +47,7 @@ def test_ranks_by_steps_is_a_map_to_click(page: Any, serve: Callable[..., str], 
     show(page, serve(results / "ranks_cmp"))
     page.locator(".text-button", has_text="Ranks").click()
     page.wait_for_selector(".heat-hint:has-text('4 suspicious')")
-    area = page.locator(".heat-canvas").bounding_box()
+    area = box_of(page, page.locator(".heat-canvas"))
     page.mouse.click(area["x"] + area["width"] - 10, area["y"] + area["height"] - 8)
     becomes(page, page.get_by_label("Rank").first.input_value, lambda rank: rank == "1")
 

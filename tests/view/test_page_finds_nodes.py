@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graph_files import flat, write_pair
-from page_tools import becomes, show, stands_on
+from page_tools import becomes, box_of, show, stands_on
 
 GELU = "Functional.gelu.1.backward"
 
@@ -26,7 +26,7 @@ def test_next_and_previous_walk_through_the_suspicious_nodes(
 def test_a_click_on_the_strip_goes_there(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_stat"))
     page.wait_for_selector(".details .table")
-    area = page.locator(".strip-canvas").bounding_box()
+    area = box_of(page, page.locator(".strip-canvas"))
     page.mouse.click(area["x"] + 2, area["y"] + 20)
     page.wait_for_selector(".pane-target .box.current:has-text('embedding')")
     stands_on(page, "Functional.embedding.0.forward")

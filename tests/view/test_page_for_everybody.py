@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_tools import becomes, current, show, stands_on
+from page_tools import becomes, box_of, current, show, stands_on
 
 FIRST = "Functional.linear.3.forward"
 SERIOUS = ("serious", "critical")
@@ -41,7 +41,7 @@ def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(
 def overlapping(page: Any) -> list[str]:
     """Parts of the page that cover each other."""
     parts = [".topbar", ".banner", ".strip", ".panel", ".pane-target", ".pane-golden", ".details-head", ".details-body"]
-    boxes = {part: page.locator(part).bounding_box() for part in parts}
+    boxes = {part: box_of(page, page.locator(part)) for part in parts}
     found = []
     for at, one in enumerate(parts):
         for other in parts[at + 1 :]:
@@ -61,7 +61,7 @@ def test_the_whole_reason_can_be_read(page: Any, serve: Callable[..., str], resu
     said = page.locator(".said")
     whole = "e => e.scrollWidth <= e.clientWidth && e.scrollHeight <= e.clientHeight"
     becomes(page, lambda: said.evaluate(whole), lambda fits: fits)  # texts arrive one after the other
-    box = said.bounding_box()
+    box = box_of(page, said)
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= width
 
@@ -120,14 +120,14 @@ def test_enter_right_after_typing_goes_to_the_first_hit_and_arrows_to_the_others
 
 def test_the_lists_can_be_made_wider_by_hand_and_by_key(page: Any, serve: Callable[..., str], results: Path) -> None:
     show(page, serve(results / "cmp_stat"))
-    before = page.locator(".panel").bounding_box()["width"]
-    line = page.locator(".splitter.vertical").bounding_box()
+    before = box_of(page, page.locator(".panel"))["width"]
+    line = box_of(page, page.locator(".splitter.vertical"))
     page.mouse.move(line["x"] + 2, line["y"] + 200)
     page.mouse.down()
     page.mouse.move(line["x"] + 102, line["y"] + 200)
     page.mouse.up()
-    assert page.locator(".panel").bounding_box()["width"] == before + 100
+    assert box_of(page, page.locator(".panel"))["width"] == before + 100
     page.locator(".splitter.vertical").focus()
     page.keyboard.press("ArrowLeft")
-    becomes(page, lambda: page.locator(".panel").bounding_box()["width"], lambda wide: wide == before + 76)
+    becomes(page, lambda: box_of(page, page.locator(".panel"))["width"], lambda wide: wide == before + 76)
     becomes(page, lambda: page.url, lambda url: f"wide={int(before) + 76}" in url)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from graph_files import flat, node, write_pair
-from page_tools import becomes, box, names, opens, settles, show, stands_on
+from page_tools import becomes, box, box_of, names, opens, settles, show, stands_on
 from reference_files import FILES
 
 GELU = "Functional.gelu.1.backward"
@@ -132,7 +132,7 @@ def test_fit_zoom_and_minimap_move_the_view(page: Any, serve: Callable[..., str]
     for _ in range(6):
         page.keyboard.press("w")
     becomes(page, size, lambda now: now > start * 1.3)
-    area = page.locator(".pane-target .minimap").bounding_box()
+    area = box_of(page, page.locator(".pane-target .minimap"))
     before = settles(page, lambda: place("scrollTop"))
     page.mouse.click(area["x"] + 20, area["y"] + 100)
     becomes(page, lambda: place("scrollTop"), lambda top: top != before)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from evil_files import EVIL, evil_file
 from graph_files import flat, node, write_pair
-from page_tools import becomes, show
+from page_tools import becomes, box_of, show
 
 from twinprobe._cli.view import _check
 from twinprobe._view.serve import is_loopback
@@ -183,7 +183,7 @@ def test_a_double_click_counts_even_if_the_first_click_is_drawn_in_the_middle_of
     nodes["inner"] = node("inner", "Module.outer.Outer.forward.0")
     write_pair(tmp_path / "compare_1.vis", nodes, nodes)
     show(page, serve(tmp_path))
-    place = page.locator(".pane-target .box > .head .name", has_text="outer").bounding_box()
+    place = box_of(page, page.locator(".pane-target .box > .head .name", has_text="outer"))
     at = (place["x"] + 5, place["y"] + 5)
     held = "window.held = []; window.soon = requestAnimationFrame; requestAnimationFrame = (work) => held.push(work)"
     page.evaluate(f"() => {{ {held} }}")
