@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, is_kinked, operation_of
+from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, is_kinked, is_over_batch, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
@@ -36,6 +36,7 @@ _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
+_ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
 # Adam moves an element by a whole step where its gradient is noise, so single parameters drift far more than most: by
@@ -404,12 +405,15 @@ class _Operands:
         return places[0], places[1], places[2]
 
     def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
-        """How many products each element of a matmul, linear or convolution adds up."""
+        """How many numbers a call adds up: a matmul, linear or convolution for each element, a norm for each channel."""
         terms = np.ones(self.count)
-        products = np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE))
         shapes = pairs["g_shape"]
         known = all_dims(shapes.unique().to_list())
-        for call in products.tolist():
+        for call in np.flatnonzero((self.family == Family.NORM) & (self.first != NONE)).tolist():
+            shape = known[shapes[int(self.first[call])]]
+            if shape and len(shape) > 1 and is_over_batch(flow.ops[call]):
+                terms[call] = float(np.prod(shape)) / max(shape[1], 1)
+        for call in np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE)).tolist():
             op = flow.ops[call]
             convolution = "conv" in (op.cls or op.body).lower()
             shape = known[shapes[int(self.second[call] if convolution else self.first[call])]]
@@ -512,6 +516,8 @@ class _Operands:
         # 16-bit products are summed in float32.
         sums = np.where(self.fine > 2 * _FLOAT32, 2.0, np.maximum(self.terms, 2.0))
         often = np.where(self.family == Family.PRODUCT, np.maximum(sums, often), often)
+        # Some kernels sum a channel of an image in rows, others in one go: channels_last, say.
+        often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
         return np.where(self.backward, 2 * np.maximum(often, 4.0), often)
 
 

@@ -169,6 +169,14 @@ def is_kinked(op: OpName) -> bool:
     return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
 
 
+_OVER_BATCH = re.compile("batch_?norm|instance_?norm|group_?norm")
+
+
+def is_over_batch(op: OpName) -> bool:
+    """Whether a norm takes its mean and deviation over many places of many samples, not over a token's channels."""
+    return _OVER_BATCH.search((op.cls or op.body).lower()) is not None
+
+
 # How functions name what they are often given by position alone.
 _ARGUMENTS = {
     function: names.split()

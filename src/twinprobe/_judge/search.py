@@ -61,6 +61,7 @@ _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
+_JUMP = 4.0  # times the error that came in
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -249,7 +250,7 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
-    if flow.parameter[row]:
+    if flow.parameter[row] and not _alone(meant, facts):  # the golden run may compute with it first
         beginning = _innermost(flow, row, PARAMETER_DIFFERS)
     elif _alone(made, facts) and int(flow.twin[flow.of_row[made]]) in flow.in_groups:
         beginning = _innermost(flow, row, BETWEEN)  # the golden run computes the same in other steps
@@ -366,7 +367,10 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     if known:
         row = min(known, key=lambda row: (_when(flow, row), row))
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
-        grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
+        came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
+        before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
+        if noise.error[row] > _JUMP * before:  # less is no step: noise that grows from call to call
+            grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:
         if noise.far[beginning.row] or beginning in grew:
