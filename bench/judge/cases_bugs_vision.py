@@ -118,7 +118,7 @@ def group_norm_of_other_groups(program: Program) -> None:
     program.model.down_2.norm_1.num_groups = 8
 
 
-@bug("unet", "down_2.conv_2:*", kinds="parameter offset missing")
+@bug("unet", "down_2.conv_2:*", kinds="parameter argument offset missing")
 def convolution_without_bias(program: Program) -> None:
     """bias=False because a norm follows, for weights that have one."""
     program.model.down_2.conv_2.bias = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isnan, prod
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from twinprobe._judge.search import (
     result_rows,
 )
 from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
-from twinprobe._judge.verdicts import Evidence, Judged
+from twinprobe._judge.verdicts import RULES, Evidence, Judged
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, parse_op
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Frames of a stack that are nobody's model: the frameworks themselves and what starts them.
+# What the numbers behind a sentence say as well.
+_SIZES = {RULES[rule].words for rule in ("far_norm", "far_sketch", "far_ratio", "far_point", "growth", "cosine")}
+_WHOLE = re.compile("(?i)int|bool")
+_NOTHING = 1e-3  # of the usual norm
 _FRAMEWORK_FILES = (
     "/torch/", "/mindspore/", "/paddle/", "importlib", "/twinprobe/", "/runpy.py", "<frozen", "/accelerate/",
 )  # fmt: skip
@@ -78,7 +83,8 @@ def describe(
     error = float(judged.error[at])
     found = _kinds(target, golden, evidence, judged, beginning) if kinds and golden is not None else []
     noise = judged.noise
-    grain = float(noise.grain[at]) if noise is not None else np.nan
+    floating = row["t_dtype"] is None or not _WHOLE.search(row["t_dtype"])  # whole numbers have no epsilon
+    grain = float(noise.grain[at]) if noise is not None and floating else np.nan
     times = float(noise.times[at]) if noise is not None else np.nan
     expected = float(noise.expected[at]) if noise is not None else np.nan
     size = size_of(error) if noise is None or beginning.cause in ("", EXTRA) else _size(error, grain, times)
@@ -153,7 +159,9 @@ def _size(error: float, grain: float, times: float) -> str:
     if isnan(error) or error == 0:
         return ""
     share = f"{error:.3g}" if error < 1e-4 else f"{error:.2%}" if error < 10 else f"{error:.1e} times"
-    parts = [share if error >= 10 else f"relative error {share}", f"{error / grain:.3g} eps"]
+    parts = [share if error >= 10 else f"relative error {share}"]
+    if not isnan(grain):
+        parts.append(f"{error / grain:.3g} eps")
     if 1 <= times < 1e6:
         parts.append(f"{times:.3g} times the noise")
     return f" ({', '.join(parts)})" if np.isfinite(error) else ""
@@ -164,8 +172,9 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     named = next((kind.sentence for kind in kinds if kind.confidence >= 0.7 and kind.name != "noise"), "")
     pairs = evidence.pairs
     if beginning.cause == ARGUMENT:
-        values = "; ".join(_argument(pairs.row(row, named=True)) for row in beginning.arguments[:3])
-        return f"the output differs because an argument differs: {values}"
+        # The numbers of a tuple often differ alike: a stride, a shift.
+        values = dict.fromkeys(_argument(pairs.row(row, named=True)) for row in beginning.arguments[:6])
+        return f"the output differs because an argument differs: {'; '.join([*values][:3])}"
     if beginning.cause == EXTRA and beginning.arguments:
         reader = pairs["t_name"][beginning.arguments[0]] or ""
         text = f"only the target run makes this call; {reader} reads its result" if reader else ""
@@ -173,20 +182,20 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == MISSING and beginning.arguments:
         reader = pairs["t_name"][beginning.row] or ""
         return "; ".join(part for part in (f"only the golden run makes this call, for {reader}", named) if part)
-    reason = judged.reason[beginning.row]
+    parts = judged.reason[beginning.row].split("; ")
+    reason = "; ".join([part for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
 
 
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
-    row_name = row["t_name"] or row["g_name"]
-    last = row_name.rpartition(".")[2]
-    name = argument_name(row_name, f"argument {last}" if last.isdigit() else last)
-    return f"{name}: {_shown(row, 't')} against {_shown(row, 'g')}"
+    return f"{argument_name(row['t_name'] or row['g_name'])}: {_shown(row, 't')} against {_shown(row, 'g')}"
 
 
 def _shown(row: dict[str, Any], side: str) -> str:
     text, number = row[f"{side}_max_text"], row[f"{side}_max"]
+    if row[f"{side}_kind"] == TENSOR:
+        return f"a tensor {row[f'{side}_shape']}"
     return str(text if text is not None else row[f"{side}_meaning"] or (f"{number:.6g}" if number is not None else "-"))
 
 
@@ -406,10 +415,13 @@ def results(target: Run, evidence: Evidence, judged: Judged) -> list[Result]:
 def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judged) -> Result:
     assert judged.noise is not None
     error = np.nan_to_num(judged.error[rows], nan=0.0)
-    worst = int(rows[int(np.argmax(error))])
     differs = judged.state[rows] == DIFFERS
     if name in ("loss", "outputs"):  # whatever explains it: this far off is not agreement
         differs |= judged.noise.far[rows]
+    elif not differs.any():  # gradients that are zero but for noise are not what one asks for
+        size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(rows).to_numpy().astype(np.float64)))
+        error = np.where(size > _NOTHING * np.median(size), error, 0.0)
+    worst = int(rows[int(np.argmax(error))])
     return Result(
         name=name,
         agrees=not bool(differs.any()),

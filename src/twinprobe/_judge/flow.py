@@ -62,6 +62,8 @@ class Flow:
     """Outputs that a later call reads."""
     updates: Bools
     """Calls of an optimiser: what they give is read in the next step."""
+    clips: Bools
+    """Calls that clip gradients."""
     in_place: Bools
     """Calls that write into their first input."""
     mark: NDArray[np.uint64]
@@ -78,6 +80,10 @@ class Flow:
     """All calls of such groups."""
     of_ranks: bool
     """Whether the target is made of the runs of all its ranks: what comes from another rank is in it."""
+    golden_call: Ints
+    """The golden run's call of each row, by its number there."""
+    golden_only: Bools
+    """Outputs of calls that only the golden run makes."""
     other_arguments: Bools
     """Calls that one layout gives a tensor and the other does not: a bias that is added to the sum of all ranks."""
 
@@ -132,20 +138,28 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
     updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool) | written
-    # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
     in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
+    clips = np.array([run.parents.get(name) == "clip_grad" for name in run.ops] or [False], dtype=bool)
+    written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
+    written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
+    # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
+    back = next((call for call, op in enumerate(ops) if op.direction == BACKWARD), len(ops))
+    updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > back)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
-    stepped = np.flatnonzero(taken & by_optimizer & (in_place & ~written)[of_row])
-    stepped = stepped[np.unique(of_row[stepped], return_index=True)[1]]
+    stepped = written_to[by_optimizer[written_to]]
+    # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
     parameter |= taken & (source == NONE) & np.isin(both, both[stepped]) & ~by_optimizer
+    # A parameter that an optimiser has just written is no longer what came with the model.
+    rewritten = _latest(both, made & by_optimizer, (role == PARAMETER) & tensor, of_row, begins)
+    source = np.where(source == NONE, rewritten, source)
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
     in_groups = set().union(*whole_group.values())
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), in_groups,
-        bool(run.arrangement), unlike,
+        updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), in_groups,
+        bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
 
 

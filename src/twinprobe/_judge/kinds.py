@@ -211,9 +211,13 @@ def _argument(suspect: Suspect) -> Kind | None:
         return None
     words = [f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3]]
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    given = "not given" not in (found[0][1], found[0][2])
-    evidence = {"arguments": [list(one) for one in found]}
-    return Kind("argument", ", ".join(words) + more, 0.97 if given else 0.8, evidence)
+    # Given on one side only, a usual value is what the other side takes by itself.
+    alone = [{target, golden} - {"not given"} for _, target, golden in found if "not given" in (target, golden)]
+    confidence = 0.97 if len(alone) < len(found) else 0.8 if set.union(*alone) <= _USUAL else 0.92
+    return Kind("argument", ", ".join(words) + more, confidence, {"arguments": [list(one) for one in found]})
+
+
+_USUAL = {"None", "True", "False", "0", "0.0", "1", "1.0", "-1", "mean", ""}
 
 
 def _same_text(target: str | None, golden: str | None) -> bool:
@@ -428,7 +432,7 @@ def _factor(suspect: Suspect) -> Kind | None:
         evidence = {"row": row.name, "factor": factor, "residual": left}
         if abs(factor + 1) <= 2 * tolerance:
             return Kind("sign", f"{row.name}: target = -golden", confidence, evidence)
-        meaning = f" = {name}" if name else ""
+        meaning = f" = {name}" if name and name != shown(factor) else ""
         return Kind("factor", f"{row.name}: target = {shown(factor)}{meaning} x golden", confidence, evidence)
     return None
 

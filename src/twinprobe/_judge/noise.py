@@ -49,7 +49,7 @@ _WILD = 1e3  # stands for an error without a size: NaN, infinity, another shape
 # A difference that is carried on stands out from the rounding that every call renews; what has died out does not.
 _SEEN = 3.0
 # How many epsilons of noise a healthy run may gather until its end: 2 in bfloat16, 16 in float32.
-_FAR = 8.0  # times as many: no noise
+_FAR, _FAR_LEAST = 8.0, 1e-3  # times as many, and this share: no noise
 _DEPTH_AT, _DEPTH, _DEPTH_GROWTH = 2.0**-7, 2.0, 3.0 / 16.0
 
 
@@ -134,7 +134,7 @@ def expected_errors(
     )
     inherited = np.where(flow.source != NONE, values.distance[np.maximum(flow.source, 0)], between)
     # Nothing before explains a parameter, nor a value that was saved by itself.
-    inherited = np.where(flow.parameter | (flow.role == POINT), 0.0, inherited)
+    inherited = np.where((flow.parameter & (flow.source == NONE)) | (flow.role == POINT), 0.0, inherited)
     allowed = np.hypot(local, np.where(output, carried[row_call], inherited))
     # A container passes on what its parts made.
     inner = output & ~flow.leaf[row_call]
@@ -166,7 +166,11 @@ def expected_errors(
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         matters = _settled(flow, values, operands, matters, abnormal)
         coarsest = np.maximum(grain, hidden_precision(settings))
-        far = (values.distance > _FAR * depth * coarsest * values.norm) & (values.epsilon > 0) & ~values.masked
+        far = (
+            (values.distance > np.maximum(_FAR * depth * coarsest, _FAR_LEAST) * values.norm)
+            & (values.epsilon > 0)
+            & ~values.masked
+        )
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
@@ -405,7 +409,7 @@ class _Operands:
         return places[0], places[1], places[2]
 
     def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
-        """How many numbers a call adds up: a matmul, linear or convolution for each element, a norm for each channel."""
+        """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
         terms = np.ones(self.count)
         shapes = pairs["g_shape"]
         known = all_dims(shapes.unique().to_list())

@@ -215,8 +215,11 @@ _ARGUMENTS = {
 }
 
 
-def argument_name(row: str, otherwise: str) -> str:
-    """What a function calls an argument, given the name of its row: ``eps`` for ``...layer_norm.0.forward.input.4``."""
-    call, _, place = row.rpartition(".")
-    names = _ARGUMENTS.get(call.split(".")[1], []) if call.count(".") > 1 and place.isdigit() else []
-    return names[int(place)] if names and int(place) < len(names) else otherwise
+def argument_name(row: str) -> str:
+    """What a function calls an argument: ``eps`` for ``...layer_norm.0.forward.input.4``, ``input.3.0`` is a stride."""
+    call, _, argument = row.partition(".input.")
+    place = argument.partition(".")[0]
+    names = _ARGUMENTS.get(call.split(".")[1], []) if "." in call else []
+    if not place.isdigit():
+        return place or row.rpartition(".")[2]
+    return names[int(place)] if int(place) < len(names) else f"argument {place}"

@@ -62,6 +62,7 @@ _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothin
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _JUMP = 4.0  # times the error that came in
+_NOBODY = np.zeros(0, dtype=np.int64)
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -89,6 +90,7 @@ class Differences:
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart
     number: NDArray[np.float64]  # the target's plain arguments, where they are numbers; 0 elsewhere
+    given: Bools  # arguments that are a tensor in one run and none, or a plain value, in the other
     refilled: Bools  # masks with more fill values on one side
     carried: Bools  # an optimiser's state after the steps before
     acts_later: Bools  # arguments that change nothing but what the next step reads: momentum of running statistics
@@ -110,6 +112,10 @@ def find_beginnings(
     for row in np.flatnonzero(facts.value & facts.matched & (flow.of_row >= 0)).tolist():
         arguments.setdefault(int(flow.of_row[row]), []).append(row)
     unexplained = _unexplained(flow, noise, facts, limit, family, arguments, isolated)
+    # These may be equal in meaning (a mask, or a flag for it), so they explain what differs, but rounding is no sign.
+    for row in np.flatnonzero(facts.given & (flow.role == INPUT) & (flow.of_row >= 0)).tolist():
+        if flow.ops[owner := int(flow.of_row[row])].direction == FORWARD:
+            arguments.setdefault(owner, []).append(row)
     events = sorted(np.flatnonzero(unexplained).tolist(), key=lambda row: (_when(flow, row), row))
     deeper = _deeper(flow, [row for row in events if flow.role[row] in (INPUT, PARAMETER)])
     found: dict[int, Beginning] = {}
@@ -150,7 +156,7 @@ def _unexplained(
     call = np.maximum(flow.of_row, 0)
     collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
     received = collective if flow.of_ranks else _around(flow, collective)
-    held = (flow.of_row >= 0) & ~ignored_rows(flow, family) & ~received[call]
+    held = (flow.of_row >= 0) & ~ignored_rows(flow) & ~received[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
     # Whole numbers that differ explain whatever a call makes of them; so do other shapes.
     explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
@@ -268,11 +274,34 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = _innermost(flow, row, BETWEEN)
     elif around == NONE or _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
+    elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
+        beginning = alone
     elif flow.ops[owner].is_module:  # its own code is not recorded, that of the module around neither
         beginning = Beginning(around, row, BETWEEN)
     else:
         beginning = Beginning(owner, row, OUTSIDE)
     return beginning
+
+
+def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differences) -> Beginning | None:
+    """The last call before in the module around that only one run makes: what it gave may have been indexed on the way.
+
+    None where both runs make such calls, and where what they gave is there without them: these change nothing.
+    """
+    inside = (flow.of_row >= flow.start[around]) & (flow.of_row < owner)
+    made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
+    made &= ~facts.called[np.maximum(flow.of_row, 0)] & ~np.isin(flow.marks[0], flow.marks[0][facts.matched])
+    first = flow.golden_call[inside & facts.matched]
+    meant = flow.golden_only & (flow.elements[1] > 1) & (flow.golden_call < flow.golden_call[row])
+    meant &= flow.golden_call >= (first.min() if len(first) else flow.golden_call[row])
+    meant &= ~np.isin(flow.marks[1], flow.marks[1][facts.matched])
+    if made.any() == meant.any():
+        return None
+    if meant.any():
+        last = np.flatnonzero(meant)[np.argmax(flow.golden_call[meant])]
+        return Beginning(owner, row, MISSING, [int(last)])
+    last = np.flatnonzero(made)[np.argmax(flow.of_row[made])]
+    return Beginning(int(flow.of_row[last]), int(last), EXTRA, [row])
 
 
 def _arrived(flow: Flow, row: int, around: int) -> bool:
@@ -291,9 +320,10 @@ def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
     return Beginning(int(flow.of_row[first]), first, cause)
 
 
-def ignored_rows(flow: Flow, family: Ints) -> Bools:
+def ignored_rows(flow: Flow) -> Bools:
     """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
-    ignored = flow.spread(family == Family.EMPTY)
+    empty = np.array([operation_of(op).family == Family.EMPTY for op in flow.ops], dtype=bool)
+    ignored = flow.spread(empty)
     for source in (flow.source, flow.target_source):
         ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
     # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
@@ -320,6 +350,11 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     abnormal = noise.abnormal | facts.whole
     size = np.nan_to_num(noise.error, nan=np.inf)
     ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
+    # A loss may be scaled, and its gradients scaled back: where these are known and agree, it counts for nothing.
+    back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
+    loss = (flow.role == OUTPUT) & (flow.elements[0] == 1) & (flow.of_row < back)
+    if (flow.role == GRADIENT).any() and not (ends & ~loss).any():
+        ends &= ~loss
     # An optimiser makes much of little: what it is given must matter by itself.
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)
@@ -362,7 +397,8 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
-    known = np.flatnonzero(noise.far & facts.matched & flow.spread(forward & flow.leaf)).tolist()
+    apart = noise.far & ~ignored_rows(flow)
+    known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
     grew = []
     if known:
         row = min(known, key=lambda row: (_when(flow, row), row))
@@ -393,23 +429,29 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         unread &= ~flow.spread(np.array([op.direction == BACKWARD for op in flow.ops], dtype=bool))
     # Code between calls may read it: for a later call of the same module that takes a value of unknown origin, or for
     # the module's own output. What enters the way back is a gradient: no forward output was read for it.
-    later: dict[tuple[int, str], int] = {}
+    # After a backward pass gradients are read.
+    later: dict[tuple[int, str], list[int]] = {}
     taken = np.flatnonzero((flow.role == INPUT) & (flow.of_row >= 0) & (flow.source == NONE) & ~flow.parameter)
     for call in np.unique(flow.of_row[taken]).tolist():
-        place = int(flow.parent[call]), flow.ops[call].direction
-        later[place] = max(later.get(place, -1), int(flow.start[call]))
+        later.setdefault((int(flow.parent[call]), flow.ops[call].direction), []).append(int(flow.start[call]))
     made = np.flatnonzero(outputs & ~flow.leaf[np.maximum(flow.of_row, 0)])
     if len(made):  # single items of arrays are slow
         inside, marks = flow.parent[flow.of_row[outputs]].tolist(), flow.mark[outputs].tolist()
         inner = set(zip(inside, marks, strict=True))
         for call, mark in zip(flow.of_row[made].tolist(), flow.mark[made].tolist(), strict=True):
             if (call, mark) not in inner:
-                later[call, flow.ops[call].direction] = call
+                later.setdefault((call, flow.ops[call].direction), []).append(call)
+    readers = {place: np.sort(calls) for place, calls in later.items()}
+    back = np.flatnonzero([op.direction == BACKWARD for op in flow.ops])
     rows = np.flatnonzero(unread)
     calls = flow.of_row[rows]
     around, updates = flow.parent[calls].tolist(), flow.updates[calls].tolist()
-    for row, call, place, update in zip(rows.tolist(), calls.tolist(), around, updates, strict=True):
-        if not update and later.get((place, flow.ops[call].direction), -1) > call:
+    until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)].tolist()
+    for row, call, place, update, end in zip(rows.tolist(), calls.tolist(), around, updates, until, strict=True):
+        direction = flow.ops[call].direction
+        reader = readers.get((place, direction), _NOBODY)
+        after = int(np.searchsorted(reader, call, side="right"))
+        if not update and after < len(reader) and (direction != FORWARD or reader[after] <= end):
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
     # So is a buffer that a module writes to: the next step reads it.
@@ -459,9 +501,9 @@ def _predictions(flow: Flow, noise: Noise) -> Bools:
 
 
 def _read_by_optimizer(flow: Flow, facts: Differences) -> Bools:
-    """The gradients as an optimiser reads them, and the state that it keeps from before."""
+    """The gradients as an optimiser reads them, or clipping before it, and the state that it keeps from before."""
     own = (flow.source != NONE) & flow.spread(flow.updates)[np.maximum(flow.source, 0)]
-    seen: Bools = flow.spread(flow.updates) & (flow.role == INPUT) & facts.tensor & facts.matched
+    seen: Bools = flow.spread(flow.updates | flow.clips) & (flow.role == INPUT) & facts.tensor & facts.matched
     seen &= ~own & ~flow.parameter & (flow.elements[0] > 1)
     return seen
 

@@ -36,6 +36,7 @@ from twinprobe._judge.search import (
     find_beginnings,
     follow,
     grown,
+    ignored_rows,
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
@@ -300,9 +301,10 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
         calls.injected = np.zeros(len(run.ops), dtype=bool)
         calls.injected[[beginning.call for beginning in claims]] = True
     findings = Findings(pairs.height)
-    exempt = calls.spread(calls.exempt)
     buffered = calls.spread(calls.buffered)
-    silent = exempt | (buffered & (calls.role != OUTPUT))
+    silent = calls.spread(calls.exempt) | (buffered & (calls.role != OUTPUT))
+    if flow is not None:
+        silent |= ignored_rows(flow)
     unread = np.zeros(pairs.height, dtype=bool)
     if evidence.metrics is not None:
         unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
@@ -389,7 +391,8 @@ def _weigh(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
         tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
-        refilled=refilled, carried=carried, acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
+        given=rows.mixed, refilled=refilled, carried=carried,
+        acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
     )  # fmt: skip
     plain = np.where(estimated, limits.estimated, limits.suspicious)
     coarsest = np.maximum(epsilon, hidden_precision(run.settings))  # TF32 cuts bits off: an error of one direction

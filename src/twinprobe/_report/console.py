@@ -152,13 +152,9 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
         yield _text(words, "yellow")
     elif any(not result.agrees for result in summary.results):
         names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
-        others = (
-            f", without effect on {', '.join(names[1])}"
-            if names[1]
-            else (
-                ", and no single call stands out: small errors grow on the way. A third run (--noise) shows what is noise"
-            )
-        )
+        others = ", and no single call stands out: small errors grow on the way; --noise shows how far"
+        if names[1]:
+            others = f", without effect on {', '.join(names[1])}"
         verb = "differs" if names[0] == ["loss"] else "differ"
         yield _text(f"No first divergence: {' and '.join(names[0])} {verb}{others}.", "yellow")
     elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
