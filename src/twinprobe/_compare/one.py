@@ -12,11 +12,16 @@ import numpy as np
 
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
+from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import RunInfo, Summary
+from twinprobe._judge.search import PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._measure.elements import AT_ONCE
+from twinprobe._runs.names import parse_op
 from twinprobe._runs.run import (
     DIGESTS,
+    DUMP,
+    OPTIMIZER_FILE,
     RUN_FILES,
     STATISTICS,
     TENSORS,
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
+OPTIMIZER = "optimizer"  # what stands around an optimiser's calls
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -157,7 +163,40 @@ def compare_runs(target: Run, golden: Run, options: Options | None = None) -> Co
     if options.isolate is not None:
         evidence.isolated = options.isolate(target, golden, evidence, judged)
         judged = judge(target, evidence, options.thresholds)
-    return Comparison(target, golden, evidence, judged, _summarise(mode, target, golden, evidence, judged, pairs))
+    summary = _summarise(mode, target, golden, evidence, judged, pairs)
+    return Comparison(target, golden, evidence, judged, _with_updates(summary, target, golden, options))
+
+
+def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) -> Summary:
+    """What the optimisers of two runs of modules alone saw and did, as their optimizer.json says.
+
+    An update is the first divergence where nothing before it differs, or only parameters that were read before: these
+    were written to in between.
+    """
+    files = [run.path.parent / OPTIMIZER_FILE for run in (target, golden)]
+    alone = not target.arrangement and not golden.arrangement and options.thresholds.rounding is None
+    if (
+        not alone
+        or options.thresholds.by_row
+        or summary.mode == DIGESTS
+        or any(run.path.name != DUMP or OPTIMIZER in run.parents.values() for run in (target, golden))
+        or not all(file.is_file() for file in files)
+    ):
+        return summary
+    try:
+        runs = [open_run(file) for file in files]
+        updates = compare_runs(*runs, Options(match_names, options.thresholds)).summary
+    except TwinProbeError as error:
+        return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
+    summary = replace(summary, results=[*summary.results, *updates.results])
+    first = summary.first
+    if updates.first is None or (
+        first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
+    ):
+        return summary
+    said = updates.first.sentence.partition(" (")[0]  # settings differ for all parameters alike
+    others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
+    return replace(summary, first=replace(updates.first, order=NONE, module=OPTIMIZER), others=others)
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

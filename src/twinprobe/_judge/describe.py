@@ -180,8 +180,7 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         text = f"only the target run makes this call; {reader} reads its result" if reader else ""
         return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
     if beginning.cause == MISSING and beginning.arguments:
-        reader = pairs["t_name"][beginning.row] or ""
-        return "; ".join(part for part in (f"only the golden run makes this call, for {reader}", named) if part)
+        return "; ".join(part for part in ("only the golden run makes this call, for the value here", named) if part)
     parts = judged.reason[beginning.row].split("; ")
     reason = "; ".join([part for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
@@ -442,6 +441,15 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         sides = pairs.filter(other).select("t_dtype", "g_dtype").unique(maintain_order=True).rows()
         named = ", ".join(f"{_bare(t)} against {_bare(g)}" for t, g in sides[:3])
         found.append(f"{int(other.sum()):,} values have another dtype ({named}); they are judged by the coarser one")
+    frozen = (pairs["t_role"] == PARAMETER) & (pairs["t_requires_grad"] != pairs["g_requires_grad"])
+    if judged.noise is not None and frozen.fill_null(value=False).any():
+        names = (
+            pairs.filter(frozen.fill_null(value=False))["t_name"]
+            .str.replace(r"\.forward\.\d+\.parameters", "")
+            .unique(maintain_order=True)
+            .to_list()
+        )
+        found.append(f"requires_grad differs for {len(names):,} parameters, which only one run trains: {names[0]}")
     if judged.noise is not None and judged.noise.flips.any() and all(not one.reaches for one in judged.beginnings):
         flipped = np.flatnonzero(judged.noise.flips)
         named = pairs["t_name"][int(flipped[0])]

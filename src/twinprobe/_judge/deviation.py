@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import canonicals, epsilons
+from twinprobe._align.calls import canonicals, dims, epsilons
 from twinprobe._judge.operations import is_smooth
 from twinprobe._measure.sketch import Estimate, estimate_pairs
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME, StatDifference
@@ -174,6 +175,22 @@ def dtypes_differ(pairs: pl.DataFrame) -> Bools:
 def shapes_differ(pairs: pl.DataFrame) -> Bools:
     """Whether the recorded shapes differ, and not only in their layout."""
     return bools(pairs["t_shape"] != pairs["g_shape"]) & ~turned(pairs)
+
+
+def recut(pairs: pl.DataFrame) -> Bools:
+    """Whether as many elements lie along as many axes, cut into other lengths; axes in another order are none."""
+    shapes = pairs.select("t_shape", "g_shape")
+    differ = pairs["t_shape"] != pairs["g_shape"]
+    cut: dict[tuple[str, str], bool] = {}
+    for target, golden in shapes.filter(differ).unique().iter_rows():
+        one, other = dims(target), dims(golden)
+        if one and other:
+            alike = len(one) == len(other) and prod(one) == prod(other)
+            cut[target, golden] = alike and sorted(one) != sorted(other)
+    found = np.zeros(pairs.height, dtype=bool)
+    for row in np.flatnonzero(bools(differ)).tolist():
+        found[row] = cut.get(shapes.row(row), False)
+    return found
 
 
 def turned(pairs: pl.DataFrame) -> Bools:

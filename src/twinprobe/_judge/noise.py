@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
 from twinprobe._judge.flow import NONE, Flow
-from twinprobe._judge.operations import OTHER_MODULE, Family, Operation, is_kinked, is_over_batch, operation_of
+from twinprobe._judge.operations import (
+    OTHER_MODULE,
+    Family,
+    Operation,
+    is_inverse,
+    is_kinked,
+    is_over_batch,
+    operation_of,
+)
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT, VALUE
 
@@ -36,6 +44,7 @@ _RESOLVED = 0.7e-7
 _DIVIDES, _USUAL_STEP = "addcdiv", 1e-2
 _ON_THE_WAY = 8.0  # so much smaller than if all terms were alike
 _BATCH = 4  # terms of a sum: more are those of a batch
+_STEEPEST = 1e3  # no further is a relative error carried from a mean element to the smallest
 _ROW = 8.0  # numbers that every kernel adds up first
 _NOTHING = 1e-3  # of the usual size of a gradient: noise around zero
 _DRIFT, _DRIFT_END = 256.0, 2.0**-6  # how far noise moves parameters: so many epsilons a step, no further than this
@@ -396,6 +405,11 @@ class _Operands:
             left = np.sqrt(np.maximum(rms**2 - mean**2, (1e-3 * rms) ** 2))
         normed = (self.family[self.calls] == Family.NORM) & (self.rows == self.first[self.calls]) & (left > 0)
         self.steep = np.where(normed, rms / np.where(left > 0, left, 1), 1.0)
+        # The smallest elements are the largest of the results.
+        inverts = np.array([is_inverse(op) for op in flow.ops] or [False], dtype=bool)[self.calls]
+        least = pairs["g_min"].to_numpy().astype(np.float64)[self.rows]
+        steepest = np.clip(np.divide(rms, least, out=np.ones_like(rms), where=inverts & (least > 0)), 1.0, _STEEPEST)
+        self.steep = np.fmax(self.steep, steepest)
 
     def _by_place(self) -> tuple[Ints, Ints, Ints]:
         """The first three floating-point inputs of each call; the third is the second where there are two."""

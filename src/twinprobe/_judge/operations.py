@@ -90,10 +90,11 @@ _BY_NAME: dict[str, Operation] = {
         flash_attention_score flex_attention memory_efficient_attention flash_attn_varlen_func
         """, 2.0, 6),
     **_named(Family.LOSS, """
-        cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div ctc_loss
+        cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div
         binary_cross_entropy_with_logits cosine_similarity cosine_embedding_loss margin_ranking_loss
         softmax_cross_entropy bce_loss softmax_with_cross_entropy
         """, 4.0, 8),
+    **_named(Family.LOSS, "ctc_loss", 4.0, 512),  # adds up logarithms along whole paths
     **_named(Family.CHOICE, """
         topk argmax argmin argsort sort multinomial_greedy eq ne lt le gt ge nonzero unique bucketize searchsorted round
         floor ceil trunc sign isclose floor_divide floordiv mod fmod remainder logical_and logical_or logical_not
@@ -169,6 +170,11 @@ def is_kinked(op: OpName) -> bool:
     return (op.cls or op.body.rpartition(".")[2]).lower().strip("_") in _KINKED
 
 
+def is_inverse(op: OpName) -> bool:
+    """Whether an operation makes large numbers of small ones."""
+    return op.body.rpartition(".")[2].strip("_") in ("rsqrt", "reciprocal")
+
+
 _OVER_BATCH = re.compile("batch_?norm|instance_?norm|group_?norm")
 
 
@@ -210,6 +216,15 @@ _ARGUMENTS = {
         "roll": "input shifts dims",
         "transpose": "input dim0 dim1",
         "cumsum": "input dim",
+        "embedding_bag": "input weight offsets max_norm norm_type scale_grad_by_freq mode sparse per_sample_weights",
+        "lerp lerp_": "input end weight",
+        "fake_quantize_per_tensor_affine": "input scale zero_point quant_min quant_max",
+        "conv_transpose1d conv_transpose2d": "input weight bias stride padding output_padding groups dilation",
+        "interpolate upsample": "input size scale_factor mode align_corners recompute_scale_factor antialias",
+        "ctc_loss": "log_probs targets input_lengths target_lengths blank reduction zero_infinity",
+        "kl_div": "input target size_average reduce reduction log_target",
+        "binary_cross_entropy": "input target weight size_average reduce reduction",
+        "binary_cross_entropy_with_logits": "input target weight size_average reduce reduction pos_weight",
     }.items()
     for function in functions.split()
 }

@@ -86,6 +86,7 @@ class Differences:
     integer: Bools  # tensors of integers and booleans
     whole: Bools  # those that differ
     shape: Bools  # shapes that differ
+    recut: Bools  # shapes of as many axes and elements that are cut into other lengths: heads, groups, windows
     matched: Bools
     tensor: Bools
     called: Bools  # calls, not rows: those that have a counterpart
@@ -185,11 +186,18 @@ def _unexplained(
         changed = (noise.times > limit) & (noise.error > _CHANGED)
     # Masks look alike: another one was taken.
     changed |= facts.refilled & ~facts.refilled[np.maximum(flow.source, 0)]
-    entering = off & inputs & ((flow.source == NONE) | changed) & ~facts.carried
+    entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering)
     gradients = off & (flow.role == GRADIENT)
     found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
     return found
+
+
+def _recut(flow: Flow, facts: Differences) -> Bools:
+    """Inputs that are the same values in other lengths, where that changes what is computed: heads of an attention."""
+    cut = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
+    shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
+    return cut & flow.spread(np.array([operation_of(op).family in shaped for op in flow.ops] or [False], dtype=bool))
 
 
 def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
@@ -256,7 +264,10 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
-    if flow.parameter[row] and not _alone(meant, facts):  # the golden run may compute with it first
+    if facts.recut[row] and flow.source[row] != NONE and owner not in flow.grouped:
+        cut = np.flatnonzero((flow.of_row == owner) & (flow.role == INPUT) & facts.recut)
+        beginning = Beginning(owner, row, ARGUMENT, cut.tolist())
+    elif flow.parameter[row] and not _alone(meant, facts):  # the golden run may compute with it first
         beginning = _innermost(flow, row, PARAMETER_DIFFERS)
     elif _alone(made, facts) and int(flow.twin[flow.of_row[made]]) in flow.in_groups:
         beginning = _innermost(flow, row, BETWEEN)  # the golden run computes the same in other steps
@@ -375,8 +386,11 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     module = np.array([op.is_module for op in flow.ops] or [False])
     outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
     updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
+    # A loss has a way back; norms and coefficients of an optimiser have none.
+    scalar = outputs & (flow.elements[0] == 1)
+    derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
     return {
-        "loss": np.flatnonzero(outputs & (flow.elements[0] == 1))[-1:],
+        "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
         "outputs": np.flatnonzero(outermost),
         "parameter gradients": np.flatnonzero(matched & (flow.role == GRADIENT)),
         "updated parameters": np.flatnonzero(updated),

@@ -23,6 +23,7 @@ from twinprobe._judge.deviation import (
     dtypes_differ,
     of_statistics,
     other_function,
+    recut,
     shapes_differ,
     turned,
 )
@@ -388,8 +389,8 @@ def _weigh(
     frozen = bools(pairs["t_name"].str.contains(_IN_TRAINING)) & rows.value & (rows.number("t", "max") == 0)
     acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
     facts = Differences(
-        value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape, matched=rows.matched,
-        tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
+        value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape,
+        recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
         given=rows.mixed, refilled=refilled, carried=carried,
         acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),

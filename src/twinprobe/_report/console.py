@@ -177,7 +177,8 @@ def _text(content: str, style: str = "") -> Text:
 
 def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:
     origin = f", {visible(first.origin)}" if first.origin else ""
-    yield _text("first divergence", "bold red").append(f" (row {first.order + 1:,}{origin})", "dim")
+    place = f"row {first.order + 1:,}" if first.order >= 0 else "in optimizer.json"
+    yield _text("first divergence", "bold red").append(f" ({place}{origin})", "dim")
     inside = f"  in {first.module}" if first.module and first.module not in first.op else ""
     yield _text(_INDENT).append(visible(first.op), "bold").append(visible(inside))
     yield _text(_INDENT + first.sentence)

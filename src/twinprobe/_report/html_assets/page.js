@@ -33,7 +33,7 @@ function showFirst() {
     return;
   }
   const inside = first.module && !first.op.includes(first.module) ? say("inside", { module: first.module }) : "";
-  byId("first-kicker").textContent = visible([say("first"), inside, say(first.origin), say("row", { n: count(first.order + 1) })].filter(Boolean).join(" · "));
+  byId("first-kicker").textContent = visible([say("first"), inside, say(first.origin), first.order < 0 ? "optimizer.json" : say("row", { n: count(first.order + 1) })].filter(Boolean).join(" · "));
   byId("first-title").append(foreign(first.op));
   byId("first-sentence").append(foreign(first.sentence));
   if (first.stack_line) {
