@@ -181,6 +181,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
         return "; ".join(part for part in (text or "only the target run makes this call", named) if part)
     if beginning.cause == MISSING and beginning.arguments:
         return "; ".join(part for part in ("only the golden run makes this call, for the value here", named) if part)
+    if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
+        return f"the output differs because an argument differs: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
     reason = "; ".join([part for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
@@ -188,7 +190,12 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
-    return f"{argument_name(row['t_name'] or row['g_name'])}: {_shown(row, 't')} against {_shown(row, 'g')}"
+    if row["t_role"] == PARAMETER:
+        name, values = (row["t_name"] or "").rpartition(".")[2], (row["t_requires_grad"], row["g_requires_grad"])
+        return f"requires_grad of {name}: {values[0]} against {values[1]}"
+    shapes = "shape " if row["t_kind"] == row["g_kind"] == TENSOR else ""
+    values = [row[f"{side}_shape"] if shapes else _shown(row, side) for side in "tg"]
+    return f"{argument_name(row['t_name'] or row['g_name'])}: {shapes}{values[0]} against {values[1]}"
 
 
 def _shown(row: dict[str, Any], side: str) -> str:
@@ -441,15 +448,6 @@ def notes(target: Run, evidence: Evidence, judged: Judged) -> list[str]:
         sides = pairs.filter(other).select("t_dtype", "g_dtype").unique(maintain_order=True).rows()
         named = ", ".join(f"{_bare(t)} against {_bare(g)}" for t, g in sides[:3])
         found.append(f"{int(other.sum()):,} values have another dtype ({named}); they are judged by the coarser one")
-    frozen = (pairs["t_role"] == PARAMETER) & (pairs["t_requires_grad"] != pairs["g_requires_grad"])
-    if judged.noise is not None and frozen.fill_null(value=False).any():
-        names = (
-            pairs.filter(frozen.fill_null(value=False))["t_name"]
-            .str.replace(r"\.forward\.\d+\.parameters", "")
-            .unique(maintain_order=True)
-            .to_list()
-        )
-        found.append(f"requires_grad differs for {len(names):,} parameters, which only one run trains: {names[0]}")
     if judged.noise is not None and judged.noise.flips.any() and all(not one.reaches for one in judged.beginnings):
         flipped = np.flatnonzero(judged.noise.flips)
         named = pairs["t_name"][int(flipped[0])]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.calls import all_dims
+from twinprobe._judge.operations import Family, operation_of
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS, OpName
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, TENSOR
@@ -30,6 +31,13 @@ TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a pr
 
 # Three odd constants that spread the bits of max, min and the number of elements over one word.
 _SPREAD = tuple(np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+
+
+_OVERWRITE = frozenset({
+    "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
+    "log_normal_", "trunc_normal_",
+})  # fmt: skip
+_FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 
 
 @dataclass
@@ -161,6 +169,31 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
         updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), in_groups,
         bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
+
+
+def ignored_rows(flow: Flow, error: Floats) -> Bools:
+    """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
+    empty = np.array([operation_of(op).family == Family.EMPTY for op in flow.ops], dtype=bool)
+    ignored = flow.spread(empty)
+    for source in (flow.source, flow.target_source):
+        ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
+    # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
+    overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
+    ignored[flow.first_inputs(overwrites)] = True
+    # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
+    filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
+    first = flow.first_inputs(filled)
+    fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
+    ignored[first[fresh]] = True
+    # Some kernels leave results that nobody asked for unwritten: what else should differ in a call that gives the same?
+    same = np.ones(len(flow.ops), dtype=bool)
+    given = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0))
+    main = given[np.unique(flow.of_row[given], return_index=True)[1]]
+    compared = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row >= 0)
+    compared[main] = True
+    same[flow.of_row[compared & (np.nan_to_num(error) != 0)]] = False
+    ignored |= (flow.role == OUTPUT) & flow.spread(same) & ~compared & ~flow.read
+    return ignored
 
 
 def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:

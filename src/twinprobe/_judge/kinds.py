@@ -110,6 +110,7 @@ def factor_name(factor: float, sizes: Iterable[int], tolerance: float, counts: M
 # What two sides say
 
 
+_USUAL = {"None", "True", "False", "0", "0.0", "1", "1.0", "-1", "mean", ""}  # values that are often a default
 _EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 0.25}
 
 
@@ -209,15 +210,12 @@ def _argument(suspect: Suspect) -> Kind | None:
         found.append((row.name, *("not given" if value is None else value for value in values)))
     if not found:
         return None
-    words = [f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3]]
-    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    words = ", ".join(f"{name}: {_brief(target)} against {_brief(golden)}" for name, target, golden in found[:3])
+    words += f" and {len(found) - 3} more" if len(found) > 3 else ""
     # Given on one side only, a usual value is what the other side takes by itself.
     alone = [{target, golden} - {"not given"} for _, target, golden in found if "not given" in (target, golden)]
     confidence = 0.97 if len(alone) < len(found) else 0.8 if set.union(*alone) <= _USUAL else 0.92
-    return Kind("argument", ", ".join(words) + more, confidence, {"arguments": [list(one) for one in found]})
-
-
-_USUAL = {"None", "True", "False", "0", "0.0", "1", "1.0", "-1", "mean", ""}
+    return Kind("argument", words, confidence, {"arguments": [list(one) for one in found]})
 
 
 def _same_text(target: str | None, golden: str | None) -> bool:

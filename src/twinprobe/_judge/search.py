@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.flow import NONE, Flow, ignored_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
 from twinprobe._runs.names import BACKWARD, FORWARD
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, POINT
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -49,11 +52,6 @@ CAUSES: dict[Cause, CauseWords] = {
     RANDOM: CauseWords("random", "random", "a random call gave other numbers"),
 }
 _FILL = 9e3  # numbers beyond this are a mask's fill value
-_OVERWRITE = frozenset({
-    "random_", "normal_", "uniform_", "fill_", "zero_", "copy_", "exponential_", "bernoulli_", "geometric_", "cauchy_",
-    "log_normal_", "trunc_normal_",
-})  # fmt: skip
-_FILLS = frozenset({"setitem", "index_put", "scatter", "index_copy", "masked_scatter", "index_fill"})
 # A backward call also reads what its forward call kept. A gradient that comes in so many times as far off as that was
 # parted elsewhere.
 _GAIN = 100.0
@@ -157,7 +155,7 @@ def _unexplained(
     call = np.maximum(flow.of_row, 0)
     collective = np.array([op.prefix in COLLECTIVE_PREFIXES for op in flow.ops], dtype=bool)
     received = collective if flow.of_ranks else _around(flow, collective)
-    held = (flow.of_row >= 0) & ~ignored_rows(flow) & ~received[call]
+    held = (flow.of_row >= 0) & ~ignored_rows(flow, noise.error) & ~received[call]
     inputs = np.isin(flow.role, (INPUT, PARAMETER)) & held
     # Whole numbers that differ explain whatever a call makes of them; so do other shapes.
     explained, unsure = np.zeros((2, len(flow.ops)), dtype=bool)
@@ -331,23 +329,6 @@ def _innermost(flow: Flow, row: int, cause: Cause) -> Beginning:
     return Beginning(int(flow.of_row[first]), first, cause)
 
 
-def ignored_rows(flow: Flow) -> Bools:
-    """Values that mean nothing: memory nobody has written, and inputs that are such memory."""
-    empty = np.array([operation_of(op).family == Family.EMPTY for op in flow.ops], dtype=bool)
-    ignored = flow.spread(empty)
-    for source in (flow.source, flow.target_source):
-        ignored |= (source != NONE) & ignored[np.maximum(source, 0)]
-    # What is about to be overwritten does not matter either: the first input of random_, fill_, copy_ ...
-    overwrites = np.array([op.body in _OVERWRITE for op in flow.ops], dtype=bool)
-    ignored[flow.first_inputs(overwrites)] = True
-    # Nor does what is about to be filled, element by element, if no call has made it: fresh memory.
-    filled = np.array([op.body.strip("_") in _FILLS for op in flow.ops], dtype=bool)
-    first = flow.first_inputs(filled)
-    fresh = (flow.source[first] == NONE) & (flow.target_source[first] == NONE) & ~flow.parameter[first]
-    ignored[first[fresh]] = True
-    return ignored
-
-
 def _around(flow: Flow, calls: Bools) -> Bools:
     """These calls and all that enclose them."""
     found: Bools = calls.copy()
@@ -411,7 +392,7 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
-    apart = noise.far & ~ignored_rows(flow)
+    apart = noise.far & ~ignored_rows(flow, noise.error)
     known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
     grew = []
     if known:
@@ -427,6 +408,17 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
             beginning.reaches = True
             break
     return found
+
+
+def untrained(pairs: pl.DataFrame, flow: Flow, facts: Differences) -> list[Beginning]:
+    """The first parameter that only one run trains, where that run has its gradient."""
+    other = pairs["t_requires_grad"] != pairs["g_requires_grad"]
+    alone = ((pairs["t_role"] == GRADIENT) | (pairs["g_role"] == GRADIENT)).fill_null(value=False).to_numpy()
+    found = other.fill_null(value=False).to_numpy() & facts.matched & (flow.role == PARAMETER)
+    if not (alone & ~facts.matched).any() or not found.any():
+        return []
+    row = int(np.argmax(found))
+    return [Beginning(int(flow.of_row[row]), row, ARGUMENT, [row], reaches=True)]
 
 
 def ends_of(flow: Flow, facts: Differences) -> Bools:

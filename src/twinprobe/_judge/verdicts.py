@@ -27,7 +27,7 @@ from twinprobe._judge.deviation import (
     shapes_differ,
     turned,
 )
-from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, trace
+from twinprobe._judge.flow import NONE, TOTAL_NORM, Flow, ignored_rows, trace
 from twinprobe._judge.noise import Noise, expected_errors, hidden_precision
 from twinprobe._judge.origin import Calls, call_facts, communication, unread_rows
 from twinprobe._judge.search import (
@@ -37,7 +37,7 @@ from twinprobe._judge.search import (
     find_beginnings,
     follow,
     grown,
-    ignored_rows,
+    untrained,
 )
 from twinprobe._measure.statistics import NUMBER, StatDifference
 from twinprobe._runs.run import DIGESTS, Run
@@ -127,11 +127,6 @@ class Findings:
     def mark(self, rule: str, rows: NDArray[np.bool_]) -> None:
         """Record that a rule holds for these rows."""
         self.bits[rows] |= _BIT[rule]
-
-    def has(self, rule: str) -> NDArray[np.bool_]:
-        """For which rows a rule holds."""
-        held: NDArray[np.bool_] = (self.bits & _BIT[rule]) != 0
-        return held
 
     def verdicts(self) -> tuple[list[str], list[str], list[str]]:
         """Per row: the verdict, the messages as a JSON list, the reason in words."""
@@ -305,7 +300,7 @@ def judge(run: Run, evidence: Evidence, thresholds: Thresholds) -> Judged:
     buffered = calls.spread(calls.buffered)
     silent = calls.spread(calls.exempt) | (buffered & (calls.role != OUTPUT))
     if flow is not None:
-        silent |= ignored_rows(flow)
+        silent |= ignored_rows(flow, evidence.deviation.error)
     unread = np.zeros(pairs.height, dtype=bool)
     if evidence.metrics is not None:
         unread = evidence.metrics["fault"].is_not_null().to_numpy() & rows.matched
@@ -390,7 +385,8 @@ def _weigh(
     acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
     facts = Differences(
         value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape,
-        recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor, called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
+        recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor,
+        called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
         given=rows.mixed, refilled=refilled, carried=carried,
         acts_later=acts_later & ~np.isin(flow.of_row, flow.of_row[frozen]),
@@ -406,7 +402,7 @@ def _weigh(
     beginnings = find_beginnings(flow, noise, facts, limit, isolated)
     follow(flow, noise, facts, beginnings)
     if not any(beginning.reaches for beginning in beginnings):
-        beginnings = grown(flow, noise, facts, beginnings)
+        beginnings = grown(flow, noise, facts, beginnings) + untrained(pairs, flow, facts)
     compared = rows.tensor & rows.matched & ~integer & ~np.isnan(error)
     state = _states(flow, noise, measured.state, limit, compared, [claim for claim in beginnings if claim.reaches])
     state[refilled] = DIFFERS
