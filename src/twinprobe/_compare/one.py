@@ -184,8 +184,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     ):
         return summary
     try:
-        runs = [open_run(file) for file in files]
-        updates = compare_runs(*runs, Options(match_names, options.thresholds)).summary
+        updates = compare_paths(files[0], files[1], Options(match_names, options.thresholds)).summary
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     summary = replace(summary, results=[*summary.results, *updates.results])

@@ -191,8 +191,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
 def _argument(row: dict[str, Any]) -> str:
     """``scale: 0.2298 against 0.1768``."""
     if row["t_role"] == PARAMETER:
-        name, values = (row["t_name"] or "").rpartition(".")[2], (row["t_requires_grad"], row["g_requires_grad"])
-        return f"requires_grad of {name}: {values[0]} against {values[1]}"
+        name = (row["t_name"] or "").rpartition(".")[2]
+        return f"requires_grad of {name}: {row['t_requires_grad']} against {row['g_requires_grad']}"
     shapes = "shape " if row["t_kind"] == row["g_kind"] == TENSOR else ""
     values = [row[f"{side}_shape"] if shapes else _shown(row, side) for side in "tg"]
     return f"{argument_name(row['t_name'] or row['g_name'])}: {shapes}{values[0]} against {values[1]}"

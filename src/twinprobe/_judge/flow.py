@@ -151,15 +151,16 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
     written_to = written_to[np.unique(of_row[written_to], return_index=True)[1]]
     # Whatever writes to a parameter once there are gradients is an optimiser, written by hand.
-    back = next((call for call, op in enumerate(ops) if op.direction == BACKWARD), len(ops))
-    updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > back)]]] = True
+    begun = next((call for call, op in enumerate(ops) if op.direction == BACKWARD), len(ops))
+    updates[of_row[written_to[parameter[written_to] & (of_row[written_to] > begun)]]] = True
     by_optimizer = np.where(of_row >= 0, updates[of_row], False)
     stepped = written_to[by_optimizer[written_to]]
     # So is what an optimiser writes to, whoever reads it: weights that are given to a function by hand.
     parameter |= taken & (source == NONE) & np.isin(both, both[stepped]) & ~by_optimizer
     # A parameter that an optimiser has just written is no longer what came with the model.
     rewritten = _latest(both, made & by_optimizer, (role == PARAMETER) & tensor, of_row, begins)
-    source = np.where(source == NONE, rewritten, source)
+    unread = source == NONE
+    source[unread] = rewritten[unread]
     read = _read_later(marks[0], made, taken, of_row, begins)
     twin, back = _twins(ops)
     in_groups = set().union(*whole_group.values())

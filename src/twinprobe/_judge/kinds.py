@@ -199,9 +199,7 @@ def _inputs_agree(suspect: Suspect) -> bool:
 def _argument(suspect: Suspect) -> Kind | None:
     """A number, flag or text among the arguments differs."""
     found = []
-    for row in suspect.rows:
-        if row.role != INPUT:
-            continue
+    for row in (row for row in suspect.rows if row.role == INPUT):
         values = [side.value if side is not None else None for side in (row.target, row.golden)]
         if values == [None, None] or _same_text(*values):
             continue
@@ -423,15 +421,14 @@ def _factor(suspect: Suspect) -> Kind | None:
         if sketched is not None and left > max(0.25 * abs(factor - 1), tolerance):
             continue
         few = math.prod(golden.shape) < 4
-        name = factor_name(factor, golden.shape, max(tolerance / 2, 1e-6), suspect.counts)
-        if few and not name:
+        if not (name := factor_name(factor, golden.shape, max(tolerance / 2, 1e-6), suspect.counts)) and few:
             continue
         confidence = (0.5 if few else 0.8) if sketched is None else 0.9
         evidence = {"row": row.name, "factor": factor, "residual": left}
         if abs(factor + 1) <= 2 * tolerance:
             return Kind("sign", f"{row.name}: target = -golden", confidence, evidence)
-        meaning = f" = {name}" if name and name != shown(factor) else ""
-        return Kind("factor", f"{row.name}: target = {shown(factor)}{meaning} x golden", confidence, evidence)
+        times = shown(factor) if name in ("", shown(factor)) else f"{shown(factor)} = {name}"
+        return Kind("factor", f"{row.name}: target = {times} x golden", confidence, evidence)
     return None
 
 

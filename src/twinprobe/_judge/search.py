@@ -193,9 +193,10 @@ def _unexplained(
 
 def _recut(flow: Flow, facts: Differences) -> Bools:
     """Inputs that are the same values in other lengths, where that changes what is computed: heads of an attention."""
-    cut = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
+    cut: Bools = facts.recut & (flow.role == INPUT) & (flow.source != NONE) & ~facts.shape[np.maximum(flow.source, 0)]
     shaped = (Family.ATTENTION, Family.PRODUCT, Family.NORM, Family.SMOOTH)
-    return cut & flow.spread(np.array([operation_of(op).family in shaped for op in flow.ops] or [False], dtype=bool))
+    cut &= flow.spread(np.array([operation_of(op).family in shaped for op in flow.ops] or [False], dtype=bool))
+    return cut
 
 
 def _picked(flow: Flow, facts: Differences, entering: Bools) -> Bools:
