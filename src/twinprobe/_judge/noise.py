@@ -476,7 +476,7 @@ class _Operands:
                 np.fmax(_BACKWARD * error * norm, distance),  # sums over a batch may cancel
                 distance * self.spread,
                 2 * distance,
-                2 * distance * np.minimum(1.0, self.ratio),
+                2 * distance * np.sqrt(np.minimum(1.0, self.ratio)),  # errors may be alike: those of a bias, say
                 by * distance * self.spread,
                 2 * distance * np.sqrt(self.ratio * self.terms[calls]) * other,
                 np.fmax(by * distance * other * self.spread, relative),

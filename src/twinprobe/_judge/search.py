@@ -263,7 +263,8 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
     made, meant = int(flow.target_source[row]), int(flow.golden_source[row])
     around = int(flow.parent[owner])
     forward = flow.ops[owner].direction in (FORWARD, "")
-    if facts.recut[row] and flow.source[row] != NONE and owner not in flow.grouped:
+    same = flow.source[row] != NONE or flow.marks[0][row] == flow.marks[1][row]
+    if facts.recut[row] and same and owner not in flow.grouped:
         cut = np.flatnonzero((flow.of_row == owner) & (flow.role == INPUT) & facts.recut)
         beginning = Beginning(owner, row, ARGUMENT, cut.tolist())
     elif flow.parameter[row] and not _alone(meant, facts):  # the golden run may compute with it first
@@ -282,14 +283,15 @@ def _entering(flow: Flow, row: int, owner: int, facts: Differences) -> Beginning
         beginning = Beginning(owner, row, MISSING, [meant])
     elif not forward:
         beginning = _innermost(flow, row, BETWEEN)
-    elif around == NONE or _arrived(flow, row, around):
+    elif around != NONE and _arrived(flow, row, around):
         beginning = _innermost(flow, row, OUTSIDE)
     elif (alone := _only_one_run(flow, row, owner, around, facts)) is not None:
         beginning = alone
-    elif flow.ops[owner].is_module:  # its own code is not recorded, that of the module around neither
-        beginning = Beginning(around, row, BETWEEN)
-    else:
-        beginning = Beginning(owner, row, OUTSIDE)
+    elif around == NONE:
+        beginning = _innermost(flow, row, OUTSIDE)
+    else:  # a module's own code is not recorded, nor is that of the module around
+        module = flow.ops[owner].is_module
+        beginning = Beginning(around if module else owner, row, BETWEEN if module else OUTSIDE)
     return beginning
 
 
@@ -298,7 +300,7 @@ def _only_one_run(flow: Flow, row: int, owner: int, around: int, facts: Differen
 
     None where both runs make such calls, and where what they gave is there without them: these change nothing.
     """
-    inside = (flow.of_row >= flow.start[around]) & (flow.of_row < owner)
+    inside = (flow.of_row >= (flow.start[around] if around != NONE else 0)) & (flow.of_row < owner)
     made = inside & (flow.role == OUTPUT) & ~facts.matched & (flow.elements[0] > 1)
     made &= ~facts.called[np.maximum(flow.of_row, 0)] & ~np.isin(flow.marks[0], flow.marks[0][facts.matched])
     first = flow.golden_call[inside & facts.matched]

@@ -1,0 +1,175 @@
+"""Small trainings as people write them: what is said of a pair, and that nothing is said of a healthy one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import twinprobe
+
+WIDTH = 32
+
+
+def compared(folder: Path, program: Callable[[bool], None], model: Callable[[], nn.Module], level: str = "mix") -> Any:
+    """Record a program right and wrong, each from the same seed, and compare: the wrong one is the target."""
+    dumps = []
+    for wrong in (True, False):
+        torch.manual_seed(0)
+        with twinprobe.record(made := model(), folder / str(wrong), level=level):
+            torch.manual_seed(1)
+            program(made, wrong)  # type: ignore[call-arg]
+        dumps.append(next((folder / str(wrong)).rglob("dump.json")))
+    return twinprobe.compare(*dumps)
+
+
+def said(summary: Any) -> str:
+    assert summary.first is not None
+    return f"{summary.first.op}: {summary.first.sentence}"
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+
+
+def test_a_loss_that_is_not_divided_is_found_although_clipping_hides_it(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(4):
+            (model(torch.randn(8, WIDTH)).square().mean() / (1 if wrong else 4)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+
+    assert "__truediv__" in said(found := compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+    assert "1 against 4" in said(found)
+    assert "loss differs" in found.summary
+
+
+def test_an_optimiser_that_is_written_by_hand(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad.sign(), alpha=-0.02 if wrong else -0.01)  # type: ignore[union-attr]
+
+    assert "add_" in said(found := compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+    assert "alpha: -0.02 against -0.01" in said(found)
+
+
+def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tmp_path: Path) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3 if wrong else 1e-8)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(8, WIDTH)).square().mean().backward()
+            optimizer.step()
+
+    found = compared(tmp_path, train, mlp, level="L0")  # type: ignore[arg-type]
+    assert "Optimizer." in said(found)
+    assert "eps: 0.001 against 1e-08" in said(found)
+    assert "updated parameters differ" in found.summary
+    assert "also begins" not in found.summary
+
+
+def test_a_parameter_that_only_one_run_trains(tmp_path: Path) -> None:
+    def train(model: Any, wrong: bool) -> None:
+        model[2].weight.requires_grad_(not wrong)
+        model(torch.randn(8, WIDTH)).square().mean().backward()
+
+    assert "requires_grad of weight: False against True" in said(compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+
+
+class Attention(nn.Module):
+    """Queries, keys and values by one layer, cut into heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.heads, self.mask, self.shift = 4, torch.ones(6, 6, dtype=torch.bool).tril(), 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return self.out(torch.roll(mixed.transpose(1, 2).flatten(-2), (self.shift, self.shift), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "call", "sentence"),
+    [
+        ("heads", 2, "scaled_dot_product_attention", "query: shape [2, 2, 6, 16] against [2, 4, 6, 8]"),
+        ("mask", None, "scaled_dot_product_attention", "attn_mask: None against a tensor [6, 6]"),
+        ("shift", 2, "roll", "shifts: 2 against 1"),
+    ],
+)
+def test_arguments_of_an_attention(tmp_path: Path, name: str, value: Any, call: str, sentence: str) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        if wrong:
+            setattr(model, name, value)
+        model(torch.randn(2, 6, WIDTH)).square().mean().backward()
+
+    found = compared(tmp_path, train, Attention)  # type: ignore[arg-type]
+    assert call in found.first.op  # type: ignore[union-attr]
+    assert sentence in said(found)
+
+
+class Experts(nn.Module):
+    """Two experts, weighed by a router whose weights add up to one, unless somebody forgets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.renormed = nn.Linear(WIDTH, 4), True
+        self.gain = nn.Parameter(torch.rand(WIDTH))
+        self.plus_one = True
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        if self.renormed:
+            weights = weights / weights.sum(-1, keepdim=True)
+        out = torch.zeros_like(x)
+        for at, expert in enumerate(self.experts):
+            token, place = torch.where(chosen == at)
+            out.index_add_(0, token, expert(x[token]) * weights[token, place, None])
+        return out * ((1.0 + self.gain) if self.plus_one else self.gain)
+
+
+@pytest.mark.parametrize(("flag", "call"), [("renormed", "__truediv__"), ("plus_one", "add__")])
+def test_a_call_that_is_missing_is_named(tmp_path: Path, flag: str, call: str) -> None:
+    def train(model: nn.Module, wrong: bool) -> None:
+        setattr(model, flag, not wrong)
+        model(torch.randn(24, WIDTH)).square().mean().backward()
+
+    found = compared(tmp_path, train, Experts)  # type: ignore[arg-type]
+    assert call in found.first.op  # type: ignore[union-attr]
+    assert "only the golden run makes this call" in said(found)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 1))
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(x).mean((2, 3))))
+
+
+def test_sums_in_another_order_are_noise(tmp_path: Path) -> None:
+    """Kernels for channels_last sum an image in one go. A bias before a norm has no gradient, and Adam moves it."""
+
+    def train(model: nn.Module, wrong: bool) -> None:
+        layout = torch.channels_last if wrong else torch.contiguous_format
+        model.to(memory_format=layout)  # type: ignore[call-overload]
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.randn(4, 3, 32, 32).contiguous(memory_format=layout)
+            functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+            optimizer.step()
+
+    assert compared(tmp_path, train, Convolutions).first is None  # type: ignore[arg-type]
