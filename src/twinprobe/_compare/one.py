@@ -14,7 +14,7 @@ from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
 from twinprobe._judge.flow import NONE
 from twinprobe._judge.origin import RunInfo, Summary
-from twinprobe._judge.search import PARAMETER_DIFFERS
+from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
 from twinprobe._measure.elements import AT_ONCE
 from twinprobe._runs.names import parse_op
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
 OPTIMIZER = "optimizer"  # what stands around an optimiser's calls
+_MANY = 0.25  # of all updated parameters
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -184,14 +185,17 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     ):
         return summary
     try:
-        updates = compare_paths(files[0], files[1], Options(match_names, options.thresholds)).summary
+        compared = compare_paths(files[0], files[1], Options(match_names, options.thresholds))
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
+    updates, first = compared.summary, summary.first
+    wrong = [result.differing > _MANY * result.values for result in updates.results]
+    # Nothing in this file explains the noise of a gradient, and Adam makes a whole step of it: single ones say nothing.
+    if updates.first is not None and updates.first.begins != ARGUMENT and not any(wrong):
+        return summary
     summary = replace(summary, results=[*summary.results, *updates.results])
-    first = summary.first
-    if updates.first is None or (
-        first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
-    ):
+    earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
+    if updates.first is None or earlier:
         return summary
     said = updates.first.sentence.partition(" (")[0]  # settings differ for all parameters alike
     others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
