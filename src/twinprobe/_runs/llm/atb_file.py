@@ -30,11 +30,6 @@ OTHER = {
     41: (4, "float4_e1m2", "float32"),
 }
 NO_NUMBERS = {13: "text", -1: "elements of an undefined type"}
-FORMATS = {
-    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 12: "NC1HWC0_C04", 16: "HWCN", 27: "NDHWC",
-    29: "FRACTAL_NZ", 30: "NCDHW", 32: "NDC1HWC0", 33: "FRACTAL_Z_3D", 35: "NC", 47: "NCL", 50: "FRACTAL_NZ_C0_16",
-    51: "FRACTAL_NZ_C0_32",
-}  # fmt: skip
 
 _SMALL_FLOATS = {38: (3, 2, 3), 39: (2, 3, 1), 40: (2, 1, 1), 41: (1, 2, 1)}  # exponent bits, mantissa bits, bias
 _HIFLOAT8_INF = 0x6F
