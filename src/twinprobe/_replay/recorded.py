@@ -83,11 +83,10 @@ class Call:
         if self.problem:
             raise CannotReplay(self.problem)
         needed = [*slots_in(self.args), *slots_in(self.kwargs), *slots_in(self.parameters), *slots_in(self.outputs)]
-        if not any(True for _ in slots_in(self.outputs)):
+        if next(slots_in(self.outputs), None) is None:
             raise CannotReplay("no output was recorded")
-        for slot in needed:
-            if slot.file is None:
-                raise CannotReplay("its tensors were not kept: record with task tensor")
+        if any(slot.file is None for slot in needed):
+            raise CannotReplay("its tensors were not kept: record with task tensor")
         if any(slot.file is None for slot in (*slots_in(self.arriving), *slots_in(self.leaving))):
             self.arriving, self.leaving = [], []
         size = sum(8 * prod(slot.shape) for slot in self.slots())
@@ -108,15 +107,15 @@ def slots_in(tree: Any) -> Iterator[Slot]:
     """The tensors of a tree, in its order."""
     if isinstance(tree, Slot):
         yield tree
-    elif isinstance(tree, dict | list):
+    elif isinstance(tree, dict | list | tuple):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from slots_in(item)
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The tree with its leaves changed."""
-    if isinstance(tree, list):
-        return [mapped(item, change) for item in tree]
+    if isinstance(tree, list | tuple):
+        return type(tree)([mapped(item, change) for item in tree])
     if isinstance(tree, dict):
         return {key: mapped(item, change) for key, item in tree.items()}
     return change(tree)
@@ -161,15 +160,13 @@ def backward_of(op: OpName) -> str:
 
 def find_call(run: Run, name: str) -> str:
     """The forward call that a user names: in full, or a module's path, or without the direction."""
-    names = [op.text for op in run.op_names if op.direction == FORWARD]
-    if name in names:
-        return name
     ops = {op.text: op for op in run.op_names if op.direction == FORWARD}
+    if name in ops:
+        return name
     of_backward = [text for text, op in ops.items() if backward_of(op) == name]
     near = of_backward or [text for text, op in ops.items() if name in (op.body, f"{op.prefix}.{op.body}.{op.call}")]
     if not near:
-        hint = did_you_mean(name, names).strip() or None
-        raise BadInput(f"holds no call {name!r}", where=run.path, hint=hint)
+        raise BadInput(f"holds no call {name!r}", where=run.path, hint=did_you_mean(name, ops).strip() or None)
     return near[0]
 
 
