@@ -118,7 +118,7 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
     columns["Requires_grad Consistent"] = _flag(columns["NPU Requires_grad"] == columns["Bench Requires_grad"])
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
     columns["Err_message"] = pl.Series(judged.messages, dtype=pl.String)
-    if target.stacks:
+    if target.stacks.of_op:
         columns["NPU_Stack_Info"] = _stacks(target, pairs)
     if evidence.metrics is not None:
         names = [pairs[name].fill_null("-1") for name in ("t_file", "g_file")]
