@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from twinprobe._runs.dtypes import STORAGE
-from twinprobe._runs.dump_json import check_values, read_entries
+from twinprobe._runs.dump_json import read_entries
 from twinprobe._runs.names import BACKWARD, FORWARD, OpName, parse_op
 from twinprobe._runs.run import DEBUG, DEBUG_PART, DUMP, PART, Run
+from twinprobe._runs.table import SPECIAL, decode_entry
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import BadInput, TwinProbeError, did_you_mean
@@ -25,7 +25,6 @@ from twinprobe.errors import BadInput, TwinProbeError, did_you_mean
 ROOM = 2 << 30  # bytes of memory that replaying one call may take, unless the user gives another number
 _COPIES = 6  # of each tensor: as recorded, in float64, as a result, and what a call holds on its way
 _DEEPEST = 40  # containers in one another; arguments of real calls have three
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class CannotReplay(Exception):
@@ -145,7 +144,7 @@ def read_calls(run: Run, names: Iterable[str]) -> dict[str, Call]:
     entries = read_entries(run.path)
     for name, entry in entries:
         if name in wanted:
-            found[name] = _decoded(run, name, entry) if entries.raw else entry
+            found[name] = decode_entry(run.path, name, entry) if entries.raw else entry
     return {
         name: _call(run, op, found[name], found.get(backward_of(op))) for name, op in calls.items() if name in found
     }
@@ -168,14 +167,6 @@ def find_call(run: Run, name: str) -> str:
     if not near:
         raise BadInput(f"holds no call {name!r}", where=run.path, hint=did_you_mean(name, ops).strip() or None)
     return near[0]
-
-
-def _decoded(run: Run, name: str, raw: Any) -> Any:
-    check_values(run.path, memoryview(raw), name)
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"cannot be decoded: {error}", where=f"{run.path}: data[{name!r}]") from error
 
 
 def _call(run: Run, op: OpName, entry: Any, back: Any) -> Call:
@@ -224,7 +215,7 @@ def _leaf(leaf: dict[str, Any]) -> Any:  # noqa: PLR0911  one return for each ki
     if kind in ("torch.Size", "list", "tuple") and isinstance(value, list) and all(type(size) is int for size in value):
         return list(value)
     if kind == "float" or kind.startswith("float"):
-        number: Any = _SPECIAL.get(value) if isinstance(value, str) else value
+        number: Any = SPECIAL.get(value) if isinstance(value, str) else value
         return float(number) if type(number) in (int, float) else UNKNOWN
     if type(value) in (int, bool, str) and (kind == type(value).__name__ or kind.startswith(("int", "bool", "uint"))):
         return value

@@ -162,7 +162,7 @@ def replay_pair(
         if call is None:
             continue
         try:
-            side = Side(call, may, room, None if who == "golden" or not found else way)
+            side = SideReplay(call, may, room, None if who == "golden" or not found else way)
             function, way = side.bound.function.written, side.way
             found[who] = side.measure(devices)
             if side.no_backward:
@@ -185,7 +185,7 @@ def _need_torch() -> None:
         raise MissingPackage("replaying a call needs PyTorch", hint="pip install torch") from None
 
 
-class Side:
+class SideReplay:
     """One side's call: loaded, bound to a function, and run in float64."""
 
     def __init__(self, call: Call, expected: Expected, room: int, way: int | None) -> None:

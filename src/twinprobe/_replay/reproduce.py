@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,16 +14,15 @@ import numpy as np
 from twinprobe._judge.tensor_kinds import tensor_kinds
 from twinprobe._replay.functions import Bound, run_bound, tensors_of, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
-from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, Side, distance, replay_pair
+from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.dtypes import EPSILON, STORAGE
+from twinprobe._runs.tensors.containers import SAFETENSORS, safetensors_bytes
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
-_CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+_CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 _MOST_WAYS = 256  # in which an axis of the result may lie in the inputs
 _SHOWN = 5  # of the worst elements
 _SAME = 1e-9  # a slice of a result in float64 and the result of a slice
@@ -114,7 +112,7 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
         worst = next(iter(errors))
     error: Error = errors[worst]
     try:
-        side = Side(call, {}, room, found.way)
+        side = SideReplay(call, {}, room, found.way)
         backward, at = worst.startswith("backward."), int(worst.rpartition(".")[2])
         recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[at].value
         case = _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
@@ -208,12 +206,10 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def safetensors(tensors: dict[str, Any]) -> bytes:
-    """Tensors as a safetensors file, written without that package: a header of JSON, then the bytes."""
+    """Tensors of PyTorch as a safetensors file."""
     import torch
 
-    header: dict[str, Any] = {}
-    blobs: list[bytes] = []
-    at = 0
+    held = {}
     # The widest first: then each begins at a multiple of its width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         kind = str(tensor.dtype).rpartition(".")[2]
@@ -221,13 +217,9 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
             raise CannotReplay(f"{name} has no elements")
         if kind not in _CODES:
             raise CannotReplay(f"{name} is {kind}, which a safetensors file cannot hold")
-        blob = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": _CODES[kind], "shape": list(tensor.shape), "data_offsets": [at, at + len(blob)]}
-        blobs.append(blob)
-        at += len(blob)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(blobs)
+        octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        held[name] = HostTensor(kind, tuple(tensor.shape), octets.view(STORAGE[kind]))
+    return b"".join(safetensors_bytes(held))
 
 
 def _names(case: _Case) -> list[tuple[Slot, str]]:

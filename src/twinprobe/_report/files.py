@@ -189,7 +189,7 @@ class Staging:
             raise
 
 
-def workshop(folder: Path) -> Path:
+def scratch_folder(folder: Path) -> Path:
     """Where to put what is on its way into a folder: the folder itself, or a place of this machine for a URL."""
     return folder if remote(folder) is None else Path(gettempdir())
 

@@ -114,7 +114,7 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
         columns |= {DIFFERENCES[stat]: _by_case(d, d.diff, "") for stat, d in differences}
         columns |= {RELATIVES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences}
     if evidence.mode != DIGESTS:
-        columns |= _statistics(pairs)
+        columns |= statistic_columns(pairs)
     columns["Requires_grad Consistent"] = _flag(columns["NPU Requires_grad"] == columns["Bench Requires_grad"])
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
     columns["Err_message"] = pl.Series(judged.messages, dtype=pl.String)
@@ -157,14 +157,13 @@ def _flag(column: pl.Series) -> pl.Series:
     return texts
 
 
-def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
+def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None) -> dict[str, pl.Series]:
+    """The recorded statistics of both sides, some texts of them replaced."""
     columns: dict[str, pl.Series] = {}
     for side, who in SIDES:
         for stat in STATS:
-            title = f"{who} l2norm" if stat == "norm" else f"{who} {stat}"
-            numbers = pairs[f"{side}_{stat}"]
-            texts = pairs[f"{side}_{stat}_text"].fill_null(float_texts(numbers))
-            columns[title] = texts.fill_null(NOT_APPLICABLE)
+            texts = pairs[f"{side}_{stat}_text"].replace(instead or {}).fill_null(float_texts(pairs[f"{side}_{stat}"]))
+            columns[f"{who} l2norm" if stat == "norm" else f"{who} {stat}"] = texts.fill_null(NOT_APPLICABLE)
     return columns
 
 

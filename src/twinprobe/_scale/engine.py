@@ -237,10 +237,8 @@ def spread(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     *,
-    workers: int | None = None,
-    options: EngineOptions | None = None,
-    size: int | None = None,
-    name: Callable[[Item], str] | None = None,
+    options: EngineOptions,
+    name: Callable[[Item], str] = lambda _item: "",
 ) -> Iterator[tuple[int, Result | TwinProbeError]]:
     """Apply a function to all items; yield (index, result) as they finish. An item's own error is its result.
 
@@ -248,9 +246,8 @@ def spread(
     """
     if not items:
         return
-    options = options or EngineOptions(workers=workers)
-    with open_stream(options, len(items), size) as stream:
-        places = {stream.add(function, item, name(item) if name else ""): index for index, item in enumerate(items)}
+    with open_stream(options, len(items)) as stream:
+        places = {stream.add(function, item, name(item)): index for index, item in enumerate(items)}
         ticket: int
         result: Any
         for ticket, result in stream:

@@ -109,7 +109,7 @@ def compare_dumps(
         )  # fmt: skip
     if 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
-    sides = _side(target, request.target), _side(golden, request.golden)
+    sides = side_of(target, request.target, "tensor"), side_of(golden, request.golden, "tensor")
     comparison = joined(done, sides, [*table.notes, *target.notes, *golden.notes, *notes, *lost])
     return replace(comparison, lost=lost)
 
@@ -217,9 +217,9 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     return None
 
 
-def _side(dump: LlmDump, path: Path) -> RunInfo:
-    operators = sum(1 for model in dump.models for _ in model.walk())
-    return RunInfo(str(path), dump.kind, "tensor", "", operators, 0)
+def side_of(dump: LlmDump, path: Path, task: str, rows: int = 0) -> RunInfo:
+    """What the summary says of a dump."""
+    return RunInfo(str(path), dump.kind, task, "", sum(1 for model in dump.models for _ in model.walk()), rows)
 
 
 # A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.

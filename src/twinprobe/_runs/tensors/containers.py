@@ -115,7 +115,7 @@ def _checked(name: str, dtype: str, shape: tuple[int, ...], octets: int) -> None
 # safetensors: the length of a JSON header, the header, then the elements.
 
 _LONGEST_HEADER = 100 << 20
-_SAFE = {
+SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
@@ -148,7 +148,7 @@ def _safetensors(data: Contents) -> Iterator[tuple[str, Stored]]:
             raise DamagedTensor(f"places {name[:200]!r} outside of the file, or over another tensor")
         end = last
     for name, entry in entries.items():
-        dtype = _SAFE.get(entry.dtype)
+        dtype = SAFETENSORS.get(entry.dtype)
         if dtype is None:
             raise DamagedTensor(f"holds {name[:200]!r} as {entry.dtype[:20]!r}, which is not supported")
         first, last = entry.data_offsets
@@ -167,7 +167,7 @@ def _reading(data: Contents, dtype: str, shape: tuple[int, ...], start: int) -> 
 
 def safetensors_bytes(tensors: dict[str, HostTensor]) -> Iterator[bytes]:
     """The file that holds these tensors, piece by piece."""
-    names = {ours: theirs for theirs, ours in _SAFE.items()}
+    names = {ours: theirs for theirs, ours in SAFETENSORS.items()}
     header: dict[str, Any] = {}
     at = 0
     for name, one in tensors.items():
