@@ -14,7 +14,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from twinprobe._runs.whole_files import place, remote
 from twinprobe._scale.engine import ENGINES
@@ -100,8 +100,7 @@ def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
         raise BadInput(f"-fm contradicts {asked[1]}", hint=f"leave out -fm or {asked[1]}")
     if args.layer_mapping is True:
         return "numbers"
-    rule: Literal["place", "numbers"] = args.pair or args.usual_pair
-    return rule
+    return cast('Literal["place", "numbers"]', args.pair or args.usual_pair)
 
 
 # Where a command's work runs: the same arguments for every command.

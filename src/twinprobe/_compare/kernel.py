@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -343,8 +343,7 @@ def _numbers(pairs: pl.DataFrame, side: str, stat: str) -> NDArray[Any]:
 def _comparable(pairs: pl.DataFrame) -> NDArray[Any]:
     """Rows with both sides, of one shape."""
     both = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
-    comparable: NDArray[Any] = (both & (pairs["t_shape"] == pairs["g_shape"]).fill_null(value=True)).to_numpy()
-    return comparable
+    return cast("NDArray[Any]", (both & (pairs["t_shape"] == pairs["g_shape"]).fill_null(value=True)).to_numpy())
 
 
 def _differences(pairs: pl.DataFrame) -> dict[str, pl.Series]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -153,8 +153,7 @@ def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 def _flag(column: pl.Series) -> pl.Series:
     import polars as pl
 
-    texts: pl.Series = column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE)
-    return texts
+    return cast("pl.Series", column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE))
 
 
 def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None) -> dict[str, pl.Series]:
@@ -239,8 +238,7 @@ def as_texts(column: pl.Series) -> pl.Series:
         return column
     if column.dtype.is_float():
         return float_texts(column)
-    texts: pl.Series = column.cast(pl.String)
-    return texts
+    return cast("pl.Series", column.cast(pl.String))
 
 
 def numbers_only(column: pl.Series) -> pl.Series:
@@ -248,8 +246,7 @@ def numbers_only(column: pl.Series) -> pl.Series:
     import polars as pl
 
     finite = column.str.contains(NUMBER_TEXT) & column.cast(pl.Float64, strict=False).is_finite()
-    numbers: pl.Series = column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String))
-    return numbers
+    return cast("pl.Series", column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String)))
 
 
 # The result table as csv, parquet and json.

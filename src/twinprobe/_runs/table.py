@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -369,8 +369,7 @@ class TableBuilder:
 
 def _places(op: NDArray[Any], role: NDArray[Any]) -> NDArray[np.int64]:
     """What rows are ordered by."""
-    places: NDArray[np.int64] = op.astype(np.int64) * 8 + role
-    return places
+    return cast("NDArray[np.int64]", op.astype(np.int64) * 8 + role)
 
 
 def _stat_columns(

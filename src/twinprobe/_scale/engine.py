@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -86,7 +87,7 @@ class _Piece:
     tries: int = 0
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Pieces of work in, results out in the order in which they finish. More may be added while results come."""
 
     def __init__(self, engine: Engine) -> None:
@@ -95,9 +96,6 @@ class Stream:
         self._pieces: dict[int, _Piece] = {}
         self._running = 0
         self._next = 0
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._engine.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -225,7 +225,7 @@ def side_of(dump: LlmDump, path: Path, task: str, rows: int = 0) -> RunInfo:
 # A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
 
 
-class Notes:
+class Notes(AbstractContextManager["Notes"]):
     """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
@@ -249,9 +249,6 @@ class Notes:
         """The report is written; notes are needed only where a token is missing in it."""
         if self._session is not None and self.complete:
             self._session.end(keep=False)
-
-    def __enter__(self) -> Notes:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._open.close()

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import mindspore as ms
 import numpy as np
@@ -157,8 +157,7 @@ class MindSporeAdapter(Adapter):
         return str(tensor.dtype).lower()
 
     def read(self, tensor: Any) -> Array:
-        array: Array = (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy()
-        return array
+        return cast("Array", (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy())
 
     def write(self, tensor: Any, values: Array) -> None:
         given = ms.Tensor(values).astype(tensor.dtype)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -218,8 +218,7 @@ class TorchAdapter(Adapter):
         values = tensor.detach()
         if values.dtype in _EXACT_IN_FLOAT32:
             values = values.to(torch.float32)
-        array: Array = (values if values.is_cpu else values.cpu()).numpy()
-        return array
+        return cast("Array", (values if values.is_cpu else values.cpu()).numpy())
 
     def write(self, tensor: Any, values: Array) -> None:
         with torch.no_grad():

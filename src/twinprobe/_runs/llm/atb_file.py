@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +71,7 @@ def _unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.ui
         return both.reshape(-1)[:count]
     single = np.unpackbits(stored, bitorder="little")[: count * bits]
     weights = (1 << np.arange(bits)).astype(np.uint8)
-    found: NDArray[np.uint8] = (single.reshape(count, bits) * weights).sum(axis=1, dtype=np.uint8)
-    return found
+    return cast("NDArray[np.uint8]", (single.reshape(count, bits) * weights).sum(axis=1, dtype=np.uint8))
 
 
 @cache
