@@ -182,10 +182,10 @@ class _Pairing:
             behind = [[_behind(name, cut) for name in side.plain] for side in (self.target, self.golden)]
             forms += [(BY_PLAIN_NAME, behind[0], self.golden.plain), (BY_PLAIN_NAME, self.target.plain, behind[1]),
                       (BY_PLAIN_NAME, behind[0], behind[1])]  # fmt: skip
-        for rule, mine, theirs in forms:
+        for rule, target_names, golden_names in forms:
             free, others = self.free()
-            known = _unique(others, theirs)
-            for name, row in _unique(free, mine).items():
+            known = _unique(others, golden_names)
+            for name, row in _unique(free, target_names).items():
                 other = known.get(name)
                 if other is not None and _sizes(self.target.shapes[row]) == _sizes(self.golden.shapes[other]):
                     self.link(row, other, rule)
@@ -226,14 +226,14 @@ class _Pairing:
             for group in combinations(near, count):
                 if not _adds_up([parts.shapes[one] for one in group], shape):
                     continue
-                mine = whole.fingerprint(row)
-                prints = [one for part in group if (one := parts.fingerprint(part)) is not None]
-                if mine is None or len(prints) < count:
+                held = whole.fingerprint(row)
+                inner = [one for part in group if (one := parts.fingerprint(part)) is not None]
+                if held is None or len(inner) < count:
                     continue
-                tolerance = whole.tolerance(row, parts, group[0])
-                squares = sum(one.squares for one in prints)
-                highest, lowest = max(one.highest for one in prints), min(one.lowest for one in prints)
-                if mine.is_like(Fingerprint(mine.total, squares, highest, lowest), tolerance):
+                squares = sum(one.squares for one in inner)
+                highest, lowest = max(one.highest for one in inner), min(one.lowest for one in inner)
+                together = Fingerprint(held.total, squares, highest, lowest)
+                if held.is_like(together, whole.tolerance(row, parts, group[0])):
                     yield group
 
     def _named(self, whole: Checkpoint, row: int, parts: Checkpoint, near: list[int]) -> tuple[int, ...] | None:
@@ -253,18 +253,18 @@ class _Pairing:
     def is_transposed(self, row: int) -> bool:
         """Whether the target's tensor is the golden one with its two axes exchanged."""
         other = self.partner[row]
-        shape, theirs = self.target.shapes[row], self.golden.shapes[other]
-        if len(shape) != 2 or shape[::-1] != theirs:
+        shape, golden_shape = self.target.shapes[row], self.golden.shapes[other]
+        if len(shape) != 2 or shape[::-1] != golden_shape:
             return False
-        if shape != theirs:
+        if shape != golden_shape:
             return True
         one, two = self.target.tensor(row), self.golden.tensor(other)
         if one is None or two is None or one.shape != shape or two.shape != shape:
             return False
-        mine, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
+        target, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
 
         def close(rows: int, *, turned: bool) -> bool:
-            left = mine[:, :rows].T if turned else mine[:rows]
+            left = target[:, :rows].T if turned else target[:rows]
             first, second = (numbers(tensor.dtype, np.ascontiguousarray(part).reshape(-1), FLOAT64)
                              for tensor, part in ((one, left), (two, golden[:rows])))  # fmt: skip
             return self._close(first, second, row, other)
@@ -304,7 +304,7 @@ class _Pairing:
 
     def pairs(self) -> Pairs:
         """The rows side by side, groups in the place of their first row."""
-        grouped = {mine[0]: (mine, theirs) for mine, theirs in self.groups}
+        grouped = {target[0]: (target, golden) for target, golden in self.groups}
         rows: list[tuple[int, int, str]] = []
         groups = {}
         for row in range(len(self.target.names)):
@@ -325,8 +325,8 @@ def _notes(found: _Pairing, transposed: list[int], swapped: list[tuple[int, int]
     notes = []
     renamed = [f"{target.names[row]} is {golden.names[found.partner[row]]}"
                for row, rule in found.rule.items() if rule == BY_CONTENT]  # fmt: skip
-    fused = [" + ".join(target.names[row] for row in mine) + " is " + " + ".join(golden.names[row] for row in theirs)
-             for mine, theirs in found.groups]  # fmt: skip
+    fused = [" + ".join(target.names[row] for row in rows) + " is " + " + ".join(golden.names[row] for row in others)
+             for rows, others in found.groups]  # fmt: skip
     casts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row, other in found.partner.items():
         kinds = _dtype(golden.dtypes[other]), _dtype(target.dtypes[row])

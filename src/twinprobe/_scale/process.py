@@ -64,7 +64,7 @@ class Forked:
             self._pid = 0
 
 
-class Beside(AbstractContextManager["Beside"]):
+class ForkedFile(AbstractContextManager["ForkedFile"]):
     """Runs ``function(file)`` in a forked process; what it wrote to the file is the result.
 
     ``result`` gives the file, or None if the function failed: do the work here then, so that its error is raised

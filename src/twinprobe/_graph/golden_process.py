@@ -80,7 +80,7 @@ class Spool:
 _PIECES_AHEAD = 12  # rendered while the runs are matched; about 1 MB each
 
 
-class GoldenBeside(AbstractContextManager["GoldenBeside"]):
+class GoldenProcess(AbstractContextManager["GoldenProcess"]):
     """A process that writes the rows of both runs into ``part``, which it creates."""
 
     def __init__(self, golden: Path, part: Path, step: int, rank: int, *, overflow_check: bool) -> None:
