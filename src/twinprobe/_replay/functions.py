@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from twinprobe._record.calls import NEVER_NAMES, words
-from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, mapped, slots_in
+from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, leaves_in, mapped, slots_in
 
 # Operators are called by their methods; any other name that begins with an underscore is private.
 _OPERATORS = words(
@@ -97,7 +97,7 @@ def with_slots(bound: Bound, arriving: list[Any], change: Callable[[Slot], Slot]
 def bind(call: Call) -> list[Bound]:
     """The ways in which a recorded call can be made again, the likeliest first. CannotReplay where there is none."""
     op = call.op
-    if any(leaf is UNKNOWN for tree in (call.args, call.kwargs) for leaf in _leaves(tree)):
+    if any(leaf is UNKNOWN for leaf in leaves_in((call.args, call.kwargs))):
         # ``x.to(torch.float32)``: recorders leave the dtype out; it is that of the output.
         out = next(slots_in(call.outputs), None)
         if op.body not in ("to", "type") or out is None or call.args[1:] != [UNKNOWN]:
@@ -124,14 +124,6 @@ def bind(call: Call) -> list[Bound]:
     if op.body == "__getitem__" and len(args) == 2 and isinstance(args[1], list):
         ways.insert(0, Bound(function, [args[0], tuple(args[1])], kwargs))  # x[a, b] and x[[a, b]] are recorded alike
     return ways
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, dict | list):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _leaves(item)
-    else:
-        yield tree
 
 
 # Modules of torch.nn by their class and recorded parameters. What a constructor was given is not in a dump: where it

@@ -74,19 +74,18 @@ class Call:
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor that it took or gave."""
-        for tree in (self.args, self.kwargs, self.parameters, self.outputs, self.arriving, self.leaving):
-            yield from slots_in(tree)
+        return slots_in((self.args, self.kwargs, self.parameters, self.outputs, self.arriving, self.leaving))
 
     def load(self, room: int = ROOM) -> None:
         """Read the tensors of the forward call, and those of the backward call where all were kept."""
         if self.problem:
             raise CannotReplay(self.problem)
-        needed = [*slots_in(self.args), *slots_in(self.kwargs), *slots_in(self.parameters), *slots_in(self.outputs)]
+        needed = slots_in((self.args, self.kwargs, self.parameters, self.outputs))
         if next(slots_in(self.outputs), None) is None:
             raise CannotReplay("no output was recorded")
         if any(slot.file is None for slot in needed):
             raise CannotReplay("its tensors were not kept: record with task tensor")
-        if any(slot.file is None for slot in (*slots_in(self.arriving), *slots_in(self.leaving))):
+        if any(slot.file is None for slot in slots_in((self.arriving, self.leaving))):
             self.arriving, self.leaving = [], []
         size = sum(8 * prod(slot.shape) for slot in self.slots())
         if size * _COPIES > room:
@@ -102,13 +101,18 @@ class Call:
             slot.value, slot.dtype = as_torch(found), found.dtype
 
 
+def leaves_in(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree, in its order."""
+    if isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves_in(item)
+    else:
+        yield tree
+
+
 def slots_in(tree: Any) -> Iterator[Slot]:
     """The tensors of a tree, in its order."""
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, dict | list | tuple):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from slots_in(item)
+    return (leaf for leaf in leaves_in(tree) if isinstance(leaf, Slot))
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:

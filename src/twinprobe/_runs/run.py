@@ -295,7 +295,6 @@ _CHUNK = 1 << 20
 _SAMPLE = 4096
 _WHOLE = 16 * _SAMPLE
 _BESIDE = ("stack.json", "construct.json", f"dump{SUFFIX}", f"debug{SUFFIX}")
-_TENSORS = "dump_tensor_data"
 
 
 def run_fingerprint(path: Path) -> str:
@@ -303,13 +302,15 @@ def run_fingerprint(path: Path) -> str:
     elsewhere = remote(path)
     if elsewhere is not None:
         marks = marks_below(elsewhere.parent)
-        return _of_marks(marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, _TENSORS)])
+        return _of_marks(
+            marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, TENSOR_FOLDER)]
+        )
     if path.is_dir():
         return files_fingerprint(path, files_below(path))
     digest = hashlib.sha256()
     for file in (path, *(path.parent / name for name in _BESIDE)):
         digest.update(_whole(file))
-    for file in files_below(path.parent / _TENSORS):
+    for file in files_below(path.parent / TENSOR_FOLDER):
         digest.update(f"{file.name}\0".encode("utf-8", "surrogateescape") + _sampled(file))
     return digest.hexdigest()
 

@@ -323,7 +323,7 @@ def _onnx(data: Contents) -> Iterator[tuple[str, Stored]]:
     dtype, name, place = "", "", (0, 0)
     for number, wire, first, last in _fields(data, 0, len(data)):
         if number == 1:
-            shape += [first] if wire == _VARINT else [value for value, _ in _varints(data, first, last)]
+            shape += [first] if wire == _VARINT else _varints(data, first, last)
         elif number == 2 and wire == _VARINT:
             dtype = _ONNX.get(first, "")
         elif number == 8 and wire == _BYTES:
@@ -381,10 +381,8 @@ def _mindspore_value(data: Contents, start: int, end: int) -> tuple[str, tuple[s
             shape: list[int] = []
             dtype, begin, stop = "", first, first
             for inner, kind, one, two in _fields(data, first, last):
-                if inner == 1 and kind == _VARINT:
-                    shape.append(one)
-                elif inner == 1:
-                    shape += [value for value, _ in _varints(data, one, two)]
+                if inner == 1:
+                    shape += [one] if kind == _VARINT else _varints(data, one, two)
                 elif inner == 2 and kind == _BYTES:
                     word = _short_text(data, one, two).lower()
                     dtype = SYNONYMS.get(word, word)
@@ -431,7 +429,7 @@ def _varint(data: Contents, at: int, end: int) -> tuple[int, int]:
     raise DamagedTensor("is cut off, or no checkpoint of MindSpore")
 
 
-def _varints(data: Contents, at: int, end: int) -> Iterator[tuple[int, int]]:
+def _varints(data: Contents, at: int, end: int) -> Iterator[int]:
     while at < end:
         value, at = _varint(data, at, end)
-        yield value, at
+        yield value
