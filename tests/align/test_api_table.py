@@ -11,7 +11,7 @@ import torch
 
 from twinprobe._align.calls import Head
 from twinprobe._align.mapping import torch_signatures
-from twinprobe._align.mapping.api_names import SignatureMap, built_in_apis, family, signature, torch_name
+from twinprobe._align.mapping.api_names import SignatureMap, _tables, family, signature, torch_name
 
 # Overloads whose documentation does not spell out the arguments.
 UNDOCUMENTED = {"Torch.index_fill", "Torch.masked_fill"}
@@ -25,7 +25,7 @@ def homes() -> dict[str, Any]:
 
 def test_every_pytorch_name_exists() -> None:
     known = homes()
-    names = [name.partition(".") for name in built_in_apis().values()]
+    names = [name.partition(".") for name in _tables().renamed.values()]
     assert [f"{home}.{name}" for home, _, name in names if home in known and not hasattr(known[home], name)] == []
 
 
@@ -48,7 +48,7 @@ def test_every_argument_is_documented() -> None:
 
 
 def test_the_table_is_large_and_each_api_occurs_once_per_side() -> None:
-    table = built_in_apis()
+    table = _tables().renamed
     assert len(table) > 600
     assert {name.partition(".")[0] for name in table} == {"Functional", "Tensor", "Distributed", "Primitive"}
 

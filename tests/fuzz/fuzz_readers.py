@@ -114,7 +114,7 @@ def _compare_json(path: Path) -> None:
 def _topology(path: Path) -> None:
     from twinprobe._runs.llm.tree import read_topology
 
-    assert [node.folder for node in read_topology(path).tree.walk()]
+    assert [node.folder for node in read_topology(path)[0].walk()]
 
 
 def _model_tree(path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import os
-from twinprobe._graph.golden_beside import Spool
+from twinprobe._graph.golden_process import Spool
 spool, done = Spool(), Spool()
 if os.fork() == 0:
     spool.receives(); done.sends()

@@ -12,7 +12,7 @@ import pytest
 # As measured. They only ever go down: a change that shortens a walk lowers its numbers here.
 MOST = {
     # Every folder with a page gets an index (30 files, 332 functions, 39 changes before).
-    "compare": {"files": 31, "functions": 336, "changes": 42},
+    "compare": {"files": 31, "functions": 332, "changes": 40},
     "record": {"files": 25, "functions": 249, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     # It asks for weights in another order, and the aligner has a rule more.

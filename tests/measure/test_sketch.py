@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from twinprobe._measure import engine as engines
 from twinprobe._measure.elements import FLOAT64, numbers
 from twinprobe._measure.loops.sums import Engine
-from twinprobe._measure.sketch import best_factor, block_length, combined, estimate, measured, parallel, sketch
+from twinprobe._measure.sketch import block_length, combined, estimate, measured, sketch
 from twinprobe._measure.statistics import statistics
 from twinprobe._runs.dtypes import STORAGE
 from twinprobe._runs.sketches import LOCAL, PARTIAL, ROW
@@ -261,31 +261,6 @@ def test_what_cannot_be_compared_is_said_so() -> None:
         found = estimate(other, row)
         assert not found.comparable[0]
         assert np.isnan([found.relative[0], found.lower[0], found.upper[0], found.worst[0]]).all()
-
-
-def test_a_factor_is_named_and_noise_is_none() -> None:
-    values = np.random.default_rng(6).normal(size=5000).astype(np.float32)
-    noise = np.random.default_rng(7).normal(size=5000).astype(np.float32)
-    rows = [sketch(host(one)) for one in (bfloat16_as_float(values * 1.4), noise)]
-    factor, rest = best_factor(np.concatenate(rows), np.concatenate([sketch(host(values))] * 2))
-    assert factor[0] == pytest.approx(1.4, rel=2e-3)
-    assert rest[0] < 0.01
-    assert rest[1] > 0.8
-
-
-def bfloat16_as_float(values: Array) -> Array:
-    return (values.astype(np.float32).view(np.uint32) + 0x8000 & 0xFFFF0000).view(np.float32)
-
-
-def test_the_tensor_that_was_not_added_is_found() -> None:
-    rng = np.random.default_rng(8)
-    tensors = [rng.normal(size=4000).astype(np.float32) for _ in range(20)]
-    golden, target = sketch(host(tensors[0] + 0.5 * tensors[7])), sketch(host(tensors[0]))
-    recorded = np.concatenate([sketch(host(one)) for one in tensors])
-    cosines = parallel(target["sums"][0] - golden["sums"][0], recorded["sums"])
-    assert cosines.shape == (20,)
-    assert np.abs(cosines)[7] > 0.999
-    assert np.abs(np.delete(cosines, 7)).max() < 0.64
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_side_files_that_cannot_be_used_are_a_note(tmp_path: Path, text: str) ->
     (tmp_path / "stack.json").write_text(text)
     (tmp_path / "construct.json").write_text(text)
     run = open_run(path)
-    assert not run.stacks
+    assert not run.stacks.of_op
     assert not run.parents
     assert [note.partition(":")[0] for note in run.notes] == [
         str(tmp_path / "stack.json"),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from twinprobe._scale.engine import spread
+from twinprobe._scale.engine import EngineOptions, spread
 from twinprobe.errors import BadInput
 
 
@@ -22,7 +22,7 @@ def whoami(_: int) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_item_gives_its_result_or_its_error(workers: int) -> None:
-    found = dict(spread(square, range(7), workers=workers))
+    found = dict(spread(square, range(7), options=EngineOptions(workers=workers)))
     assert sorted(found) == list(range(7))
     error = found.pop(3)
     assert isinstance(error, BadInput)
@@ -31,9 +31,9 @@ def test_every_item_gives_its_result_or_its_error(workers: int) -> None:
 
 
 def test_several_workers_are_other_processes() -> None:
-    assert os.getpid() not in dict(spread(whoami, range(4), workers=2)).values()
-    assert set(dict(spread(whoami, range(4), workers=1)).values()) == {os.getpid()}
+    assert os.getpid() not in dict(spread(whoami, range(4), options=EngineOptions(workers=2))).values()
+    assert set(dict(spread(whoami, range(4), options=EngineOptions(workers=1))).values()) == {os.getpid()}
 
 
 def test_nothing_to_do_is_nothing_done() -> None:
-    assert list(spread(square, [], workers=2)) == []
+    assert list(spread(square, [], options=EngineOptions(workers=2))) == []

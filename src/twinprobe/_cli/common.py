@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from twinprobe._runs.whole_files import place, remote
 from twinprobe._scale.engine import ENGINES
@@ -36,22 +37,17 @@ def local_path(text: str) -> Path:
     return found
 
 
-def formats(text: str) -> tuple[str, ...]:
+def formats(text: str, known: tuple[str, ...] = FORMATS) -> tuple[str, ...]:
     """A comma list of result formats."""
-    return _chosen(text, FORMATS)
-
-
-def formats_or_dataset(text: str) -> tuple[str, ...]:
-    """A comma list of result formats; ``dataset`` is all ranks in one, cut by step and rank."""
-    return _chosen(text, (*FORMATS, "dataset"))
-
-
-def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     wrong = [name for name in names if name not in known]
     if wrong or not names:
         raise argparse.ArgumentTypeError(f"{', '.join(wrong) or 'nothing'}: choose from {', '.join(known)}")
     return tuple(dict.fromkeys(names))
+
+
+# With all ranks in one, cut by step and rank.
+formats_or_dataset = partial(formats, known=(*FORMATS, "dataset"))
 
 
 def numbers(text: str) -> frozenset[int]:
@@ -91,8 +87,6 @@ def add_pair_arguments(add: Callable[..., object]) -> None:
 
 def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
     """The rule for equal names; BadInput where options contradict each other."""
-    from twinprobe.errors import BadInput
-
     instead = {
         "-fm": args.fuzzy_match,
         "--alignment": args.alignment is not None,
@@ -106,8 +100,7 @@ def pair_rule(args: argparse.Namespace) -> Literal["place", "numbers"]:
         raise BadInput(f"-fm contradicts {asked[1]}", hint=f"leave out -fm or {asked[1]}")
     if args.layer_mapping is True:
         return "numbers"
-    rule: Literal["place", "numbers"] = args.pair or args.usual_pair
-    return rule
+    return cast('Literal["place", "numbers"]', args.pair or args.usual_pair)
 
 
 # Where a command's work runs: the same arguments for every command.

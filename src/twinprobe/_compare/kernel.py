@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from twinprobe._report.tables import (
     float_texts,
     metric_columns,
     side_columns,
+    statistic_columns,
     write_reports,
 )
 from twinprobe._runs.kernel_dump import (
@@ -315,8 +316,8 @@ def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judge
     import polars as pl
 
     pairs = evidence.pairs
-    columns = side_columns(pairs)
-    columns |= _statistics(pairs)
+    # As they have always been shown: a statistic that was not computed (null) stands as 0.
+    columns = side_columns(pairs) | statistic_columns(pairs, {NULL: "0", "None": NOT_APPLICABLE})
     messages = pl.Series(judged.messages, dtype=pl.String)
     if evidence.metrics is not None:
         columns |= {"Accuracy Reached or Not": _accuracy_of_tensors(pairs, evidence.metrics), "Err_message": messages}
@@ -332,17 +333,6 @@ def kernel_table(target: KernelRun, golden: KernelRun, evidence: Evidence, judge
     return pl.DataFrame(columns)
 
 
-def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
-    """The recorded statistics as they have always been shown; one that was not computed (null) stands as 0."""
-    columns = {}
-    for side, who in SIDES:
-        for stat in STATS:
-            title = f"{who} l2norm" if stat == "norm" else f"{who} {stat}"
-            texts = pairs[f"{side}_{stat}_text"].replace({NULL: "0", "None": NOT_APPLICABLE})
-            columns[title] = texts.fill_null(float_texts(pairs[f"{side}_{stat}"])).fill_null(NOT_APPLICABLE)
-    return columns
-
-
 def _numbers(pairs: pl.DataFrame, side: str, stat: str) -> NDArray[Any]:
     """A statistic as a number, NaN where there is none but for null, which counts as 0 in these columns."""
     numbers: NDArray[Any] = pairs[f"{side}_{stat}"].fill_null(np.nan).to_numpy().copy()
@@ -353,8 +343,7 @@ def _numbers(pairs: pl.DataFrame, side: str, stat: str) -> NDArray[Any]:
 def _comparable(pairs: pl.DataFrame) -> NDArray[Any]:
     """Rows with both sides, of one shape."""
     both = pairs["t_row"].is_not_null() & pairs["g_row"].is_not_null()
-    comparable: NDArray[Any] = (both & (pairs["t_shape"] == pairs["g_shape"]).fill_null(value=True)).to_numpy()
-    return comparable
+    return cast("NDArray[Any]", (both & (pairs["t_shape"] == pairs["g_shape"]).fill_null(value=True)).to_numpy())
 
 
 def _differences(pairs: pl.DataFrame) -> dict[str, pl.Series]:

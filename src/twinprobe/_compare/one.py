@@ -35,7 +35,7 @@ from twinprobe._runs.run import (
 from twinprobe._runs.sketches import SUFFIX
 from twinprobe._runs.tensors.tensor_files import Loader, named_size, tensor_loaders
 from twinprobe._runs.whole_files import remote
-from twinprobe._scale.process import Beside, can_fork
+from twinprobe._scale.process import ForkedFile, can_fork
 from twinprobe.errors import BadInput, NothingRecorded, NothingToCompare, TwinProbeError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def open_both(target: Path, golden: Path) -> tuple[Run, Run]:
         return runs[0], runs[1]
     if not worth_two(target, golden):
         return _open_first(target, golden), open_run(golden)
-    with Beside(lambda file: hand_over(open_run(golden), file)) as other:
+    with ForkedFile(lambda file: hand_over(open_run(golden), file)) as other:
         first = open_run(target)
         read = other.result()
         return first, take_over(read) if read else open_run(golden)

@@ -226,15 +226,11 @@ def arranged(request: Request, jobs: list[Job], kind: str) -> Iterator[tuple[lis
         many = ranks > FEW_RANKS or DATASET in request.formats
         formats = tuple(name for name in request.formats if name != DATASET) or (() if many else ("xlsx",))
         dataset = dataset_folder(request.output, stamp) if many else None
-        size = request.options.slice_of(len(jobs))
+        given: dict[str, Any] = {"formats": formats, "dataset": dataset, "session": session}
+        if session is not None:  # only the work of an engine is cut into slices
+            given["slice_bytes"] = request.options.slice_of(len(jobs))
         stamped = replace(request, timestamp=stamp)
-        yield (
-            [
-                replace(job, request=stamped, formats=formats, dataset=dataset, session=session, slice_bytes=size)
-                for job in jobs
-            ],
-            notes,
-        )
+        yield [replace(job, request=stamped, **given) for job in jobs], notes
 
 
 def is_large(request: Request, jobs: Sequence[object]) -> bool:

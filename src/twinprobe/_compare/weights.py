@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, islice
 from math import isclose, prod
 
 import numpy as np
@@ -45,7 +45,7 @@ _NEAR = 24  # tensors of one layer that are tried together
 
 
 @dataclass(frozen=True, slots=True)
-class Print:
+class Fingerprint:
     """What a tensor holds, whatever its layout."""
 
     total: float
@@ -53,7 +53,7 @@ class Print:
     highest: float
     lowest: float
 
-    def is_like(self, other: Print, tolerance: float) -> bool:
+    def is_like(self, other: Fingerprint, tolerance: float) -> bool:
         """Whether the two may be one tensor in two layouts or dtypes."""
         size = max(abs(self.highest), abs(self.lowest), 1e-30)
         same = (isclose(one, two, rel_tol=tolerance, abs_tol=tolerance * size)
@@ -61,7 +61,7 @@ class Print:
         return all(same) and isclose(self.squares, other.squares, rel_tol=2 * tolerance, abs_tol=1e-30)
 
 
-class Side:
+class Checkpoint:
     """The tensors of one checkpoint."""
 
     def __init__(self, run: Run) -> None:
@@ -70,7 +70,7 @@ class Side:
         self.dtypes: list[str] = run.table["dtype"].to_list()
         self.shapes: list[Shape] = [dims(text) or () for text in run.table["shape"].to_list()]
         self._files: list[str] = run.table["file"].to_list()
-        self._prints: dict[int, Print | None] = {}
+        self._fingerprints: dict[int, Fingerprint | None] = {}
 
     @cached_property
     def plain(self) -> list[str]:
@@ -85,22 +85,22 @@ class Side:
             return None
         return None if found.dtype.startswith("complex") else found
 
-    def print_of(self, row: int) -> Print | None:
+    def fingerprint(self, row: int) -> Fingerprint | None:
         """What a tensor holds, strip by strip; read once. None where that says nothing: NaN, infinity, no elements."""
-        if row not in self._prints:
+        if row not in self._fingerprints:
             tensor = self.tensor(row)
             parts = [] if tensor is None else [_numbers(tensor, at, at + _STRIP) for at in
                                               range(0, tensor.data.size, _STRIP)]  # fmt: skip
             found = [(part.sum(), np.square(part).sum(), part.max(), part.min()) for part in parts]
             total, squares, highest, lowest = zip(*found, strict=True) if found else ((), (np.nan,), (), ())
-            self._prints[row] = (
-                Print(float(sum(total)), float(sum(squares)), float(max(highest)), float(min(lowest)))
+            self._fingerprints[row] = (
+                Fingerprint(float(sum(total)), float(sum(squares)), float(max(highest)), float(min(lowest)))
                 if np.isfinite(sum(squares))
                 else None
             )
-        return self._prints[row]
+        return self._fingerprints[row]
 
-    def tolerance(self, row: int, other: Side, other_row: int) -> float:
+    def tolerance(self, row: int, other: Checkpoint, other_row: int) -> float:
         """How far rounding to the coarser of two dtypes may move a number."""
         coarse = max(EPSILON.get(_dtype(self.dtypes[row]), 0.0), EPSILON.get(_dtype(other.dtypes[other_row]), 0.0))
         return max(4 * coarse, 1e-6)
@@ -108,8 +108,8 @@ class Side:
 
 def match_weights(target: Run, golden: Run) -> Pairs:
     """Pair the tensors of two checkpoints and note which are renamed, fused, transposed, exchanged or cast."""
-    sides = Side(target), Side(golden)
-    found = _Found(sides)
+    sides = Checkpoint(target), Checkpoint(golden)
+    found = _Pairing(sides)
     found.sharded()
     found.by_names()
     found.fused()
@@ -128,10 +128,10 @@ def match_weights(target: Run, golden: Run) -> Pairs:
     return pairs
 
 
-class _Found:
+class _Pairing:
     """What is paired so far."""
 
-    def __init__(self, sides: tuple[Side, Side]) -> None:
+    def __init__(self, sides: tuple[Checkpoint, Checkpoint]) -> None:
         self.target, self.golden = sides
         self.partner: dict[int, int] = {}
         self.back: dict[int, int] = {}
@@ -142,6 +142,11 @@ class _Found:
 
     def link(self, row: int, other: int, rule: str) -> None:
         self.partner[row], self.back[other], self.rule[row] = other, row, rule
+
+    def _group(self, target: tuple[int, ...], golden: tuple[int, ...]) -> None:
+        self.groups.append((target, golden))
+        self._grouped[0].update(target)
+        self._grouped[1].update(golden)
 
     def free(self) -> tuple[list[int], list[int]]:
         """The rows of either side that have no partner."""
@@ -168,10 +173,7 @@ class _Found:
                     self.link(*((rows[0], other) if side == 0 else (other, rows[0])), SHARDED)
                     self._grouped[side].update(rows[1:])
                 elif _adds_up([shards.shapes[row] for row in rows], whole.shapes[other]):
-                    mine, theirs = (tuple(rows), (other,)) if side == 0 else ((other,), tuple(rows))
-                    self.groups.append((mine, theirs))
-                    self._grouped[0].update(mine)
-                    self._grouped[1].update(theirs)
+                    self._group(*((tuple(rows), (other,)) if side == 0 else ((other,), tuple(rows))))
 
     def by_names(self) -> None:
         """Equal names, then names without wrappers, then without what stands in front on one side."""
@@ -180,12 +182,12 @@ class _Found:
             behind = [[_behind(name, cut) for name in side.plain] for side in (self.target, self.golden)]
             forms += [(BY_PLAIN_NAME, behind[0], self.golden.plain), (BY_PLAIN_NAME, self.target.plain, behind[1]),
                       (BY_PLAIN_NAME, behind[0], behind[1])]  # fmt: skip
-        for rule, mine, theirs in forms:
+        for rule, target_names, golden_names in forms:
             free, others = self.free()
-            known = _unique(others, theirs)
-            for name, row in _unique(free, mine).items():
+            known = _unique(others, golden_names)
+            for name, row in _unique(free, target_names).items():
                 other = known.get(name)
-                if other is not None and _fits(self.target.shapes[row], self.golden.shapes[other]):
+                if other is not None and _sizes(self.target.shapes[row]) == _sizes(self.golden.shapes[other]):
                     self.link(row, other, rule)
 
     def by_content(self) -> None:
@@ -195,20 +197,10 @@ class _Found:
         for other in others:
             by_size[_sizes(self.golden.shapes[other])].append(other)
         for row in free:
-            like = self._like(row, [one for one in by_size[_sizes(self.target.shapes[row])] if one not in self.back])
-            if like:
-                self.link(row, like[0], BY_CONTENT)
-
-    def _like(self, row: int, candidates: Sequence[int]) -> list[int]:
-        mine = self.target.print_of(row) if len(candidates) <= _FEW else None
-        if mine is None:
-            return []
-        like = []
-        for other in candidates:
-            theirs = self.golden.print_of(other)
-            if theirs is not None and mine.is_like(theirs, self.target.tolerance(row, self.golden, other)):
-                like.append(other)
-        return like
+            candidates = [one for one in by_size[_sizes(self.target.shapes[row])] if one not in self.back]
+            alike = (other for other in candidates if self._holds(row, other)) if len(candidates) <= _FEW else ()
+            for other in islice(alike, 1):
+                self.link(row, other, BY_CONTENT)
 
     def fused(self) -> None:
         """One tensor against several of the other side, in the same layer, that make it up."""
@@ -223,12 +215,9 @@ class _Found:
                 near = [part for part in families.get(numbers_of_name, ()) if part not in self._grouped[other]]
                 group = next(self._made_of(whole, row, parts, near), None) or self._named(whole, row, parts, near)
                 if group is not None:
-                    mine, theirs = ((row,), group) if side == 0 else (group, (row,))
-                    self.groups.append((mine, theirs))
-                    self._grouped[0].update(mine)
-                    self._grouped[1].update(theirs)
+                    self._group(*(((row,), group) if side == 0 else (group, (row,))))
 
-    def _made_of(self, whole: Side, row: int, parts: Side, near: list[int]) -> Iterator[tuple[int, ...]]:
+    def _made_of(self, whole: Checkpoint, row: int, parts: Checkpoint, near: list[int]) -> Iterator[tuple[int, ...]]:
         """Groups of these that make up a tensor: their sizes add up, and so do their squares."""
         if len(near) > _NEAR:
             return
@@ -237,17 +226,17 @@ class _Found:
             for group in combinations(near, count):
                 if not _adds_up([parts.shapes[one] for one in group], shape):
                     continue
-                mine = whole.print_of(row)
-                prints = [one for part in group if (one := parts.print_of(part)) is not None]
-                if mine is None or len(prints) < count:
+                held = whole.fingerprint(row)
+                inner = [one for part in group if (one := parts.fingerprint(part)) is not None]
+                if held is None or len(inner) < count:
                     continue
-                tolerance = whole.tolerance(row, parts, group[0])
-                squares = sum(one.squares for one in prints)
-                highest, lowest = max(one.highest for one in prints), min(one.lowest for one in prints)
-                if mine.is_like(Print(mine.total, squares, highest, lowest), tolerance):
+                squares = sum(one.squares for one in inner)
+                highest, lowest = max(one.highest for one in inner), min(one.lowest for one in inner)
+                together = Fingerprint(held.total, squares, highest, lowest)
+                if held.is_like(together, whole.tolerance(row, parts, group[0])):
                     yield group
 
-    def _named(self, whole: Side, row: int, parts: Side, near: list[int]) -> tuple[int, ...] | None:
+    def _named(self, whole: Checkpoint, row: int, parts: Checkpoint, near: list[int]) -> tuple[int, ...] | None:
         """The parts by their usual names, where what they hold differs."""
         if not any(word in whole.plain[row].lower() for word in _FUSED_NAMES):
             return None
@@ -264,22 +253,21 @@ class _Found:
     def is_transposed(self, row: int) -> bool:
         """Whether the target's tensor is the golden one with its two axes exchanged."""
         other = self.partner[row]
-        shape, theirs = self.target.shapes[row], self.golden.shapes[other]
-        if len(shape) != 2 or shape[::-1] != theirs:
+        shape, golden_shape = self.target.shapes[row], self.golden.shapes[other]
+        if len(shape) != 2 or shape[::-1] != golden_shape:
             return False
-        if shape != theirs:
+        if shape != golden_shape:
             return True
         one, two = self.target.tensor(row), self.golden.tensor(other)
         if one is None or two is None or one.shape != shape or two.shape != shape:
             return False
-        mine, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
+        target, golden = (tensor.data[:].reshape(shape) for tensor in (one, two))
 
         def close(rows: int, *, turned: bool) -> bool:
-            left = mine[:, :rows].T if turned else mine[:rows]
+            left = target[:, :rows].T if turned else target[:rows]
             first, second = (numbers(tensor.dtype, np.ascontiguousarray(part).reshape(-1), FLOAT64)
                              for tensor, part in ((one, left), (two, golden[:rows])))  # fmt: skip
-            size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
-            return bool(np.allclose(first, second, rtol=0, atol=size * self.target.tolerance(row, self.golden, other)))
+            return self._close(first, second, row, other)
 
         # A few rows tell in nearly all cases.
         return not close(_ROWS, turned=False) and close(_ROWS, turned=True) and close(shape[0], turned=True)
@@ -303,17 +291,20 @@ class _Found:
         if one is None or two is None:
             return True
         first, second = _numbers(one, 0, _SAMPLE), _numbers(two, 0, _SAMPLE)
+        return first.shape == second.shape and self._close(first, second, row, other)
+
+    def _close(self, first: NDArray[np.float64], second: NDArray[np.float64], row: int, other: int) -> bool:
         size = max(float(np.abs(second).max(initial=0.0)), 1e-30)
         atol = size * self.target.tolerance(row, self.golden, other)
-        return first.shape == second.shape and bool(np.allclose(first, second, rtol=0, atol=atol, equal_nan=True))
+        return bool(np.allclose(first, second, rtol=0, atol=atol, equal_nan=True))
 
     def _holds(self, row: int, other: int) -> bool:
-        mine, theirs = self.target.print_of(row), self.golden.print_of(other)
-        return bool(mine and theirs and mine.is_like(theirs, self.target.tolerance(row, self.golden, other)))
+        target, golden = self.target.fingerprint(row), self.golden.fingerprint(other)
+        return bool(target and golden and target.is_like(golden, self.target.tolerance(row, self.golden, other)))
 
     def pairs(self) -> Pairs:
         """The rows side by side, groups in the place of their first row."""
-        grouped = {mine[0]: (mine, theirs) for mine, theirs in self.groups}
+        grouped = {target[0]: (target, golden) for target, golden in self.groups}
         rows: list[tuple[int, int, str]] = []
         groups = {}
         for row in range(len(self.target.names)):
@@ -329,13 +320,13 @@ class _Found:
         return Pairs(np.array(target, np.int32), np.array(golden, np.int32), list(rules), [], groups)
 
 
-def _notes(found: _Found, transposed: list[int], swapped: list[tuple[int, int]]) -> list[str]:
+def _notes(found: _Pairing, transposed: list[int], swapped: list[tuple[int, int]]) -> list[str]:
     target, golden = found.target, found.golden
     notes = []
     renamed = [f"{target.names[row]} is {golden.names[found.partner[row]]}"
                for row, rule in found.rule.items() if rule == BY_CONTENT]  # fmt: skip
-    fused = [" + ".join(target.names[row] for row in mine) + " is " + " + ".join(golden.names[row] for row in theirs)
-             for mine, theirs in found.groups]  # fmt: skip
+    fused = [" + ".join(target.names[row] for row in rows) + " is " + " + ".join(golden.names[row] for row in others)
+             for rows, others in found.groups]  # fmt: skip
     casts: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row, other in found.partner.items():
         kinds = _dtype(golden.dtypes[other]), _dtype(target.dtypes[row])
@@ -388,10 +379,6 @@ def _dtype(name: str) -> str:
 
 def _sizes(shape: Shape) -> Shape:
     return tuple(sorted(size for size in shape if size != 1))
-
-
-def _fits(one: Shape, two: Shape) -> bool:
-    return _sizes(one) == _sizes(two)
 
 
 def _adds_up(shapes: list[Shape], whole: Shape) -> bool:

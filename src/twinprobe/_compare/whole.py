@@ -27,7 +27,7 @@ _LABELS = {DUMP: "whole", OPTIMIZER_FILE: "optimizer"}
 
 
 @dataclass(frozen=True)
-class Side:
+class StepRanks:
     """The ranks of one run at one step: their folders by number. One that stands alone has the number 0."""
 
     root: Path
@@ -45,11 +45,11 @@ class Side:
         return found
 
 
-def sides_of(root: Path, request: Request) -> dict[tuple[str, int], Side]:
+def sides_of(root: Path, request: Request) -> dict[tuple[str, int], StepRanks]:
     """The ranks of a run by graph mode and step; those of a file have neither."""
     if root.is_file() or any((root / name).is_file() for name in RUN_FILES):
         folder = root.parent if root.is_file() else root
-        return {("", -1): Side(folder, ((0, folder),), 1)}
+        return {("", -1): StepRanks(folder, ((0, folder),), 1)}
     folders = run_folders(root)
     if request.steps is not None:
         folders = [folder for folder in folders if folder.key.step in request.steps]
@@ -57,14 +57,14 @@ def sides_of(root: Path, request: Request) -> dict[tuple[str, int], Side]:
     return {key: _side(list(group)) for key, group in keyed}
 
 
-def _side(folders: list[RunFolder]) -> Side:
+def _side(folders: list[RunFolder]) -> StepRanks:
     if len(folders) == 1 and (folders[0].key.rank < 0 or folders[0].by_process):
-        return Side(folders[0].path, ((0, folders[0].path),), 1)
+        return StepRanks(folders[0].path, ((0, folders[0].path),), 1)
     if folders[0].by_process:
         raise BadInput("holds processes without ranks, which cannot be put together", where=folders[0].path.parent)
     world = max((recorded_world(folder.path / LAYOUT_FILE) for folder in folders), default=0)
     found = tuple((max(folder.key.rank, 0), folder.path) for folder in folders)
-    return Side(folders[0].path.parent, found, max(world, *(rank + 1 for rank, _ in found)))
+    return StepRanks(folders[0].path.parent, found, max(world, *(rank + 1 for rank, _ in found)))
 
 
 def puts_together(request: Request) -> bool:
@@ -84,12 +84,12 @@ def puts_together(request: Request) -> bool:
     return False
 
 
-def _is_whole(side: Side) -> bool:
+def _is_whole(side: StepRanks) -> bool:
     """Whether this is a run of one process: one that is no rank of several."""
     return side.world == 1 and (not side.folders[0][1].name.startswith("rank0") or _is_known(side))
 
 
-def _is_known(side: Side) -> bool:
+def _is_known(side: StepRanks) -> bool:
     return any((folder / LAYOUT_FILE).is_file() for _, folder in side.folders)
 
 
@@ -137,7 +137,9 @@ def compare_whole(job: Job, options: Options) -> Comparison:
     return with_findings(comparison, notes, lost)
 
 
-def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> tuple[list[Run], list[str], list[str]]:
+def open_wholes(
+    sides: tuple[StepRanks, StepRanks], name: str, texts: tuple[str, ...]
+) -> tuple[list[Run], list[str], list[str]]:
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
@@ -195,7 +197,7 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _layouts(texts: tuple[str, ...], sides: tuple[Side, Side]) -> tuple[list[Layout], list[str]]:
+def _layouts(texts: tuple[str, ...], sides: tuple[StepRanks, StepRanks]) -> tuple[list[Layout], list[str]]:
     """The layout of each side, and what is said of them. Where it is not given, the dumps of all ranks tell."""
     many = [at for at, side in enumerate(sides) if side.world > 1]
     if len(texts) == 1 and len(many) == 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 from twinprobe._align.folders import pair_folders
 from twinprobe._compare.request import Request
-from twinprobe._compare.whole import Side, plan_whole
+from twinprobe._compare.whole import StepRanks, plan_whole
 from twinprobe._layout.layout import Layout, Layouts
 from twinprobe._runs.run import DUMP, PART, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.whole_files import open_file, place, remote
@@ -117,7 +117,7 @@ class Place:
     label: str
     ranks: tuple[dict[int, Path], dict[int, Path]] | None = None
     """Where the ranks of a parallel layout are merged: their folders on both sides; ``rank`` is the replica then."""
-    sides: tuple[Side, Side] | None = None
+    sides: tuple[StepRanks, StepRanks] | None = None
     """Where ranks are put together as ``compare`` does it: those of both runs at one step."""
 
 

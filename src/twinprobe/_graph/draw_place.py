@@ -14,7 +14,7 @@ from twinprobe._compare.request import mapping_mark, once_in_folder
 from twinprobe._compare.whole import open_wholes, with_findings
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
-from twinprobe._graph.golden_beside import GoldenBeside
+from twinprobe._graph.golden_process import GoldenProcess
 from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
 from twinprobe._graph.values import DB, VIS
 from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
@@ -177,12 +177,12 @@ def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | N
     check_dump(place.golden)
     if not worth_two(place.target, place.golden):
         return None
-    with GoldenBeside(place.golden, part, place.step, place.rank, overflow_check=request.overflow_check) as beside:
-        picture = _draw(place, request, beside)
-        return picture if beside.write(picture) else None
+    with GoldenProcess(place.golden, part, place.step, place.rank, overflow_check=request.overflow_check) as worker:
+        picture = _draw(place, request, worker)
+        return picture if worker.write(picture) else None
 
 
-def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> Picture:
+def _draw(place: Place, request: GraphRequest, worker: GoldenProcess | None) -> Picture:
     with unchanged(*_run_files(place)):
         if place.sides is not None:
             whole, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
@@ -192,7 +192,7 @@ def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> P
                 overflow_check=request.overflow_check, thresholds=request.thresholds,
                 finish=partial(with_findings, notes=notes, lost=lost),
             )  # fmt: skip
-        runs = open_runs(place, request, beside)
+        runs = open_runs(place, request, worker)
         mapping = replace(request.mapping, label=place.label)
         if place.ranks is not None and mapping.layer is None:
             mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
@@ -203,19 +203,19 @@ def _draw(place: Place, request: GraphRequest, beside: GoldenBeside | None) -> P
         same_ancestors = request.same_ancestors and place.ranks is None
         return draw_pair(
             runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors,
-            overflow_check=request.overflow_check, thresholds=request.thresholds, beside=beside,
+            overflow_check=request.overflow_check, thresholds=request.thresholds, worker=worker,
         )  # fmt: skip
 
 
-def open_runs(place: Place, request: GraphRequest, beside: GoldenBeside | None = None) -> list[Run] | list[Merged]:
+def open_runs(place: Place, request: GraphRequest, worker: GoldenProcess | None = None) -> list[Run] | list[Merged]:
     """The run or the two runs of a place, the ranks of a layout merged."""
     if place.ranks is None:
         if place.golden is None:
             return [open_dump(place.target)]
-        if beside is not None:
+        if worker is not None:
             target = nested(open_run(place.target))
             # What the other process hands over is nested, or it would not have handed it over.
-            return [target, beside.run() or open_dump(place.golden)]
+            return [target, worker.run() or open_dump(place.golden)]
         check_dump(place.target)
         check_dump(place.golden)
         return [nested(run) for run in open_both(place.target, place.golden)]

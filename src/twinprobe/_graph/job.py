@@ -15,7 +15,7 @@ from twinprobe._graph.draw_place import DB_FILE, MERGED_DUMP, Drawn, GraphReques
 from twinprobe._graph.vis_files import GraphDb, add_rank_links
 from twinprobe._judge.origin import Summary
 from twinprobe._layout.merge import Merged, write_merged
-from twinprobe._report.files import Staging, prepare_folder, workshop
+from twinprobe._report.files import Staging, prepare_folder, scratch_folder
 from twinprobe._runs.remote.contents import local_copy
 from twinprobe._runs.whole_files import temporary_name
 from twinprobe._scale.engine import spread
@@ -39,7 +39,9 @@ def run_request(request: GraphRequest, advance: Advance) -> Outcome:
     """Carry out a graph request; ``advance`` is told of progress."""
     if request.layouts[0] is not None:
         places, notes, lost = find_replicas(request.target, request.golden, request.layouts)
-    elif request.golden is not None and puts_together(asked := _as_compared(request, request.golden)):
+    elif request.golden is not None and puts_together(
+        asked := Request(request.target, request.golden, request.output, layouts=request.sizes)
+    ):
         places, notes, lost = find_wholes(asked)
     else:
         places, notes, lost = find_places(request.target, request.golden)
@@ -65,10 +67,6 @@ def run_request(request: GraphRequest, advance: Advance) -> Outcome:
         lost += piece.summary.lost if piece.summary is not None else []
     summaries = [piece.summary for piece in drawn if piece.summary is not None]
     return Outcome(files, summaries, list(dict.fromkeys(notes + empty)), lost + failures)
-
-
-def _as_compared(request: GraphRequest, golden: Path) -> Request:
-    return Request(request.target, golden, request.output, layouts=request.sizes)
 
 
 # The files, what was drawn, what could not be, and where nothing was recorded.
@@ -130,7 +128,7 @@ def _finish(db: GraphDb, drawn: list[Drawn], request: GraphRequest) -> None:
 def _write_vis(
     request: GraphRequest, places: list[Place], staging: Staging, session: Session | None, advance: Advance
 ) -> Written:
-    where, name = workshop(request.output), temporary_name("graph")
+    where, name = scratch_folder(request.output), temporary_name("graph")
     with TemporaryDirectory(dir=where, prefix=".twinprobe.", suffix=name) as folder:
         jobs = [Job(place, session or Path(folder, "part"), request) for place in places]
         drawn, failures, empty = _spread(jobs, advance)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,8 +110,7 @@ def _majority(t_op: NDArray[np.int32], g_op: NDArray[np.int32], t_count: int, g_
     in_order = np.argsort(counts, kind="stable")
     # Of several values for one place numpy keeps the last: the golden call with the most pairs.
     best[keys[in_order] // g_count] = keys[in_order] % g_count
-    found: list[int] = best.tolist()
-    return found
+    return cast("list[int]", best.tolist())
 
 
 def _module_above(tree: Tree, node: int) -> int:

@@ -98,7 +98,7 @@ class Picture:
         return side.texts(style, more)
 
 
-class Beside(Protocol):
+class GoldenWorker(Protocol):
     """Another process that works on the trusted run's half."""
 
     def side(self, run: Run) -> DrawnRun | None:
@@ -110,21 +110,21 @@ class Beside(Protocol):
 
 def draw_pair(
     target: Run | Merged, golden: Run | Merged, step: int, rank: int, *, match: Matcher, same_ancestors: bool,
-    overflow_check: bool, thresholds: Thresholds, beside: Beside | None = None,
+    overflow_check: bool, thresholds: Thresholds, worker: GoldenWorker | None = None,
     finish: Callable[[Comparison], Comparison] | None = None,
 ) -> Picture:  # fmt: skip
     """Two runs compared, by the same engine as every other report; ``finish`` adds what else is known."""
     left = drawn_run(TARGET, target, overflow_check=overflow_check)
-    drawn_beside = beside.side(golden) if beside is not None and isinstance(golden, Run) else None
-    right = drawn_beside or drawn_run(GOLDEN, golden, overflow_check=overflow_check)
+    drawn_there = worker.side(golden) if worker is not None and isinstance(golden, Run) else None
+    right = drawn_there or drawn_run(GOLDEN, golden, overflow_check=overflow_check)
 
     def linked(link: list[int]) -> None:
         left.link, right.link = link, [NONE] * len(right.tree)
         for node, partner in enumerate(link):
             if partner >= 0:
                 right.link[partner] = node
-        if beside is not None and drawn_beside is not None:
-            beside.linked(left, right)
+        if worker is not None and drawn_there is not None:
+            worker.linked(left, right)
 
     if isinstance(target, Merged) and isinstance(golden, Merged):
         match = ShapeFitter(match, target, golden)
@@ -133,7 +133,7 @@ def draw_pair(
     comparison = compare_runs(left.run, right.run, options)
     if finish is not None:
         comparison = finish(comparison)
-    if drawn_beside is not None:
+    if drawn_there is not None:
         right.run.table = right.run.table.clear()  # it is rendered over there: room for the rest
     for side, made in ((left, target), (right, golden)):
         _note_merging(side, made)  # once more: the other side's shapes have told what the shards are

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -118,8 +118,7 @@ def percents(shares: pl.Series) -> pl.Series:
     rows = np.empty(len(numbers), dtype=np.uint32)
     rows[cut] = np.arange(len(cut))
     rows[others] = np.arange(len(cut), len(numbers))
-    texts: pl.Series = pl.concat([spelled, _percents(pl.Series(numbers[others]))]).gather(rows)
-    return texts
+    return pl.concat([spelled, _percents(pl.Series(numbers[others]))]).gather(rows)
 
 
 def _percents(numbers: pl.Series) -> pl.Series:
@@ -127,8 +126,7 @@ def _percents(numbers: pl.Series) -> pl.Series:
     long = texts.str.contains(_LONG_PERCENT).fill_null(value=False)
     if long.any():
         texts = texts.scatter(long.arg_true(), [f"{number:.6f}" for number in numbers.filter(long).to_list()])
-    shown: pl.Series = texts + "%"
-    return shown
+    return cast("pl.Series", texts + "%")
 
 
 _TITLES = ("Max", "Min", "Mean", "Norm")

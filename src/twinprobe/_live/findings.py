@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -67,17 +68,13 @@ class AgreeingPairs:
     """So many findings, none of which differs. ``make`` makes them when somebody looks; it must hold no tensor."""
 
     def __init__(self, count: int, make: Callable[[], list[Finding]]) -> None:
-        self._count = count
-        self._make = make
-        self._made: list[Finding] | None = None
+        self._count, self._make = count, cache(make)
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Finding]:
-        if self._made is None:
-            self._made = self._make()
-        return iter(self._made)
+        return iter(self._make())
 
 
 Findings = list[Finding] | AgreeingPairs

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -195,8 +195,7 @@ def address_in(note: Note) -> int:
 def _hosted(row: Any, to_host: ToHost) -> HostTensor:
     if not isinstance(row.payload, HostTensor):
         row.payload = to_host(row.payload)
-    found: HostTensor = row.payload
-    return found
+    return cast("HostTensor", row.payload)
 
 
 @lru_cache(maxsize=256)

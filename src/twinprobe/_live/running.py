@@ -180,7 +180,7 @@ def run_model(
         )
         stack.enter_context(around() if around is not None else nullcontext())
         try:
-            outcome = adapter.run(model, call, _own_loss(side), backward=options.backward)
+            loss = adapter.run(model, call, _own_loss(side), backward=options.backward)
         except TwinProbeError:
             raise
         except Exception as error:
@@ -193,7 +193,7 @@ def run_model(
     if not run.ops:
         raise BadInput(f"the {side.role} model {side.title} gave no tensor: nothing to compare")
     problems = [f"the recorder met {cause} in the {side.role} model" for cause in engine.problems.counts]
-    return Pass(run, None if outcome.loss is None else adapter.to_host(outcome.loss), problems)
+    return Pass(run, None if loss is None else adapter.to_host(loss), problems)
 
 
 def mode_notes(base: Model, raw: Model, calls: Mapping[str, str]) -> list[str]:

@@ -473,41 +473,6 @@ def _quantiles() -> NDArray[np.float64]:
     return found
 
 
-def best_factor(target: Rows, golden: Rows) -> tuple[Floats, Floats]:
-    """The factor c for which c times golden is nearest to target, and what is left of the target's norm then.
-
-    A residual of 0 is a plain factor; unrelated tensors have about 1. NaN where there is nothing to compare.
-    """
-    t, g = target["sums"], golden["sums"]
-    with np.errstate(all="ignore"):
-        scale = np.abs(g).max(axis=1, keepdims=True)
-        reach = np.abs(t).max(axis=1, keepdims=True)
-        t, g = t / reach, g / scale
-        factor = (t * g).sum(axis=1) / (g * g).sum(axis=1)
-        rest = t - factor[:, None] * g
-        residual = np.sqrt((rest * rest).sum(axis=1) / (t * t).sum(axis=1))
-        factor = factor * (reach / scale)[:, 0]
-    fits = comparable(target, golden) & (golden["flags"] & INTEGER == 0)
-    return np.where(fits, factor, np.nan), np.where(fits, residual, np.nan)
-
-
-def parallel(difference: NDArray[Any], candidates: NDArray[Any]) -> Floats:
-    """The cosines between sums of differences (64, or n x 64) and those of recorded tensors (m x 64): m, or n x m.
-
-    Above 0.99 the difference is that tensor, up to a factor. Unrelated ones stay below 0.64.
-    """
-
-    def directions(sums: NDArray[Any]) -> NDArray[np.float64]:
-        reach = np.abs(sums).max(axis=-1, keepdims=True)
-        scaled = sums / np.where(reach > 0, reach, 1.0)
-        norm = np.sqrt((scaled * scaled).sum(axis=-1, keepdims=True))
-        found: NDArray[np.float64] = scaled / np.where(norm > 0, norm, 1.0)
-        return found
-
-    cosines: Floats = directions(np.asarray(difference)) @ directions(np.asarray(candidates)).T
-    return cosines
-
-
 def combined(rows: Rows) -> Rows:
     """The sketch of the whole from those of all its shards, or of its summands (Partial): an array of one row.
 

@@ -14,7 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from twinprobe._record.calls import NEVER_NAMES, words
-from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, mapped, slots_in
+from twinprobe._replay.recorded import ROOM, UNKNOWN, Call, CannotReplay, Slot, Word, leaves_in, mapped, slots_in
 
 # Operators are called by their methods; any other name that begins with an underscore is private.
 _OPERATORS = words(
@@ -81,11 +81,28 @@ class Bound(NamedTuple):
     kwargs: dict[str, Any]
 
 
+def with_slots(bound: Bound, arriving: list[Any], change: Callable[[Slot], Slot]) -> tuple[Bound, list[Any]]:
+    """The call and the gradients that arrive, with other tensors; one that is given twice stays one."""
+    changed: dict[int, Slot] = {}
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Slot) and id(value) not in changed:
+            changed[id(value)] = change(value)
+        return changed.get(id(value), value)
+
+    made = Bound(bound.function, mapped(bound.args, leaf), mapped(bound.kwargs, leaf))
+    return made, mapped(arriving, leaf)
+
+
 def bind(call: Call) -> list[Bound]:
     """The ways in which a recorded call can be made again, the likeliest first. CannotReplay where there is none."""
-    if any(slot is UNKNOWN for tree in (call.args, call.kwargs) for slot in _leaves(tree)):
-        _infer_dtype(call)
     op = call.op
+    if any(leaf is UNKNOWN for leaf in leaves_in((call.args, call.kwargs))):
+        # ``x.to(torch.float32)``: recorders leave the dtype out; it is that of the output.
+        out = next(slots_in(call.outputs), None)
+        if op.body not in ("to", "type") or out is None or call.args[1:] != [UNKNOWN]:
+            raise CannotReplay("an argument is of a type that recorders do not write down")
+        call.args[1] = Word("dtype", out.dtype)
     framework = call.run.framework.lower()
     if op.is_module or op.cls:
         ways = list(_MODULES[op.cls](call)) if op.cls in _MODULES else []
@@ -107,22 +124,6 @@ def bind(call: Call) -> list[Bound]:
     if op.body == "__getitem__" and len(args) == 2 and isinstance(args[1], list):
         ways.insert(0, Bound(function, [args[0], tuple(args[1])], kwargs))  # x[a, b] and x[[a, b]] are recorded alike
     return ways
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, dict | list):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _leaves(item)
-    else:
-        yield tree
-
-
-def _infer_dtype(call: Call) -> None:
-    """``x.to(torch.float32)``: recorders leave the dtype out; it is that of the output."""
-    out = next(slots_in(call.outputs), None)
-    if call.op.body not in ("to", "type") or out is None or call.args[1:] != [UNKNOWN]:
-        raise CannotReplay("an argument is of a type that recorders do not write down")
-    call.args[1] = Word("dtype", out.dtype)
 
 
 # Modules of torch.nn by their class and recorded parameters. What a constructor was given is not in a dump: where it
@@ -178,8 +179,8 @@ def _group_norm(call: Call) -> Iterator[Bound]:
 
 def _convolution(name: str) -> Callable[[Call], Iterator[Bound]]:
     def ways(call: Call) -> Iterator[Bound]:
-        weight, out, given = call.parameters.get("weight"), next(slots_in(call.outputs), None), None
-        given = next(slots_in(call.args), None)
+        weight = call.parameters.get("weight")
+        out, given = next(slots_in(call.outputs), None), next(slots_in(call.args), None)
         if not isinstance(weight, Slot) or out is None or given is None or len(given.shape) != len(weight.shape):
             return
         groups = given.shape[1] // max(weight.shape[1], 1)
@@ -350,8 +351,6 @@ def run_bound(
     backward = any(isinstance(slot, Slot) for slot in arriving)
 
     def argument(leaf: Any) -> Any:
-        if isinstance(leaf, tuple):
-            return tuple(mapped(item, argument) for item in leaf)
         if isinstance(leaf, Slot):
             tensor = _wide(leaf.value) if reference else leaf.value
             if not (backward and (tensor.is_floating_point() or tensor.is_complex())):
@@ -432,8 +431,6 @@ def check_shapes(bound: Bound, recorded: Sequence[Any], room: int) -> None:
         return
 
     def argument(leaf: Any) -> Any:
-        if isinstance(leaf, tuple):
-            return tuple(mapped(item, argument) for item in leaf)
         if isinstance(leaf, Slot):
             return leaf.value.to("meta")
         return _word(leaf, "meta", reference=False) if isinstance(leaf, Word) else leaf

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from twinprobe._runs.dtypes import STORAGE
-from twinprobe._runs.dump_json import check_values, read_entries
+from twinprobe._runs.dump_json import read_entries
 from twinprobe._runs.names import BACKWARD, FORWARD, OpName, parse_op
 from twinprobe._runs.run import DEBUG, DEBUG_PART, DUMP, PART, Run
+from twinprobe._runs.table import SPECIAL, decode_entry
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe.errors import BadInput, TwinProbeError, did_you_mean
@@ -25,7 +25,6 @@ from twinprobe.errors import BadInput, TwinProbeError, did_you_mean
 ROOM = 2 << 30  # bytes of memory that replaying one call may take, unless the user gives another number
 _COPIES = 6  # of each tensor: as recorded, in float64, as a result, and what a call holds on its way
 _DEEPEST = 40  # containers in one another; arguments of real calls have three
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class CannotReplay(Exception):
@@ -75,20 +74,18 @@ class Call:
 
     def slots(self) -> Iterator[Slot]:
         """Every tensor that it took or gave."""
-        for tree in (self.args, self.kwargs, self.parameters, self.outputs, self.arriving, self.leaving):
-            yield from slots_in(tree)
+        return slots_in((self.args, self.kwargs, self.parameters, self.outputs, self.arriving, self.leaving))
 
     def load(self, room: int = ROOM) -> None:
         """Read the tensors of the forward call, and those of the backward call where all were kept."""
         if self.problem:
             raise CannotReplay(self.problem)
-        needed = [*slots_in(self.args), *slots_in(self.kwargs), *slots_in(self.parameters), *slots_in(self.outputs)]
-        if not any(True for _ in slots_in(self.outputs)):
+        needed = slots_in((self.args, self.kwargs, self.parameters, self.outputs))
+        if next(slots_in(self.outputs), None) is None:
             raise CannotReplay("no output was recorded")
-        for slot in needed:
-            if slot.file is None:
-                raise CannotReplay("its tensors were not kept: record with task tensor")
-        if any(slot.file is None for slot in (*slots_in(self.arriving), *slots_in(self.leaving))):
+        if any(slot.file is None for slot in needed):
+            raise CannotReplay("its tensors were not kept: record with task tensor")
+        if any(slot.file is None for slot in slots_in((self.arriving, self.leaving))):
             self.arriving, self.leaving = [], []
         size = sum(8 * prod(slot.shape) for slot in self.slots())
         if size * _COPIES > room:
@@ -104,19 +101,24 @@ class Call:
             slot.value, slot.dtype = as_torch(found), found.dtype
 
 
+def leaves_in(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree, in its order."""
+    if isinstance(tree, dict | list | tuple):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from leaves_in(item)
+    else:
+        yield tree
+
+
 def slots_in(tree: Any) -> Iterator[Slot]:
     """The tensors of a tree, in its order."""
-    if isinstance(tree, Slot):
-        yield tree
-    elif isinstance(tree, dict | list):
-        for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from slots_in(item)
+    return (leaf for leaf in leaves_in(tree) if isinstance(leaf, Slot))
 
 
 def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
     """The tree with its leaves changed."""
-    if isinstance(tree, list):
-        return [mapped(item, change) for item in tree]
+    if isinstance(tree, list | tuple):
+        return type(tree)([mapped(item, change) for item in tree])
     if isinstance(tree, dict):
         return {key: mapped(item, change) for key, item in tree.items()}
     return change(tree)
@@ -146,7 +148,7 @@ def read_calls(run: Run, names: Iterable[str]) -> dict[str, Call]:
     entries = read_entries(run.path)
     for name, entry in entries:
         if name in wanted:
-            found[name] = _decoded(run, name, entry) if entries.raw else entry
+            found[name] = decode_entry(run.path, name, entry) if entries.raw else entry
     return {
         name: _call(run, op, found[name], found.get(backward_of(op))) for name, op in calls.items() if name in found
     }
@@ -161,24 +163,14 @@ def backward_of(op: OpName) -> str:
 
 def find_call(run: Run, name: str) -> str:
     """The forward call that a user names: in full, or a module's path, or without the direction."""
-    names = [op.text for op in run.op_names if op.direction == FORWARD]
-    if name in names:
-        return name
     ops = {op.text: op for op in run.op_names if op.direction == FORWARD}
+    if name in ops:
+        return name
     of_backward = [text for text, op in ops.items() if backward_of(op) == name]
     near = of_backward or [text for text, op in ops.items() if name in (op.body, f"{op.prefix}.{op.body}.{op.call}")]
     if not near:
-        hint = did_you_mean(name, names).strip() or None
-        raise BadInput(f"holds no call {name!r}", where=run.path, hint=hint)
+        raise BadInput(f"holds no call {name!r}", where=run.path, hint=did_you_mean(name, ops).strip() or None)
     return near[0]
-
-
-def _decoded(run: Run, name: str, raw: Any) -> Any:
-    check_values(run.path, memoryview(raw), name)
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadInput(f"cannot be decoded: {error}", where=f"{run.path}: data[{name!r}]") from error
 
 
 def _call(run: Run, op: OpName, entry: Any, back: Any) -> Call:
@@ -227,7 +219,7 @@ def _leaf(leaf: dict[str, Any]) -> Any:  # noqa: PLR0911  one return for each ki
     if kind in ("torch.Size", "list", "tuple") and isinstance(value, list) and all(type(size) is int for size in value):
         return list(value)
     if kind == "float" or kind.startswith("float"):
-        number: Any = _SPECIAL.get(value) if isinstance(value, str) else value
+        number: Any = SPECIAL.get(value) if isinstance(value, str) else value
         return float(number) if type(number) in (int, float) else UNKNOWN
     if type(value) in (int, bool, str) and (kind == type(value).__name__ or kind.startswith(("int", "bool", "uint"))):
         return value

@@ -19,7 +19,7 @@ from twinprobe._judge.flow import Flow, trace
 from twinprobe._judge.noise import ROUNDING, expected_errors
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.verdicts import Isolated, Thresholds
-from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound
+from twinprobe._replay.functions import Bound, bind, check_fit, check_shapes, run_bound, with_slots
 from twinprobe._replay.recorded import ROOM, Call, CannotReplay, Slot, backward_of, mapped, read_calls, slots_in
 from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.names import BACKWARD, FORWARD
@@ -162,7 +162,7 @@ def replay_pair(
         if call is None:
             continue
         try:
-            side = Side(call, may, room, None if who == "golden" or not found else way)
+            side = SideReplay(call, may, room, None if who == "golden" or not found else way)
             function, way = side.bound.function.written, side.way
             found[who] = side.measure(devices)
             if side.no_backward:
@@ -185,7 +185,7 @@ def _need_torch() -> None:
         raise MissingPackage("replaying a call needs PyTorch", hint="pip install torch") from None
 
 
-class Side:
+class SideReplay:
     """One side's call: loaded, bound to a function, and run in float64."""
 
     def __init__(self, call: Call, expected: Expected, room: int, way: int | None) -> None:
@@ -232,17 +232,19 @@ class Side:
 
     def measure(self, devices: Sequence[str]) -> dict[str, tuple[str, list[int], Error]]:
         """By name of the value: its dtype, shape and error."""
-        leaving, wanted = self.call.leaving, self.backward
-        reference, gradients = self.reference
+        import torch
+
+        wanted, (reference, gradients) = self.backward, self.reference
         if operation_of(self.call.op).family in _DRAWING or self.call.op.body in _DRAWING_NAMES:
             again, _ = self._run(self.bound, reference=True, backward=False, seed=1)
-            if any(not _same(one, other) for one, other in zip(reference, again, strict=True)):
+            pairs = zip(map(torch.nan_to_num, reference), map(torch.nan_to_num, again), strict=True)
+            if not all(torch.equal(*pair) for pair in pairs):
                 raise CannotReplay("it draws random numbers, which are not recorded")
         here = self._attempt(wanted, "cpu")
         others = {device: self._attempt(wanted, device) for device in devices}
         found: dict[str, tuple[str, list[int], Error]] = {}
         made_of = {f"output.{at}": pair for at, pair in enumerate(zip(self.recorded, reference, strict=True))}
-        kept = [slot.value if isinstance(slot, Slot) else None for slot in leaving] if wanted else []
+        kept = [slot.value if isinstance(slot, Slot) else None for slot in self.call.leaving] if wanted else []
         made_of |= {f"backward.output.{at}": pair for at, pair in enumerate(zip(kept, gradients, strict=False))}
         for name, (value, made) in made_of.items():
             if value is None or made is None or not _is_float(value) or value.shape != made.shape:
@@ -265,20 +267,15 @@ class Side:
 
         epsilon = EPSILON.get(str(value.dtype).rpartition(".")[2], 2.0**-52)
         random = torch.Generator().manual_seed(0)
-        changed: dict[int, Slot] = {}  # one that is given twice stays one
 
-        def change(leaf: Any) -> Any:
-            if isinstance(leaf, tuple):
-                return tuple(mapped(item, change) for item in leaf)
-            if not isinstance(leaf, Slot) or not leaf.value.is_floating_point():
-                return leaf
-            if id(leaf) not in changed:
-                drawn = torch.rand(leaf.value.shape, generator=random, dtype=torch.float64) - 0.5
-                changed[id(leaf)] = replace(leaf, value=leaf.value.double() * (1 + epsilon * drawn))
-            return changed[id(leaf)]
+        def move(slot: Slot) -> Slot:
+            if not slot.value.is_floating_point():
+                return slot
+            drawn = torch.rand(slot.value.shape, generator=random, dtype=torch.float64) - 0.5
+            return replace(slot, value=slot.value.double() * (1 + epsilon * drawn))
 
-        bound = Bound(self.bound.function, mapped(self.bound.args, change), mapped(self.bound.kwargs, change))
-        return run_bound(bound, mapped(self.call.arriving, change) if backward else [], reference=True, room=self.room)
+        bound, arriving = with_slots(self.bound, self.call.arriving if backward else [], move)
+        return run_bound(bound, arriving, reference=True, room=self.room)
 
     def _attempt(self, backward: bool, device: str) -> tuple[list[Any], list[Any]] | None:
         """The call in its own dtype; None where this device cannot do it."""
@@ -349,12 +346,6 @@ def _ratio(part: float, whole: float) -> float:
     if part == 0:
         return 0.0
     return part / whole if whole > 0 else float("inf")
-
-
-def _same(one: Any, other: Any) -> bool:
-    import torch
-
-    return bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)))
 
 
 def distance(recorded: Any, reference: Any) -> tuple[float, float, float, int]:
@@ -443,8 +434,7 @@ def isolate(
     """Replay the calls of two compared runs whose results differ, the most suspicious first, until the time is up."""
     until = time.monotonic() + seconds
     flow = judged.flow
-    nothing = np.full((4, evidence.pairs.height), np.nan)
-    found = Isolated(nothing[0], nothing[1], nothing[2], nothing[3])
+    found = Isolated(*np.full((4, evidence.pairs.height), np.nan))
     if evidence.mode != TENSORS or flow is None:
         found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
         return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,18 +12,17 @@ from typing import Any
 import numpy as np
 
 from twinprobe._judge.tensor_kinds import tensor_kinds
-from twinprobe._replay.functions import Bound, run_bound, tensors_of
+from twinprobe._replay.functions import Bound, run_bound, tensors_of, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
-from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, Side, distance, replay_pair
+from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.dtypes import EPSILON
+from twinprobe._runs.dtypes import EPSILON, STORAGE
+from twinprobe._runs.tensors.containers import SAFETENSORS, safetensors_bytes
+from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import BadInput
 
-_CODES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
-    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
-}  # fmt: skip
+_CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
 _MOST_WAYS = 256  # in which an axis of the result may lie in the inputs
 _SHOWN = 5  # of the worst elements
 _SAME = 1e-9  # a slice of a result in float64 and the result of a slice
@@ -83,22 +81,14 @@ class _Case:
     def sliced(self, cuts: dict[int, int], axis: int, begin: int, end: int) -> _Case:
         """The case with only a part of an axis: ``cuts`` says which axis of which input it is, by ids."""
 
-        changed: dict[int, Slot] = {}  # one that is given twice stays one
+        def cut(slot: Slot) -> Slot:
+            if id(slot) not in cuts:
+                return slot
+            value = slot.value.narrow(cuts[id(slot)], begin, end - begin).contiguous()
+            return replace(slot, shape=tuple(value.shape), file=None, value=value)
 
-        def change(leaf: Any) -> Any:
-            if isinstance(leaf, tuple):
-                return tuple(mapped(item, change) for item in leaf)
-            if not isinstance(leaf, Slot) or id(leaf) not in cuts:
-                return leaf
-            if id(leaf) not in changed:
-                value = leaf.value.narrow(cuts[id(leaf)], begin, end - begin).contiguous()
-                changed[id(leaf)] = replace(leaf, shape=tuple(value.shape), file=None, value=value)
-            return changed[id(leaf)]
-
-        bound = Bound(self.bound.function, mapped(self.bound.args, change), mapped(self.bound.kwargs, change))
-        arriving = mapped(self.arriving, change)
-        recorded = self.recorded.narrow(axis, begin, end - begin)
-        return replace(self, bound=bound, arriving=arriving, recorded=recorded)
+        bound, arriving = with_slots(self.bound, self.arriving, cut)
+        return replace(self, bound=bound, arriving=arriving, recorded=self.recorded.narrow(axis, begin, end - begin))
 
     @property
     def epsilon(self) -> float:
@@ -106,20 +96,14 @@ class _Case:
 
     def slots(self) -> list[Slot]:
         """Every tensor that the call takes, once."""
-        trees = (list(mapped(self.bound.args, _listed)), self.bound.kwargs, self.arriving if self.backward else [])
-        found = {id(slot): slot for tree in trees for slot in slots_in(tree)}
-        return list(found.values())
-
-
-def _listed(leaf: Any) -> Any:
-    return [mapped(item, _listed) for item in leaf] if isinstance(leaf, tuple) else leaf
+        trees = [self.bound.args, self.bound.kwargs, self.arriving if self.backward else []]
+        return list({id(slot): slot for slot in slots_in(trees)}.values())
 
 
 def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink: bool = False, room: int) -> Reproducer:
     """Write the folder for the side that is off; for the target where none is."""
     found = replay_pair(target, golden, room=room)
-    off_golden = found.off == "golden" and golden is not None
-    who, call = ("golden", golden) if off_golden and golden is not None else ("target", target)
+    who, call = ("golden", golden) if found.off == "golden" and golden is not None else ("target", target)
     errors = {value.name: getattr(value, who) for value in found.values if getattr(value, who) is not None}
     if not errors:
         raise BadInput(found.sentence)
@@ -128,8 +112,10 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
         worst = next(iter(errors))
     error: Error = errors[worst]
     try:
-        side = Side(call, {}, room, found.way)
-        case = _case(side, worst, error)
+        side = SideReplay(call, {}, room, found.way)
+        backward, at = worst.startswith("backward."), int(worst.rpartition(".")[2])
+        recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[at].value
+        case = _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
         if shrink and error.times > SUSPICIOUS:
             case = _shrunk(case)
         names = _names(case)
@@ -147,13 +133,6 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
     return Reproducer(folder, files, found, f"{who}'s {worst}", shapes)
 
 
-def _case(side: Side, name: str, error: Error) -> _Case:
-    backward, at = name.startswith("backward."), int(name.rpartition(".")[2])
-    slots = list(slots_in(side.call.outputs))
-    recorded = side.call.leaving[at].value if backward else slots[at].value
-    return _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
-
-
 # The smallest slice that still shows the fault.
 
 
@@ -165,32 +144,31 @@ def _shrunk(case: _Case) -> _Case:
         cuts = _cuts(case, axis)
         if cuts is None:
             continue
-        full, own = case.value(reference=True), case.value(reference=False)
+        full, own = case.value(reference=True), case.value(reference=False).to(case.recorded.dtype)
         begin, end = 0, case.recorded.shape[axis]
         while end - begin > 1:
             middle = (begin + end) // 2
-            halves = sorted(
-                ((begin, middle), (middle, end)), key=lambda half: -_eps(case, full, case.recorded, axis, half)
-            )
-            half = next((half for half in halves if _shows(case, full, own, axis, half)), None)
-            if half is None:
+            found = []
+            for first, last in ((begin, middle), (middle, end)):
+                recorded, healthy, wide = (
+                    part.narrow(axis, first, last - first) for part in (case.recorded, own, full)
+                )
+                off = _eps(case, recorded, wide)
+                if off > 2 * SUSPICIOUS * max(case.may_eps, _eps(case, healthy, wide)):
+                    found.append((-off, first, last))
+            if not found:
                 break
-            begin, end = half
+            _, begin, end = min(found)
         part = case.sliced(cuts, axis, begin, end)
         if _close(part.value(reference=True), full.narrow(axis, begin, end - begin)):  # a causal mask counts places
             case = part
     return case
 
 
-def _eps(case: _Case, full: Any, value: Any, axis: int, half: tuple[int, int]) -> float:
-    parts = [tensor.narrow(axis, half[0], half[1] - half[0]) for tensor in (value, full)]
-    whole, _, norm, _ = distance(*parts)
+def _eps(case: _Case, value: Any, reference: Any) -> float:
+    """How far a value is from the reference, in epsilons of what was recorded."""
+    whole, _, norm, _ = distance(value, reference)
     return whole / (norm * case.epsilon) if norm > 0 else (0.0 if whole == 0 else float("inf"))
-
-
-def _shows(case: _Case, full: Any, own: Any, axis: int, half: tuple[int, int]) -> bool:
-    healthy = _eps(case, full, own.to(case.recorded.dtype), axis, half)
-    return _eps(case, full, case.recorded, axis, half) > 2 * SUSPICIOUS * max(case.may_eps, healthy)
 
 
 def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
@@ -228,12 +206,10 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def safetensors(tensors: dict[str, Any]) -> bytes:
-    """Tensors as a safetensors file, written without that package: a header of JSON, then the bytes."""
+    """Tensors of PyTorch as a safetensors file."""
     import torch
 
-    header: dict[str, Any] = {}
-    blobs: list[bytes] = []
-    at = 0
+    held = {}
     # The widest first: then each begins at a multiple of its width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         kind = str(tensor.dtype).rpartition(".")[2]
@@ -241,13 +217,9 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
             raise CannotReplay(f"{name} has no elements")
         if kind not in _CODES:
             raise CannotReplay(f"{name} is {kind}, which a safetensors file cannot hold")
-        blob = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        header[name] = {"dtype": _CODES[kind], "shape": list(tensor.shape), "data_offsets": [at, at + len(blob)]}
-        blobs.append(blob)
-        at += len(blob)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(blobs)
+        octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        held[name] = HostTensor(kind, tuple(tensor.shape), octets.view(STORAGE[kind]))
+    return b"".join(safetensors_bytes(held))
 
 
 def _names(case: _Case) -> list[tuple[Slot, str]]:
@@ -322,9 +294,9 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
             raise CannotReplay(f"{visible(key)[:40]!r} is no name of an argument")
         args.append(f"{key}={text(value)}")
     written = f"{case.bound.function.written}({', '.join(args)})"
-    pick = "" if case.backward else _picked(case)
+    paths = [path for path, _ in _paths(_result(case))]
     if case.backward:
-        ends = _ends(case)
+        ends = [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
         made = [f"made{path}" for path, _ in ends]
         came = [f'x("{known[id(slot)]}").to(made{path}.dtype)' for path, slot in ends]
         lines.append(f"made = {written}")
@@ -334,39 +306,28 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
         floats = [slot for slot in case.slots() if id(slot) not in came_in and slot.value.is_floating_point()]
         lines.append(f"return grads[{leaves.index(floats[case.at])}]")
     else:
-        lines.append(f"return {written}{pick}")
+        lines.append(f"return {written}{paths[case.at]}")
     kind = str(case.recorded.dtype).rpartition(".")[2]
     codes = {_CODES[str(slot.value.dtype).rpartition(".")[2]]: str(slot.value.dtype) for slot, _ in names}
     codes[_CODES[kind]] = str(case.recorded.dtype)
-    healthy = _eps_of(case, case.value(reference=False).to(case.recorded.dtype))
-    off = _eps_of(case, case.recorded)
+    reference = case.value(reference=True)
+    healthy = _eps(case, case.value(reference=False).to(case.recorded.dtype), reference)
+    off = _eps(case, case.recorded, reference)
     limit = SUSPICIOUS * max(case.may_eps, healthy)
     if off <= limit and off > 2 * healthy:  # a few wrong rows among many
         limit = (off * healthy) ** 0.5
-    device = _device(call)
-    title = f"{case.bound.function.written} in {kind}: {_short_title(found, who, off)}"
+    device = str(call.run.settings.get("device", "cpu")).partition(":")[0]
+    device = device if device in ("cpu", "cuda", "npu", "xpu", "mps") else "cpu"
+    shown = f"{who} was {off:.4g} eps off the float64 result."
+    if found.off == "neither":
+        shown = f"{off:.3g} eps off, as it may be."
     return _SCRIPT.format(
-        title=title, eps=case.epsilon, limit=limit, largest=torch.finfo(case.recorded.dtype).max / 4,
+        title=f"{case.bound.function.written} in {kind}: {shown}", eps=case.epsilon, limit=limit,
+        largest=torch.finfo(case.recorded.dtype).max / 4,
         kinds="{" + ", ".join(f'"{code}": {dtype}' for code, dtype in sorted(codes.items())) + "}",
         body="\n".join(f"    {line}" for line in lines),
         device='"cpu"' if device == "cpu" else f'"{device}" if torch.{device}.is_available() else "recorded"',
     )  # fmt: skip
-
-
-def _short_title(found: Replay, who: str, off: float) -> str:
-    if found.off == "neither":
-        return f"{off:.3g} eps off, as it may be."
-    return f"{who} was {off:.4g} eps off the float64 result."
-
-
-def _eps_of(case: _Case, value: Any) -> float:
-    whole, _, norm, _ = distance(value, case.value(reference=True))
-    return whole / (norm * case.epsilon) if norm > 0 else (0.0 if whole == 0 else float("inf"))
-
-
-def _device(call: Call) -> str:
-    device = str(call.run.settings.get("device", "cpu")).partition(":")[0]
-    return device if device in ("cpu", "cuda", "npu", "xpu", "mps") else "cpu"
 
 
 def _literal(value: Any, inner: Any) -> str:  # noqa: PLR0911  one return for each kind of value
@@ -403,8 +364,6 @@ def _result(case: _Case) -> Any:
     import torch
 
     def argument(leaf: Any) -> Any:
-        if isinstance(leaf, tuple):
-            return tuple(mapped(item, argument) for item in leaf)
         return leaf.value.clone() if isinstance(leaf, Slot) else leaf
 
     plain = mapped([*case.bound.args], argument)
@@ -414,23 +373,13 @@ def _result(case: _Case) -> Any:
         return case.bound.function.run(*plain, **mapped(case.bound.kwargs, argument))
 
 
-def _picked(case: _Case) -> str:
-    return [path for path, _ in _paths(_result(case))][case.at]
-
-
-def _ends(case: _Case) -> list[tuple[str, Slot]]:
-    """The outputs that a gradient arrived at."""
-    paths = [path for path, _ in _paths(_result(case))]
-    return [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
-
-
 def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, worst: str) -> str:
     reference = case.value(reference=True)
     kind = str(case.recorded.dtype).rpartition(".")[2]
     settings = call.run.settings
     function = case.bound.function.written
-    off = _eps_of(case, case.recorded)
-    here = _eps_of(case, case.value(reference=False).to(case.recorded.dtype))
+    off = _eps(case, case.recorded, reference)
+    here = _eps(case, case.value(reference=False).to(case.recorded.dtype), reference)
     what = "the gradient of an input" if case.backward else "the result"
     lines = [
         f"# `{function}` in {kind}: {what} is {off:.4g} eps off", "",

@@ -170,9 +170,7 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
 def _text(content: str, style: str = "") -> Text:
     from rich.text import Text
 
-    text = Text()
-    text.append(visible(content), style)
-    return text
+    return Text().append(visible(content), style)
 
 
 def _first(first: Divergence, *, plain: bool) -> Iterator[Text]:

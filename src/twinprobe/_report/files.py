@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
 from types import TracebackType
@@ -108,7 +108,7 @@ _SQLITE_ERRORS = {
 }
 
 
-class Staging:
+class Staging(AbstractContextManager["Staging"]):
     """Files under temporary names beside their final ones: all are renamed at the end, or none is and all vanish."""
 
     def __init__(self) -> None:
@@ -128,9 +128,6 @@ class Staging:
         except OSError as error:
             raise _unwritable(path, error) from error
         return temporary
-
-    def __enter__(self) -> Staging:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         try:
@@ -189,7 +186,7 @@ class Staging:
             raise
 
 
-def workshop(folder: Path) -> Path:
+def scratch_folder(folder: Path) -> Path:
     """Where to put what is on its way into a folder: the folder itself, or a place of this machine for a URL."""
     return folder if remote(folder) is None else Path(gettempdir())
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -114,11 +114,11 @@ def result_table(target: Run, evidence: Evidence, judged: Judged) -> pl.DataFram
         columns |= {DIFFERENCES[stat]: _by_case(d, d.diff, "") for stat, d in differences}
         columns |= {RELATIVES[stat]: _by_case(d, d.relative * 100, "%") for stat, d in differences}
     if evidence.mode != DIGESTS:
-        columns |= _statistics(pairs)
+        columns |= statistic_columns(pairs)
     columns["Requires_grad Consistent"] = _flag(columns["NPU Requires_grad"] == columns["Bench Requires_grad"])
     columns["Result"] = pl.Series(judged.verdict, dtype=pl.String)
     columns["Err_message"] = pl.Series(judged.messages, dtype=pl.String)
-    if target.stacks:
+    if target.stacks.of_op:
         columns["NPU_Stack_Info"] = _stacks(target, pairs)
     if evidence.metrics is not None:
         names = [pairs[name].fill_null("-1") for name in ("t_file", "g_file")]
@@ -153,18 +153,16 @@ def side_columns(pairs: pl.DataFrame) -> dict[str, pl.Series]:
 def _flag(column: pl.Series) -> pl.Series:
     import polars as pl
 
-    texts: pl.Series = column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE)
-    return texts
+    return cast("pl.Series", column.cast(pl.String).str.to_titlecase().fill_null(NOT_APPLICABLE))
 
 
-def _statistics(pairs: pl.DataFrame) -> dict[str, pl.Series]:
+def statistic_columns(pairs: pl.DataFrame, instead: dict[str, str] | None = None) -> dict[str, pl.Series]:
+    """The recorded statistics of both sides, some texts of them replaced."""
     columns: dict[str, pl.Series] = {}
     for side, who in SIDES:
         for stat in STATS:
-            title = f"{who} l2norm" if stat == "norm" else f"{who} {stat}"
-            numbers = pairs[f"{side}_{stat}"]
-            texts = pairs[f"{side}_{stat}_text"].fill_null(float_texts(numbers))
-            columns[title] = texts.fill_null(NOT_APPLICABLE)
+            texts = pairs[f"{side}_{stat}_text"].replace(instead or {}).fill_null(float_texts(pairs[f"{side}_{stat}"]))
+            columns[f"{who} l2norm" if stat == "norm" else f"{who} {stat}"] = texts.fill_null(NOT_APPLICABLE)
     return columns
 
 
@@ -240,8 +238,7 @@ def as_texts(column: pl.Series) -> pl.Series:
         return column
     if column.dtype.is_float():
         return float_texts(column)
-    texts: pl.Series = column.cast(pl.String)
-    return texts
+    return cast("pl.Series", column.cast(pl.String))
 
 
 def numbers_only(column: pl.Series) -> pl.Series:
@@ -249,8 +246,7 @@ def numbers_only(column: pl.Series) -> pl.Series:
     import polars as pl
 
     finite = column.str.contains(NUMBER_TEXT) & column.cast(pl.Float64, strict=False).is_finite()
-    numbers: pl.Series = column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String))
-    return numbers
+    return cast("pl.Series", column.zip_with(finite.fill_null(value=False), pl.Series([None], dtype=pl.String)))
 
 
 # The result table as csv, parquet and json.

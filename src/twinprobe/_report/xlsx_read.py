@@ -22,6 +22,11 @@ from twinprobe.errors import BadInput
 
 Row = list[str | None]
 
+
+class _Damaged(RuntimeError):
+    """What is wrong with a workbook."""
+
+
 _CHUNK = 1 << 20
 LONGEST_ITEM = 16 << 20
 LARGEST_MEMBER = 8 << 30
@@ -35,9 +40,9 @@ def read_titles(path: Path) -> list[str]:
     """The header of the first sheet that has rows."""
     with _open(path) as archive:
         for sheet in _sheets(archive):
-            cells = next(_cells(path, archive, sheet, lambda _: True), None)
+            cells = next(_cells(archive, sheet, lambda _: True), None)
             if cells:
-                return _titles(path, archive, cells)
+                return _titles(archive, cells)
     return []
 
 
@@ -49,26 +54,20 @@ def read_rows(path: Path, columns: list[str], key: str, wanted: Callable[[str], 
     marks = [escape(needle).encode() for needle in needles]
     rows: list[Row] = []
     with _open(path) as archive:
-        keys = _find_texts(path, archive, lambda raw: _may_hold(raw, marks))
+        keys = _find_texts(archive, lambda raw: _may_hold(raw, marks))
         for sheet in _sheets(archive):
-            rows += _sheet_rows(path, archive, sheet, columns, key, wanted, marks, keys)
+            rows += _sheet_rows(archive, sheet, columns, key, wanted, marks, keys)
     return rows
 
 
 def _sheet_rows(
-    path: Path,
-    archive: zipfile.ZipFile,
-    sheet: str,
-    columns: list[str],
-    key: str,
-    wanted: Callable[[str], bool],
-    marks: list[bytes],
-    keys: dict[int, str],
-) -> list[Row]:
-    header = next(_cells(path, archive, sheet, lambda _: True), None)
+    archive: zipfile.ZipFile, sheet: str, columns: list[str], key: str, wanted: Callable[[str], bool],
+    marks: list[bytes], keys: dict[int, str],
+) -> list[Row]:  # fmt: skip
+    header = next(_cells(archive, sheet, lambda _: True), None)
     if not header:
         return []
-    titles = _titles(path, archive, header)
+    titles = _titles(archive, header)
     if key not in titles:
         return []
     key_at = titles.index(key)
@@ -76,14 +75,14 @@ def _sheet_rows(
     probe = _probe(key_at, marks, keys)
     needed = {column_letters(place): place for place in (key_at, *places) if place is not None}
     found: list[list[_Cell | None]] = []
-    for cells in _cells(path, archive, sheet, probe, skip=1, needed=needed):
+    for cells in _cells(archive, sheet, probe, skip=1, needed=needed):
         at_key = cells.get(key_at)
         name = None if at_key is None else keys.get(at_key) if isinstance(at_key, int) else at_key
         if name is not None and wanted(name):
             found.append([None if place is None else cells.get(place) for place in places])
     numbers = {cell for row in found for cell in row if isinstance(cell, int)}
-    texts = _find_texts(path, archive, lambda _: True, numbers) if numbers else {}
-    return [[_resolved(path, cell, texts) for cell in row] for row in found]
+    texts = _find_texts(archive, lambda _: True, numbers) if numbers else {}
+    return [[_resolved(cell, texts) for cell in row] for row in found]
 
 
 def _probe(key_at: int, marks: list[bytes], keys: dict[int, str]) -> Callable[[bytes], bool]:
@@ -111,25 +110,20 @@ _Cell = str | int
 
 
 def _cells(
-    path: Path,
-    archive: zipfile.ZipFile,
-    sheet: str,
-    possible: Callable[[bytes], bool],
-    *,
-    skip: int = 0,
+    archive: zipfile.ZipFile, sheet: str, possible: Callable[[bytes], bool], *, skip: int = 0,
     needed: dict[str, int] | None = None,
-) -> Iterator[dict[int, _Cell]]:
+) -> Iterator[dict[int, _Cell]]:  # fmt: skip
     with archive.open(sheet) as file:
-        for number, row in enumerate(_pieces(path, file, b"row")):
+        for number, row in enumerate(_pieces(file, b"row")):
             if number >= skip and possible(row):
-                yield _parse_row(path, row, needed)
+                yield _parse_row(row, needed)
 
 
-def _parse_row(path: Path, row: bytes, needed: dict[str, int] | None) -> dict[int, _Cell]:
+def _parse_row(row: bytes, needed: dict[str, int] | None) -> dict[int, _Cell]:
     """The cells of a row by column; with ``needed``, only those of these columns (letters and number)."""
     cells: dict[int, _Cell] = {}
     at = -1
-    for cell in _parse(path, row):
+    for cell in _parse(row):
         if _plain_tag(cell) != "c":
             continue
         place = cell.get("r")
@@ -141,13 +135,13 @@ def _parse_row(path: Path, row: bytes, needed: dict[str, int] | None) -> dict[in
             at = needed.get(place.rstrip("0123456789"), -1)
             if at < 0:
                 continue
-        value = _value(path, cell)
+        value = _value(cell)
         if value is not None:
             cells[at] = value
     return cells
 
 
-def _value(path: Path, cell: ElementTree.Element) -> _Cell | None:
+def _value(cell: ElementTree.Element) -> _Cell | None:
     kind = cell.get("t", "n")
     if kind == "inlineStr":
         return next((_text(child) for child in cell if _plain_tag(child) == "is"), None)
@@ -156,22 +150,22 @@ def _value(path: Path, cell: ElementTree.Element) -> _Cell | None:
         return None
     if kind == "s":
         if not value.isdigit() or len(value) > 10:
-            raise _damaged(path, f"names the shared text {value[:20]!r}")
+            raise _Damaged(f"names the shared text {value[:20]!r}")
         return int(value)
     return ("True" if value == "1" else "False") if kind == "b" else value
 
 
 def _find_texts(
-    path: Path, archive: zipfile.ZipFile, possible: Callable[[bytes], bool], numbers: set[int] | None = None
+    archive: zipfile.ZipFile, possible: Callable[[bytes], bool], numbers: set[int] | None = None
 ) -> dict[int, str]:
     """The shared texts that are possible and, where numbers are given, among these."""
     if _TEXTS not in archive.namelist():
         return {}
     found: dict[int, str] = {}
     with archive.open(_TEXTS) as file:
-        for number, item in enumerate(_pieces(path, file, b"si")):
+        for number, item in enumerate(_pieces(file, b"si")):
             if (numbers is None or number in numbers) and possible(item):
-                found[number] = _text(_parse(path, item))
+                found[number] = _text(_parse(item))
                 if numbers is not None and len(found) == len(numbers):
                     break
     return found
@@ -184,31 +178,31 @@ def _text(item: ElementTree.Element) -> str:
     return _SPELLED.sub(lambda match: chr(int(match[1], 16)), "".join(parts))
 
 
-def _titles(path: Path, archive: zipfile.ZipFile, cells: dict[int, _Cell]) -> list[str]:
+def _titles(archive: zipfile.ZipFile, cells: dict[int, _Cell]) -> list[str]:
     numbers = {cell for cell in cells.values() if isinstance(cell, int)}
-    texts = _find_texts(path, archive, lambda _: True, numbers) if numbers else {}
+    texts = _find_texts(archive, lambda _: True, numbers) if numbers else {}
     last = max(cells)
     if last > 16_383:
-        raise _damaged(path, "has more columns than a sheet can have")
-    return [_resolved(path, cells.get(index), texts) or "" for index in range(last + 1)]
+        raise _Damaged("has more columns than a sheet can have")
+    return [_resolved(cells.get(index), texts) or "" for index in range(last + 1)]
 
 
-def _resolved(path: Path, cell: _Cell | None, texts: dict[int, str]) -> str | None:
+def _resolved(cell: _Cell | None, texts: dict[int, str]) -> str | None:
     if not isinstance(cell, int):
         return cell
     if cell not in texts:
-        raise _damaged(path, f"names the shared text {cell}, which it lacks")
+        raise _Damaged(f"names the shared text {cell}, which it lacks")
     return texts[cell]
 
 
-def _pieces(path: Path, file: IO[bytes], tag: bytes) -> Iterator[bytes]:
+def _pieces(file: IO[bytes], tag: bytes) -> Iterator[bytes]:
     """Each ``<tag ...>...</tag>`` (or ``<tag/>``) of a stream, as bytes."""
     start = re.compile(rb"<((?:\w+:)?)%s(?=[\s/>])" % tag)
     empty = re.compile(rb"<(?:\w+:)?%s(?:\s[^>]*)?/>" % tag)
     end, rest = b"", b""
     while chunk := file.read(_CHUNK):
         if b"<!" in rest[-1:] + chunk:
-            raise _damaged(path, "holds a document type, a comment or CDATA, which are not accepted")
+            raise _Damaged("holds a document type, a comment or CDATA, which are not accepted")
         rest += chunk
         if not end:
             first = start.search(rest)
@@ -223,10 +217,10 @@ def _pieces(path: Path, file: IO[bytes], tag: bytes) -> Iterator[bytes]:
                 yield from empty.findall(piece, 0, begin)
             yield piece[begin:] + end
         if len(rest) > LONGEST_ITEM:
-            raise _damaged(path, f"has a {tag.decode()} of more than {LONGEST_ITEM >> 20} MiB, or none")
+            raise _Damaged(f"has a {tag.decode()} of more than {LONGEST_ITEM >> 20} MiB, or none")
 
 
-def _parse(path: Path, piece: bytes) -> ElementTree.Element:
+def _parse(piece: bytes) -> ElementTree.Element:
     # Cut out of its document, a piece lacks the declarations of its prefixes; the tags' last parts are enough.
     if b":" in piece[: piece.find(b">")].split(b" ", 1)[0]:
         piece = re.sub(rb"(</?)\w+:", rb"\1", piece)
@@ -234,7 +228,7 @@ def _parse(path: Path, piece: bytes) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(piece)
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise _damaged(path, f"is no sound XML: {error}") from None
+        raise _Damaged(f"is no sound XML: {error}") from None
 
 
 def _plain_tag(element: ElementTree.Element) -> str:
@@ -263,13 +257,10 @@ def _open(path: Path) -> Iterator[zipfile.ZipFile]:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             for info in archive.infolist():
                 if info.file_size > LARGEST_MEMBER:
-                    raise _damaged(path, f"claims {info.file_size >> 30} GiB for {info.filename!r}")
+                    raise _Damaged(f"claims {info.file_size >> 30} GiB for {info.filename!r}")
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeError) as error:
-        raise _damaged(path, f"is no sound xlsx file: {error}") from None
+        what = str(error) if isinstance(error, _Damaged) else f"is no sound xlsx file: {error}"
+        raise BadInput(what, where=path, hint="write the result again, or as csv") from None
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=path) from None
-
-
-def _damaged(path: Path, what: str) -> BadInput:
-    return BadInput(what, where=path, hint="write the result again, or as csv")

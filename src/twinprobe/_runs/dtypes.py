@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,8 +68,7 @@ def small_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> NDArray[n
     mantissa = codes & ((1 << mantissa_bits) - 1)
     lead = np.where(exponent > 0, 1 << mantissa_bits, 0)
     values = np.ldexp((lead + mantissa).astype(np.float64), np.maximum(exponent, 1) - bias - mantissa_bits)
-    signed: NDArray[np.float64] = np.where(codes >> (width - 1), -values, values)
-    return signed
+    return cast("NDArray[np.float64]", np.where(codes >> (width - 1), -values, values))
 
 
 def widened(bits: NDArray[Any]) -> NDArray[np.float32]:

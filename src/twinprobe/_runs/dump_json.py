@@ -463,9 +463,6 @@ class Stacks:
     frames: list[list[str]] = field(default_factory=list)
     of_op: dict[str, int] = field(default_factory=dict)
 
-    def __bool__(self) -> bool:
-        return bool(self.of_op)
-
     def __getitem__(self, op: str) -> Sequence[str]:
         """The frames of a call, innermost first; empty where none were recorded."""
         at = self.of_op.get(op)

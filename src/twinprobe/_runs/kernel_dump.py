@@ -119,15 +119,12 @@ def _lines(path: Path, reader: Iterator[list[str]], notes: list[str]) -> Iterato
         if not whole or cells["IO"].lower() not in ("input", "output"):
             left_out += bool(row)
             continue
-        yield _name(cells), _leaf(cells)
+        time = cells["Timestamp"]
+        number = int(time) if time.isdecimal() and len(time) < 30 else 0
+        kind, op, task, slot = (cells[title] for title in ("Op Type", "Op Name", "Task ID", "Slot"))
+        yield KernelName(kind, op, task, number, cells["IO"].lower(), slot), _leaf(cells)
     if left_out:
         notes.append(f"{path}: {left_out} lines that are cut off or name neither input nor output were left out")
-
-
-def _name(cells: dict[str, str]) -> KernelName:
-    time = cells["Timestamp"]
-    number = int(time) if time.isdecimal() and len(time) < 30 else 0
-    return KernelName(cells["Op Type"], cells["Op Name"], cells["Task ID"], number, cells["IO"].lower(), cells["Slot"])
 
 
 def _leaf(cells: dict[str, str]) -> Leaf:
@@ -157,7 +154,7 @@ def _number(text: str) -> Stat:
         return text
 
 
-NPY, STATISTICS = "npy files", "statistic.csv"
+NPY = "npy files"
 _DEEPEST = 8
 _RANK = re.compile(r"rank_(\d{1,9})")
 _NUMBER = re.compile(r"\d{1,9}")
@@ -221,7 +218,7 @@ def _kind(path: Path) -> str:
         if any(entry.name.endswith(".npy") for entry in entries):
             return NPY
     if (path / STATISTIC).is_file():
-        return STATISTICS
+        return STATISTIC
     hint = "raw .bin files must be converted to npy first"
     raise BadInput(f"holds neither npy files nor {STATISTIC}", where=path, hint=hint)
 

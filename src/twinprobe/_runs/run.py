@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
-
-import msgspec
 
 from twinprobe._notebook import card
 from twinprobe._runs.dump_json import Stacks, read_document, read_entries, read_parents, read_stacks
@@ -296,7 +295,6 @@ _CHUNK = 1 << 20
 _SAMPLE = 4096
 _WHOLE = 16 * _SAMPLE
 _BESIDE = ("stack.json", "construct.json", f"dump{SUFFIX}", f"debug{SUFFIX}")
-_TENSORS = "dump_tensor_data"
 
 
 def run_fingerprint(path: Path) -> str:
@@ -304,13 +302,15 @@ def run_fingerprint(path: Path) -> str:
     elsewhere = remote(path)
     if elsewhere is not None:
         marks = marks_below(elsewhere.parent)
-        return _of_marks(marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, _TENSORS)])
+        return _of_marks(
+            marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, TENSOR_FOLDER)]
+        )
     if path.is_dir():
         return files_fingerprint(path, files_below(path))
     digest = hashlib.sha256()
     for file in (path, *(path.parent / name for name in _BESIDE)):
         digest.update(_whole(file))
-    for file in files_below(path.parent / _TENSORS):
+    for file in files_below(path.parent / TENSOR_FOLDER):
         digest.update(f"{file.name}\0".encode("utf-8", "surrogateescape") + _sampled(file))
     return digest.hexdigest()
 
@@ -404,22 +404,9 @@ def _sampled(path: Path) -> bytes:
 # A run that another process of ours has read, handed over without reading it again.
 
 
-class _Head(msgspec.Struct):
-    path: str
-    task: str
-    level: str
-    framework: str
-    ops: list[str]
-    notes: list[str]
-    sketch_file: str | None
-    settings: dict[str, Any]
-
-
 def hand_over(run: Run, file: IO[bytes]) -> None:
     """Write a run for ``take_over``; the file lives no longer than the two processes."""
-    sketches = None if run.sketch_file is None else str(run.sketch_file)
-    head = _Head(str(run.path), run.task, run.level, run.framework, run.ops, run.notes, sketches, run.settings)
-    blob = msgspec.msgpack.encode(head)
+    blob = pickle.dumps(replace(run, table=run.table.clear()))
     file.write(len(blob).to_bytes(8, "little") + blob)
     run.table.write_ipc(file, compression="uncompressed")
 
@@ -428,10 +415,6 @@ def take_over(file: IO[bytes]) -> Run:
     """The run that ``hand_over`` wrote."""
     import polars as pl
 
-    head = msgspec.msgpack.decode(file.read(int.from_bytes(file.read(8), "little")), type=_Head)
-    table = pl.read_ipc(file.read())
-    sketches = None if head.sketch_file is None else Path(head.sketch_file)
-    return Run(
-        Path(head.path), head.task, head.level, head.framework, head.ops, table, head.notes, sketch_file=sketches,
-        settings=head.settings,
-    )  # fmt: skip
+    run: Run = pickle.loads(file.read(int.from_bytes(file.read(8), "little")))
+    run.table = pl.read_ipc(file.read())
+    return run

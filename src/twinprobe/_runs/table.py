@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -120,7 +120,7 @@ TENSOR, VALUE, NULL = 0, 1, 2
 _SHOWN_AS_TEXT = frozenset({"src", "dst", "group_src", "group_dst"})
 _MAX_ELEMENTS = 1 << 62
 # NaN and the infinities, which JSON proper lacks and recorders write all the same.
-_SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 Stat = float | int | bool | str | None
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -189,7 +189,7 @@ def _show_value(leaf: Leaf, argument: str) -> None:
     leaf.kind = VALUE
     leaf.shown_shape = "[]"
     if leaf.type != "str" and isinstance(leaf.value, str):
-        leaf.value = _SPECIAL.get(leaf.value, leaf.value)  # it was put in quotes to be read
+        leaf.value = SPECIAL.get(leaf.value, leaf.value)  # it was put in quotes to be read
     of_type = f"<class '{type(leaf.value).__name__}'>"
     if isinstance(leaf.value, list | dict):
         leaf.value = str(leaf.value)  # no more of it is needed, and its items take much more room than their text
@@ -369,8 +369,7 @@ class TableBuilder:
 
 def _places(op: NDArray[Any], role: NDArray[Any]) -> NDArray[np.int64]:
     """What rows are ordered by."""
-    places: NDArray[np.int64] = op.astype(np.int64) * 8 + role
-    return places
+    return cast("NDArray[np.int64]", op.astype(np.int64) * 8 + role)
 
 
 def _stat_columns(
@@ -385,7 +384,7 @@ def _stat_columns(
         for at in odd.tolist():
             value = values[at]
             if type(value) is str:
-                number = _SPECIAL.get(value) if leaves[at].kind == TENSOR else None
+                number = SPECIAL.get(value) if leaves[at].kind == TENSOR else None
                 values[at] = number
                 if number is not None:
                     codes[at] = FLOAT
@@ -463,7 +462,7 @@ def build_table(path: Path, entries: Entries, *, single_points: bool) -> tuple[l
         try:
             if flat is None:
                 room.call(name, 0)
-                decoded = _decode(path, name, entry) if entries.raw else entry
+                decoded = decode_entry(path, name, entry) if entries.raw else entry
                 for role, row_name, argument, leaf in _nested_rows(path, name, decoded, single_points):
                     room.rows(row_name)
                     _add(builder, index, role, row_name, argument, leaf)
@@ -537,7 +536,8 @@ def _add(builder: TableBuilder, op: int, role: int, name: str, argument: str, le
     builder.add(op, role, name, settled)
 
 
-def _decode(path: Path, name: str, raw: Any) -> Any:
+def decode_entry(path: Path, name: str, raw: Any) -> Any:
+    """An entry of a dump.json, of any structure; BadInput where it is damaged or out of proportion."""
     check_values(path, memoryview(raw), name)
     try:
         return _decode_any(raw)

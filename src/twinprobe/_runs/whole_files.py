@@ -232,8 +232,7 @@ def _is_private_and_writable(folder: Path) -> bool:
         return False
 
 
-# Opening a file that a user or a dump names. The name may lead to what is no file and never ends.
-# Whatever is named from outside is opened here: a pipe would make its reader wait for a writer that may never come.
+# Opening a file that a user or a dump names.
 
 # A fifo would otherwise block the reader until somebody writes to it.
 READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -376,29 +375,18 @@ def write_whole(path: Path, write: Callable[[Path], object], *, sync: bool = Fal
 _LONGEST = 1 << 20
 
 
-class _Lines:
-    """Lines for the csv reader, which fails when it takes too many of them for one row."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-        self.taken = 0
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = self._file.readline(_LONGEST)
-        if not line:
-            raise StopIteration
-        self.taken += len(line)
-        if self.taken >= _LONGEST:
-            raise csv.Error(f"a row has more than {_LONGEST} characters")
-        return line
-
-
 def csv_rows(file: TextIO) -> Iterator[list[str]]:
     """The rows; csv.Error where one is longer than any that a recorder writes."""
-    lines = _Lines(file)
-    for row in csv.reader(lines):
-        lines.taken = 0
+    taken = 0  # characters of this row so far
+
+    def lines() -> Iterator[str]:
+        nonlocal taken
+        while line := file.readline(_LONGEST):
+            taken += len(line)
+            if taken >= _LONGEST:
+                raise csv.Error(f"a row has more than {_LONGEST} characters")
+            yield line
+
+    for row in csv.reader(lines()):
+        taken = 0
         yield row

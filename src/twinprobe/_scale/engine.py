@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -86,7 +87,7 @@ class _Piece:
     tries: int = 0
 
 
-class Stream:
+class Stream(AbstractContextManager["Stream"]):
     """Pieces of work in, results out in the order in which they finish. More may be added while results come."""
 
     def __init__(self, engine: Engine) -> None:
@@ -95,9 +96,6 @@ class Stream:
         self._pieces: dict[int, _Piece] = {}
         self._running = 0
         self._next = 0
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._engine.close()
@@ -237,10 +235,8 @@ def spread(
     function: Callable[[Item], Result],
     items: Sequence[Item],
     *,
-    workers: int | None = None,
-    options: EngineOptions | None = None,
-    size: int | None = None,
-    name: Callable[[Item], str] | None = None,
+    options: EngineOptions,
+    name: Callable[[Item], str] = lambda _item: "",
 ) -> Iterator[tuple[int, Result | TwinProbeError]]:
     """Apply a function to all items; yield (index, result) as they finish. An item's own error is its result.
 
@@ -248,9 +244,8 @@ def spread(
     """
     if not items:
         return
-    options = options or EngineOptions(workers=workers)
-    with open_stream(options, len(items), size) as stream:
-        places = {stream.add(function, item, name(item) if name else ""): index for index, item in enumerate(items)}
+    with open_stream(options, len(items)) as stream:
+        places = {stream.add(function, item, name(item)): index for index, item in enumerate(items)}
         ticket: int
         result: Any
         for ticket, result in stream:

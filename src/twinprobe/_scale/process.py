@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -64,7 +64,7 @@ class Forked:
             self._pid = 0
 
 
-class Beside:
+class ForkedFile(AbstractContextManager["ForkedFile"]):
     """Runs ``function(file)`` in a forked process; what it wrote to the file is the result.
 
     ``result`` gives the file, or None if the function failed: do the work here then, so that its error is raised
@@ -85,9 +85,6 @@ class Beside:
         done = self._process.succeeds()
         self._file.seek(0)
         return self._file if done else None
-
-    def __enter__(self) -> Beside:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._process.stop()

@@ -109,11 +109,6 @@ def signature(prefix: str, body: str, cls: str, *, is_mindspore: bool) -> Signat
     return tables.torch.get(f"Torch.{body}") if prefix == "Tensor" else None
 
 
-def built_in_apis() -> dict[str, str]:
-    """The whole table: MindSpore's name -> PyTorch's."""
-    return dict(_tables().renamed)
-
-
 @lru_cache(maxsize=1)
 def _tables() -> _Tables:
     from twinprobe._align.mapping import api_table, torch_signatures

@@ -139,7 +139,7 @@ class _Linker:
         if not (self._left.side.has_hierarchy and self._right.side.has_hierarchy):
             return
         left, right = self._left.side, self._right.side
-        with_stacks = bool(left.run.stacks) and bool(right.run.stacks)
+        with_stacks = bool(left.run.stacks.of_op) and bool(right.run.stacks.of_op)
         mine = _Places(
             self._board, self._left, is_golden=self._mirrored, stacks=StackScopes(left) if with_stacks else None,
             path_words=self._left_path, name_words=self._left_words,

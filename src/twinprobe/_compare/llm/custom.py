@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,7 @@ class Algorithms:
         try:
             self._pipe.send((_array(golden), _array(target)))
             if self._pipe.poll(self._timeout):
-                answer: tuple[Answer, ...] = self._pipe.recv()
-                return answer
+                return cast("tuple[Answer, ...]", self._pipe.recv())
             trouble = f"no answer within {self._timeout:g} s"
         except (OSError, EOFError):
             trouble = "the process that runs it died"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
@@ -109,7 +109,7 @@ def compare_dumps(
         )  # fmt: skip
     if 2 * misshapen > matched:
         notes.append(f"{misshapen} of {matched} pairs differ in size: are both dumps of the same model?")
-    sides = _side(target, request.target), _side(golden, request.golden)
+    sides = side_of(target, request.target, "tensor"), side_of(golden, request.golden, "tensor")
     comparison = joined(done, sides, [*table.notes, *target.notes, *golden.notes, *notes, *lost])
     return replace(comparison, lost=lost)
 
@@ -217,15 +217,15 @@ def _first(results: list[TokenResult]) -> Divergence | None:
     return None
 
 
-def _side(dump: LlmDump, path: Path) -> RunInfo:
-    operators = sum(1 for model in dump.models for _ in model.walk())
-    return RunInfo(str(path), dump.kind, "tensor", "", operators, 0)
+def side_of(dump: LlmDump, path: Path, task: str, rows: int = 0) -> RunInfo:
+    """What the summary says of a dump."""
+    return RunInfo(str(path), dump.kind, task, "", sum(1 for model in dump.models for _ in model.walk()), rows)
 
 
 # A long comparison of inference dumps keeps its finished tokens, so that an interrupted one can go on.
 
 
-class Notes:
+class Notes(AbstractContextManager["Notes"]):
     """The notes of one command: begun when its work turns out to be long, ended when its report is there."""
 
     def __init__(self, request: LlmRequest, output: Path, timestamp: str, *, resume: bool) -> None:
@@ -249,9 +249,6 @@ class Notes:
         """The report is written; notes are needed only where a token is missing in it."""
         if self._session is not None and self.complete:
             self._session.end(keep=False)
-
-    def __enter__(self) -> Notes:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._open.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import nan
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,8 +197,7 @@ class SmallPairs:
         rows = table[:, 0]
         numbers, sound = numbers_of_rows(found, table[:, 3])
         self._results.put_numbers(rows[sound], numbers[sound])
-        unsound: list[int] = rows[~sound].tolist()
-        return unsound
+        return cast("list[int]", rows[~sound].tolist())
 
 
 # Rows that a thread measures at a time at most.

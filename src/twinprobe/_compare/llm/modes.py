@@ -12,7 +12,7 @@ import numpy as np
 from twinprobe._align.auto.row_links import merged
 from twinprobe._align.calls import epsilon
 from twinprobe._align.ops.table import read_table
-from twinprobe._compare.llm.job import LlmComparison, LlmRequest, summary_of
+from twinprobe._compare.llm.job import LlmComparison, LlmRequest, side_of, summary_of
 from twinprobe._compare.llm.load import apply_scale, is_quantised
 from twinprobe._compare.llm.rows import OpenedToken, Plan, Rows, make_plan, rows_of
 from twinprobe._compare.llm.table import METRICS, first_of, judge_statistics
@@ -216,18 +216,11 @@ def compare_statistics(request: LlmRequest) -> LlmComparison:
     if not any(record["Matched By"] for record in records):
         raise NothingToCompare(f"nothing has a counterpart in {request.golden}", where=request.target)
     frame = pl.DataFrame(records, infer_schema_length=None)
-    sides = [
-        RunInfo(
-            str(path), dump.kind, "statistics", "", sum(1 for model in dump.models for _ in model.walk()),
-            int((frame[column] != "").sum()),
-        )
-        for path, dump, column in (
-            (request.target, target, "my_data_path"), (request.golden, golden, "golden_data_path"),
-        )
-    ]  # fmt: skip
+    counts = [int((frame[column] != "").sum()) for column in ("my_data_path", "golden_data_path", "Matched By")]
+    target_side = side_of(target, request.target, "statistics", counts[0])
+    golden_side = side_of(golden, request.golden, "statistics", counts[1])
     notes = [*table.notes, *target.notes, *golden.notes, *notes, *lost]
-    matched = int((frame["Matched By"] != "").sum())
-    summary = summary_of("llm statistics", (sides[0], sides[1]), frame, matched, notes, _unread(frame))
+    summary = summary_of("llm statistics", (target_side, golden_side), frame, counts[2], notes, _unread(frame))
     return LlmComparison(frame, replace(summary, first=first), lost)
 
 

@@ -11,11 +11,11 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
@@ -166,7 +166,7 @@ class Config:
     summary: dict[tuple[int, int], dict[str, str]] = field(default_factory=dict)
 
 
-class GraphFile:
+class GraphFile(AbstractContextManager["GraphFile"]):
     """One open graph file; rows come back as dicts with the columns' own names."""
 
     def __init__(self, path: Path, *, shown: Path | None = None) -> None:
@@ -185,9 +185,6 @@ class GraphFile:
                                hint="wait until it is written, or make it again")  # fmt: skip
         self._brief = self._present(_BRIEF)
         self._full = self._present(_FULL)
-
-    def __enter__(self) -> GraphFile:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
@@ -355,8 +352,7 @@ class Graph:
             return {}
         query = "SELECT value FROM tb_twinprobe_summary WHERE step = ? AND rank = ? AND key = ? LIMIT 1"
         found = self._file._rows(query, (*self._key, key))
-        facts: dict[str, Any] = parsed(found[0]["value"], dict) if found else {}
-        return facts
+        return cast("dict[str, Any]", parsed(found[0]["value"], dict) if found else {})
 
     def verdicts(self, side: str) -> dict[str, int]:
         """How many nodes have which verdict of TwinProbe."""

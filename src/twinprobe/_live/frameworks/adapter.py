@@ -35,14 +35,6 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass
-class Outcome:
-    """What one forward (and backward) pass gave."""
-
-    output: Any = None
-    loss: Any = None
-
-
 class Adapter(Protocol):
     """The verbs of one framework. Nothing here compares or prints."""
 
@@ -77,14 +69,15 @@ class Adapter(Protocol):
     def recording(self, model: Any, *, backward: bool, apis: bool) -> AbstractContextManager[MemoryEngine]:
         """Record a model, itself included, while the block runs. Nothing is left on the model afterwards."""
 
-    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
-        """One forward pass; with ``backward`` also the loss (the mean of the output by default) and its gradients."""
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Any:
+        """One forward pass; with ``backward`` also the loss (the mean of the output by default), which is returned, and
+        its gradients."""
         output = model(*call.args, **call.kwargs)
         if not backward:
-            return Outcome(output)
+            return None
         total = (loss or self.mean_of_means)(output)
         total.backward()
-        return Outcome(output, total)
+        return total
 
     def tensors_in(self, value: Any) -> list[Any]:
         """Every tensor inside a value, in the order in which it is recorded."""
@@ -296,6 +289,19 @@ def replaced(places: list[tuple[Any, str, Any]]) -> Iterator[None]:
     finally:
         for owner, name, original in before:
             setattr(owner, name, original)
+
+
+class Substitution:
+    """A differentiable function of a framework that returns other values in the place of a tensor's."""
+
+    @staticmethod
+    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: Adapter) -> Any:
+        ctx.on_gradient, ctx.owner = on_gradient, owner
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return passed_on(ctx, gradient), None, None, None
 
 
 def passed_on(ctx: Any, gradient: Any) -> Any:

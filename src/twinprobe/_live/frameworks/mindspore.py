@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import mindspore as ms
 import numpy as np
@@ -20,12 +20,11 @@ from twinprobe._live.frameworks.adapter import (
     Loss,
     NewMask,
     OnGradient,
-    Outcome,
+    Substitution,
     array_on_host,
     bits_on_host,
     calls_around,
     memory_config,
-    passed_on,
     recorded_in_memory,
     replaced,
 )
@@ -60,23 +59,22 @@ class MindSporeAdapter(Adapter):
         pool = RecorderPool(MindSporeRecorder)  # a new one each time: a recorder here is quickly made
         return recorded_in_memory(pool, memory_config(backward=backward, apis=apis), model, self)
 
-    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Outcome:
+    def run(self, model: Any, call: Call, loss: Loss | None, *, backward: bool) -> Any:
         if not backward:
-            return Outcome(model(*call.args, **call.kwargs))
-        outcome = Outcome()
+            model(*call.args, **call.kwargs)
+            return None
 
         def forward() -> Any:
-            outcome.output = model(*call.args, **call.kwargs)
-            return (loss or self.mean_of_means)(outcome.output)
+            return (loss or self.mean_of_means)(model(*call.args, **call.kwargs))
 
         weights = model.trainable_params()
         try:
-            outcome.loss, gradients = ms.value_and_grad(forward, None, weights)()
+            total, gradients = ms.value_and_grad(forward, None, weights)()
         except BaseException:
             executor.clear_res()  # otherwise the next backward pass of this process fails
             raise
         self._gradients[model] = {id(weight): gradient for weight, gradient in zip(weights, gradients, strict=True)}
-        return outcome
+        return total
 
     def float_mean(self, tensor: Any) -> Any:
         return tensor.astype(ms.float32).mean() if tensor.is_floating_point() else None
@@ -159,8 +157,7 @@ class MindSporeAdapter(Adapter):
         return str(tensor.dtype).lower()
 
     def read(self, tensor: Any) -> Array:
-        array: Array = (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy()
-        return array
+        return cast("Array", (tensor.float() if self.dtype(tensor) == "bfloat16" else tensor).asnumpy())
 
     def write(self, tensor: Any, values: Array) -> None:
         given = ms.Tensor(values).astype(tensor.dtype)
@@ -225,15 +222,8 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, *_: Any, **__: A
     return _masked(input, p) if training and p else input
 
 
-class _Substitute(ms._Function):  # type: ignore[misc]  # mindspore is not followed by mypy
-    @staticmethod
-    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: MindSporeAdapter) -> Any:
-        ctx.on_gradient, ctx.owner = on_gradient, owner
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return passed_on(ctx, gradient), None, None, None
+class _Substitute(Substitution, ms._Function):  # type: ignore[misc]  # mindspore is not followed by mypy
+    pass
 
 
 def _takes_one(function: Any) -> bool:

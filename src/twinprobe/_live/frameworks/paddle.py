@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from inspect import signature
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import paddle
@@ -162,8 +162,7 @@ class PaddleAdapter(Adapter):
     def read(self, tensor: Any) -> Array:
         # NumPy has no bfloat16; Paddle would hand out its bits as integers.
         narrow = self.dtype(tensor) in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-        array: Array = (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy()
-        return array
+        return cast("Array", (tensor.detach().astype("float32") if narrow else tensor.detach()).numpy())
 
     def memory(self, tensor: Any, /) -> Array | None:
         # What set_value does for a tensor on the host, without a copy in between.
@@ -173,8 +172,7 @@ class PaddleAdapter(Adapter):
         if dtype is None or not plain or not (ONLY_HOST or tensor.place.is_cpu_place()) or 0 in shape:
             return None
         memory = _bytes(prod(shape) * dtype.itemsize).from_address(tensor.data_ptr())
-        array: Array = np.ndarray(shape, dtype, memory)
-        return array
+        return cast("Array", np.ndarray(shape, dtype, memory))
 
     def write(self, tensor: Any, values: Array) -> None:
         if _numpy_name(values.dtype) == self.dtype(tensor) and not tensor.is_dist():

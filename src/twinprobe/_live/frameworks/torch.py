@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ from twinprobe._live.frameworks.adapter import (
     Adapter,
     NewMask,
     OnGradient,
+    Substitution,
     array_on_host,
     memory_config,
-    passed_on,
     replaced,
 )
 from twinprobe._live.frameworks.layouts import Array, Layout, Rules
@@ -218,8 +218,7 @@ class TorchAdapter(Adapter):
         values = tensor.detach()
         if values.dtype in _EXACT_IN_FLOAT32:
             values = values.to(torch.float32)
-        array: Array = (values if values.is_cpu else values.cpu()).numpy()
-        return array
+        return cast("Array", (values if values.is_cpu else values.cpu()).numpy())
 
     def write(self, tensor: Any, values: Array) -> None:
         with torch.no_grad():
@@ -263,15 +262,8 @@ def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
     return recorder
 
 
-class _Substitute(torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
-    @staticmethod
-    def forward(ctx: Any, _tensor: Any, value: Any, on_gradient: OnGradient, owner: TorchAdapter) -> Any:
-        ctx.on_gradient, ctx.owner = on_gradient, owner
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        return passed_on(ctx, gradient), None, None, None
+class _Substitute(Substitution, torch.autograd.Function):  # type: ignore[misc]  # torch is not followed by mypy
+    pass
 
 
 _pool = RecorderPool(_make_recorder)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, overload
 
@@ -339,21 +340,12 @@ def add_special_init(*given: Any, **named: Any) -> Any:
     elif named:
         raise BadInput(f"add_special_init got {', '.join(named)}", hint="give the classes and the function by position")
     if len(given) in (2, 4):
-
-        def register(function: Init) -> Init:
-            _register(*given, function)
-            return function
-
-        return register
+        return partial(add_special_init, *given)
     if len(given) not in (3, 5) or not callable(given[-1]):
         raise BadInput(
             "add_special_init takes two classes and a function",
             hint="add_special_init(TargetClass, SourceClass, function), or with the framework before each class",
         )
-    return _register(*given)
-
-
-def _register(*given: Any) -> Init:
     *names, function = given
     if len(names) == 2:
         target, source = names
@@ -364,12 +356,11 @@ def _register(*given: Any) -> Init:
             if framework not in _FRAMEWORKS:
                 raise BadInput(f"unknown framework {framework!r}", hint=f"one of {', '.join(_FRAMEWORKS)}")
         rule = (raw_framework, raw, base_framework, base, lambda target, source: function(source, target))
-    for named in (rule[1], rule[3]):
-        if not isinstance(named, (type, str)):
-            raise BadInput(f"{named!r} is neither a class nor the name of one")
+    for kind in (rule[1], rule[3]):
+        if not isinstance(kind, (type, str)):
+            raise BadInput(f"{kind!r} is neither a class nor the name of one")
     _RULES.append(rule)
-    known: Init = function
-    return known
+    return function
 
 
 def has_rules() -> bool:

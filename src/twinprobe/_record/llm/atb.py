@@ -337,7 +337,7 @@ _FLOATS, _STRINGS = 6, 8  # kinds of an attribute
 
 def atb_json_to_onnx(path: Path, level: int = -1) -> Path:
     """Write ``NAME.onnx`` beside ``NAME.json``; operators deeper than ``level`` are not shown (-1: all)."""
-    tree = read_topology(path).tree
+    tree = read_topology(path)[0]
     nodes = b"".join(_field(1, _node(node)) for node in _shown(tree, level))
     graph = nodes + _text(2, tree.name)
     graph += b"".join(_field(11, _text(1, name)) for name in tree.inputs)

@@ -35,7 +35,6 @@ _WRAPPERS = frozenset(
 _HANDLE = torch.overrides.handle_torch_function.__code__
 Written = tuple[int, tuple[str, ...]]
 
-_is_wrapper: dict[CodeType, bool] = {}
 _written: dict[tuple[int, int], tuple[CodeType, Written | None]] = {}
 
 

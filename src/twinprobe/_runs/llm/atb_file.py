@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,6 @@ OTHER = {
     41: (4, "float4_e1m2", "float32"),
 }
 NO_NUMBERS = {13: "text", -1: "elements of an undefined type"}
-FORMATS = {
-    0: "NCHW", 1: "NHWC", 2: "ND", 3: "NC1HWC0", 4: "FRACTAL_Z", 12: "NC1HWC0_C04", 16: "HWCN", 27: "NDHWC",
-    29: "FRACTAL_NZ", 30: "NCDHW", 32: "NDC1HWC0", 33: "FRACTAL_Z_3D", 35: "NC", 47: "NCL", 50: "FRACTAL_NZ_C0_16",
-    51: "FRACTAL_NZ_C0_32",
-}  # fmt: skip
 
 _SMALL_FLOATS = {38: (3, 2, 3), 39: (2, 3, 1), 40: (2, 1, 1), 41: (1, 2, 1)}  # exponent bits, mantissa bits, bias
 _HIFLOAT8_INF = 0x6F
@@ -76,8 +71,7 @@ def _unpacked(stored: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.ui
         return both.reshape(-1)[:count]
     single = np.unpackbits(stored, bitorder="little")[: count * bits]
     weights = (1 << np.arange(bits)).astype(np.uint8)
-    found: NDArray[np.uint8] = (single.reshape(count, bits) * weights).sum(axis=1, dtype=np.uint8)
-    return found
+    return cast("NDArray[np.uint8]", (single.reshape(count, bits) * weights).sum(axis=1, dtype=np.uint8))
 
 
 @cache

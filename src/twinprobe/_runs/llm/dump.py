@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from twinprobe._runs.llm.files import ATB, TORCH, Files, TokenFolder
-from twinprobe._runs.llm.tree import OpNode, Topology, read_model_tree, read_topology
+from twinprobe._runs.llm.tree import OpNode, read_model_tree, read_topology
 from twinprobe._runs.whole_files import remote, scan, whole_file
 from twinprobe.errors import BadInput
 
@@ -273,14 +273,14 @@ def open_llm_dump(path: Path) -> LlmDump:
     if not topologies:
         notes.append(f"{layout.root}: no topology of the model is there; the operators are taken from the folder names")
     if len(topologies) > 2:
-        left = ", ".join(topology.name for topology in topologies[2:])
+        left = ", ".join(tree.name for tree in topologies[2:])
         notes.append(f"{layout.root}: there are {len(topologies)} models; left out: {left}")
-    dump = LlmDump(layout, [topology.tree for topology in topologies[:2]], notes)
+    dump = LlmDump(layout, topologies[:2], notes)
     _fit_numbers(dump, device)
     return dump
 
 
-def _topologies(layout: Layout, device: Device) -> list[Topology]:
+def _topologies(layout: Layout, device: Device) -> list[OpNode]:
     root = layout.root
     folders = [root / "model" / device.pid, root / "info" / "model" / device.name]
     folders += sorted(folder for folder in (root / "model").glob("*") if folder.is_dir())
@@ -289,7 +289,7 @@ def _topologies(layout: Layout, device: Device) -> list[Topology]:
         return []
     shift = int((root / "layer" / folder.name / "TransdataOperation_0.json").is_file())
     found = [read_topology(file, shift=shift) for file in sorted(folder.glob("*.json"))]
-    return sorted(found, key=lambda topology: topology.first)
+    return [tree for tree, _ in sorted(found, key=lambda model: model[1])]
 
 
 def _fit_numbers(dump: LlmDump, device: Device) -> None:

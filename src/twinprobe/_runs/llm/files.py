@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -218,7 +219,7 @@ class NotLarge(Exception):
     """The file is not one of those that are read piece by piece, or changes under our eyes."""
 
 
-class LargeFile:
+class LargeFile(AbstractContextManager["LargeFile"]):
     """An ATB file whose elements lie in it as kernels take them; use it in a ``with`` statement."""
 
     def __init__(self, folder: int, name: str, known: Known) -> None:
@@ -239,9 +240,6 @@ class LargeFile:
             os.close(self._handle)
             raise NotLarge from None
         self.what = what
-
-    def __enter__(self) -> LargeFile:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         os.close(self._handle)
@@ -287,7 +285,7 @@ def can_read_small_files() -> bool:
     return hasattr(os, "preadv") and os.open in os.supports_dir_fd and hasattr(os, "O_NOFOLLOW")
 
 
-class SmallFiles:
+class SmallFiles(AbstractContextManager["SmallFiles"]):
     """Reads files of one folder; use it in a ``with`` statement."""
 
     def __init__(self, folder: str, known: Known) -> None:
@@ -298,9 +296,6 @@ class SmallFiles:
         self.used = 0
         # ATB headers have no padding. Where the last file's elements began, the next one's will.
         self._lead = 0
-
-    def __enter__(self) -> SmallFiles:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         os.close(self._folder)

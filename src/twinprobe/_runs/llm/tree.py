@@ -67,17 +67,11 @@ def read_model_tree(path: Path) -> OpNode:
     return tree
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """One ATB model: its tree (the model itself at the top, without a folder) and the number of its first operator."""
+def read_topology(path: Path, *, shift: int = 0) -> tuple[OpNode, int]:
+    """One ATB model: its tree (the model itself at the top, without a folder) and the number of its first operator.
 
-    name: str
-    tree: OpNode
-    first: int
-
-
-def read_topology(path: Path, *, shift: int = 0) -> Topology:
-    """Read one model's topology. ``shift`` is added to the numbers of its operators in folder names."""
+    ``shift`` is added to the numbers of its operators in folder names.
+    """
     document = _document(path)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise BadInput('is no ATB topology: it needs a list "nodes"', where=path)
@@ -86,7 +80,7 @@ def read_topology(path: Path, *, shift: int = 0) -> Topology:
     first = _first_number(document["nodes"], path) + shift
     tree = OpNode(name, name, "", inputs=_texts(document, "inTensors"), outputs=_texts(document, "outTensors"))
     tree.children = _Reader(path, "operators").operators(document["nodes"], "", first, "nodes", 0)
-    return Topology(name, tree, first)
+    return tree, first
 
 
 class _Reader:

@@ -115,7 +115,7 @@ def _checked(name: str, dtype: str, shape: tuple[int, ...], octets: int) -> None
 # safetensors: the length of a JSON header, the header, then the elements.
 
 _LONGEST_HEADER = 100 << 20
-_SAFE = {
+SAFETENSORS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
     "I16": "int16", "I8": "int8", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "BOOL": "bool",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
@@ -148,7 +148,7 @@ def _safetensors(data: Contents) -> Iterator[tuple[str, Stored]]:
             raise DamagedTensor(f"places {name[:200]!r} outside of the file, or over another tensor")
         end = last
     for name, entry in entries.items():
-        dtype = _SAFE.get(entry.dtype)
+        dtype = SAFETENSORS.get(entry.dtype)
         if dtype is None:
             raise DamagedTensor(f"holds {name[:200]!r} as {entry.dtype[:20]!r}, which is not supported")
         first, last = entry.data_offsets
@@ -167,7 +167,7 @@ def _reading(data: Contents, dtype: str, shape: tuple[int, ...], start: int) -> 
 
 def safetensors_bytes(tensors: dict[str, HostTensor]) -> Iterator[bytes]:
     """The file that holds these tensors, piece by piece."""
-    names = {ours: theirs for theirs, ours in _SAFE.items()}
+    names = {ours: theirs for theirs, ours in SAFETENSORS.items()}
     header: dict[str, Any] = {}
     at = 0
     for name, one in tensors.items():
@@ -323,7 +323,7 @@ def _onnx(data: Contents) -> Iterator[tuple[str, Stored]]:
     dtype, name, place = "", "", (0, 0)
     for number, wire, first, last in _fields(data, 0, len(data)):
         if number == 1:
-            shape += [first] if wire == _VARINT else [value for value, _ in _varints(data, first, last)]
+            shape += [first] if wire == _VARINT else _varints(data, first, last)
         elif number == 2 and wire == _VARINT:
             dtype = _ONNX.get(first, "")
         elif number == 8 and wire == _BYTES:
@@ -381,10 +381,8 @@ def _mindspore_value(data: Contents, start: int, end: int) -> tuple[str, tuple[s
             shape: list[int] = []
             dtype, begin, stop = "", first, first
             for inner, kind, one, two in _fields(data, first, last):
-                if inner == 1 and kind == _VARINT:
-                    shape.append(one)
-                elif inner == 1:
-                    shape += [value for value, _ in _varints(data, one, two)]
+                if inner == 1:
+                    shape += [one] if kind == _VARINT else _varints(data, one, two)
                 elif inner == 2 and kind == _BYTES:
                     word = _short_text(data, one, two).lower()
                     dtype = SYNONYMS.get(word, word)
@@ -431,7 +429,7 @@ def _varint(data: Contents, at: int, end: int) -> tuple[int, int]:
     raise DamagedTensor("is cut off, or no checkpoint of MindSpore")
 
 
-def _varints(data: Contents, at: int, end: int) -> Iterator[tuple[int, int]]:
+def _varints(data: Contents, at: int, end: int) -> Iterator[int]:
     while at < end:
         value, at = _varint(data, at, end)
-        yield value, at
+        yield value

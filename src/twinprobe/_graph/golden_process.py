@@ -11,7 +11,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -80,7 +80,7 @@ class Spool:
 _PIECES_AHEAD = 12  # rendered while the runs are matched; about 1 MB each
 
 
-class GoldenBeside:
+class GoldenProcess(AbstractContextManager["GoldenProcess"]):
     """A process that writes the rows of both runs into ``part``, which it creates."""
 
     def __init__(self, golden: Path, part: Path, step: int, rank: int, *, overflow_check: bool) -> None:
@@ -161,9 +161,6 @@ class GoldenBeside:
         if not written:
             self._part.unlink(missing_ok=True)
         return written
-
-    def __enter__(self) -> GoldenBeside:
-        return self
 
     def __exit__(self, *_problem: object) -> None:
         self._process.stop()
