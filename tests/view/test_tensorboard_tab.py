@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_tools import becomes
 
 pytest.importorskip("tensorboard", reason="tensorboard is not installed")
 
@@ -94,7 +95,7 @@ def test_the_page_in_the_tab_opens_on_the_first_divergence_and_keeps_its_state_i
         frame.locator(".details .table").first.wait_for()
     page.reload()
     frame.locator(".pane-target .box.current", has_text="Functional.gelu.backward.1").wait_for()
-    assert "cmp_stat" in frame.get_by_label("File").first.input_value()
+    becomes(page, frame.get_by_label("File").first.input_value, lambda file: "cmp_stat" in file)
 
 
 def test_the_page_also_stands_alone_under_tensorboard(board: Board, page: Any) -> None:
