@@ -7,33 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from page_tools import becomes, box_of, current, show, stands_on
 
 FIRST = "Functional.linear.3.forward"
-SERIOUS = ("serious", "critical")
-
-
-def findings(page: Any) -> list[str]:
-    """What axe-core finds to be in somebody's way."""
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{entry['id']}: {entry['help']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
-        for entry in found
-        if entry["impact"] in SERIOUS
-    ]
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
 def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(
-    page: Any, serve: Callable[..., str], results: Path, width: int, theme: str
+    page: Any, axe: Callable[[Any], list[str]], serve: Callable[..., str], results: Path, width: int, theme: str
 ) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     show(page, serve(results / "cmp_stat"), theme=theme)
     page.wait_for_selector(".banner.found")
     page.wait_for_selector(".details-body table")
     page.locator(".list-row").first.wait_for()
-    assert findings(page) == []
+    assert axe(page) == []
     becomes(page, lambda: page.evaluate("document.documentElement.scrollWidth"), lambda wide: wide == width)
     becomes(page, lambda: overlapping(page), lambda found: found == [])
 
