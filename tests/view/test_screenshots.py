@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_tools import becomes
 
 from twinprobe._cli import main
 from twinprobe._view.export import export_page
@@ -109,7 +110,8 @@ def test_every_page_fits_every_screen(
             page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-US")
             page.goto(url)
             _settle(page, page_name)
-            assert page.evaluate("document.documentElement.scrollWidth") == width, (page_name, width, scheme)
+            becomes(page, lambda page=page: page.evaluate("document.documentElement.scrollWidth"),
+                    lambda wide, width=width: wide == width)  # fmt: skip
             assert axe(page) == [], (page_name, width, scheme)
             file = folder / f"{page_name}_{width}_{scheme}.png"
             page.screenshot(path=str(file), full_page=width < 500)
@@ -132,7 +134,6 @@ def _settle(page: Any, page_name: str) -> None:
     if page_name == "report_row":
         page.locator("#first-show").click()
         page.wait_for_selector(".inside canvas")
-    page.wait_for_timeout(300)
 
 
 @pytest.mark.slow
@@ -144,6 +145,6 @@ def test_pages_speak_chinese(made: Path, chromium: Any, serve: Callable[..., str
     page = chromium.new_page(locale="zh-CN")
     page.goto(address(made, page_name, serve))
     _settle(page, page_name)
+    becomes(page, page.locator("body").inner_text, lambda text: said in text)
     assert page.evaluate("document.documentElement.lang") == "zh-CN"
-    assert said in page.locator("body").inner_text()
     page.close()
