@@ -34,13 +34,14 @@ def test_a_link_shows_the_same_rows_order_zoom_and_details(open_page: Open) -> N
     page.evaluate("document.getElementById('plot').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
     expect(page.locator("#details")).to_be_visible()
     page.wait_for_url(re.compile("q=forward"))  # a function would be an eval, which the page forbids
-    shown = shown_names(page), page.locator("#details .name").inner_text(), page.locator("#count").inner_text()
+    # The first of them: how many more are elements depends on whether the table knows its height yet.
+    shown = shown_names(page)[:8], page.locator("#details .name").inner_text(), page.locator("#count").inner_text()
     link = page.url
     page.goto("about:blank")
     page.goto(link)
     page.wait_for_selector("html[data-ready]", state="attached")
     assert (
-        shown_names(page),
+        shown_names(page)[:8],
         page.locator("#details .name").inner_text(),
         page.locator("#count").inner_text(),
     ) == shown
