@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +100,15 @@ def chromium() -> Iterator[Any]:
         browser.new_context, browser.new_page = patient(browser.new_context), patient(browser.new_page)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def axe() -> Callable[[Any], list[str]]:
+    """What axe-core finds on a page to be in somebody's way."""
+    from axe_playwright_python.sync_playwright import Axe  # not among the oldest versions, which open no browser
+
+    return lambda page: [
+        f"{entry['id']}: {entry['help']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
+        for entry in Axe().run(page).response["violations"]
+        if entry["impact"] in ("serious", "critical")
+    ]

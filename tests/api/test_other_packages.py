@@ -61,7 +61,7 @@ import json, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read("examples/notebook.ipynb", 4)
 nbformat.validate(notebook)
-NotebookClient(notebook, timeout=300, resources={"metadata": {"path": "examples"}}).execute()
+NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": "examples"}}).execute()
 cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
 print(json.dumps([[one.get("data", {}) for one in cell.outputs] for cell in cells]))
 """
@@ -90,7 +90,7 @@ class Client(NotebookClient):
         if msg["msg_type"] in ("display_data", "update_display_data"):
             seen.append(msg["content"]["data"]["text/plain"])
         return super().process_message(msg, cell, index)
-Client(notebook, timeout=300).execute()
+Client(notebook, timeout=1800).execute()
 print(json.dumps(seen))
 """
     seen = json.loads(run_there(program).splitlines()[-1])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 
 from support import forward, tensor, tensor_dump, write_dump
 from twinprobe._cli import main
+from warm_python import run_warm
 
 GOOD = {"Torch.f.0.forward": forward([tensor()], [tensor()])}
 
@@ -170,19 +168,14 @@ def test_a_full_disk_leaves_nothing_under_the_final_name(tmp_path: Path) -> None
         for side in "tg"
     )
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
+    program = (
+        "import resource, signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from twinprobe._cli import main\nsys.exit(main(sys.argv[1:]))"
+    )
     for kind in ("xlsx", "csv", "parquet", "json", "html"):
         out = tmp_path / f"out_{kind}"
-        command = ["compare", "-tp", str(left), "-gp", str(right), "-o", str(out), "--format", kind]
-        program = (
-            "import signal, sys\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-            f"from twinprobe._cli import main\nsys.exit(main({command!r}))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, preexec_fn=limit, check=False
-        )
+        done = run_warm(program, "compare", "-tp", str(left), "-gp", str(right), "-o", str(out), "--format", kind)
         assert done.returncode == 2, (kind, done.stderr)
         assert "Traceback" not in done.stderr
         assert str(out) in done.stderr

@@ -141,7 +141,7 @@ def run(command: list[str], folder: Path, **more: str) -> str:
     environment = {**os.environ, "ASCEND_TOOLKIT_HOME": str(folder / "cann"), "ATB_HOME_PATH": str(folder / "atb")}
     environment.pop("LD_PRELOAD", None)
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environment | more
+        command, cwd=folder, capture_output=True, text=True, check=False, timeout=1800, env=environment | more
     )
     assert done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout

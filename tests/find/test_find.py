@@ -86,7 +86,7 @@ def hunted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     command = [sys.executable, "-c", "import sys; from twinprobe._cli import main; sys.exit(main())"]
     done = subprocess.run(
         [*command, "find", f"{golden} b", golden, "-o", str(folder / "out")],
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=1800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout, golden

@@ -6,31 +6,22 @@ import re
 from collections.abc import Callable
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from report_page import shown_names, shown_rows
 from report_tables import long_table, small_table
 
 Open = Callable[..., Page]
-SERIOUS = ("serious", "critical")
-
-
-def findings(page: Page) -> list[str]:
-    """What axe-core finds to be in somebody's way."""
-    return [
-        f"{entry['id']}: {entry['help']}: {[node['html'][:160] for node in entry['nodes'][:4]]}"
-        for entry in Axe().run(page).response["violations"]
-        if entry["impact"] in SERIOUS
-    ]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [pytest.param(1440, "light", marks=pytest.mark.slow), (390, "dark")])
-def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(open_page: Open, width: int, scheme: str) -> None:
+def test_axe_core_finds_nothing_serious_and_nothing_scrolls_sideways(
+    open_page: Open, axe: Callable[[Page], list[str]], width: int, scheme: str
+) -> None:
     page = open_page(small_table(), scheme=scheme)
     page.set_viewport_size({"width": width, "height": 844})
     page.locator("#first-show").click()
     expect(page.locator("#details")).to_be_visible()
-    assert findings(page) == []
+    assert axe(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
@@ -43,13 +34,14 @@ def test_a_link_shows_the_same_rows_order_zoom_and_details(open_page: Open) -> N
     page.evaluate("document.getElementById('plot').dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape'}))")
     expect(page.locator("#details")).to_be_visible()
     page.wait_for_url(re.compile("q=forward"))  # a function would be an eval, which the page forbids
-    shown = shown_names(page), page.locator("#details .name").inner_text(), page.locator("#count").inner_text()
+    # The first of them: how many more are elements depends on whether the table knows its height yet.
+    shown = shown_names(page)[:8], page.locator("#details .name").inner_text(), page.locator("#count").inner_text()
     link = page.url
     page.goto("about:blank")
     page.goto(link)
     page.wait_for_selector("html[data-ready]", state="attached")
     assert (
-        shown_names(page),
+        shown_names(page)[:8],
         page.locator("#details .name").inner_text(),
         page.locator("#count").inner_text(),
     ) == shown

@@ -162,7 +162,7 @@ def test_a_table_too_long_for_one_sheet_goes_on_in_the_next(tmp_path: Path) -> N
 
 
 def test_rows_keep_their_place_across_the_pieces_they_are_written_in(tmp_path: Path) -> None:
-    table = long_table(17_000)
+    table = long_table(17_000).select("NPU Name", "Result", "Relative Error")
     fill_xlsx(table, tmp_path / "r.xlsx")
     sheet = openpyxl.load_workbook(tmp_path / "r.xlsx", read_only=True).active
     rows = list(sheet.iter_rows(min_row=2, values_only=True))

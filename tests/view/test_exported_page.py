@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from evil_files import EVIL, evil_file
 from graph_files import flat, node, write_pair
-from page_tools import stands_on
+from page_tools import becomes, stands_on
 from reference_files import FILES
 
 from twinprobe._report.html import SHARED
@@ -45,9 +45,7 @@ def test_the_exported_page_opens_on_the_first_divergence_and_asks_nobody(
 
 
 def test_it_shows_the_same_as_the_server(page: Any, serve: Any, results: Path, tmp_path: Path) -> None:
-    def read() -> dict[str, Any]:
-        page.wait_for_selector(".details .table")
-        page.wait_for_selector(".tabs .count")
+    def read(page: Any) -> dict[str, Any]:
         return {
             "said": page.locator(".banner .said").inner_text(),
             "boxes": sorted(page.locator(".box > .head").all_inner_texts()),
@@ -56,11 +54,14 @@ def test_it_shows_the_same_as_the_server(page: Any, serve: Any, results: Path, t
             "counts": page.locator(".chips").first.inner_text(),
         }
 
-    page.goto(serve(results / "cmp_stat"))
-    from_server = read()
     export_page(results / "cmp_stat", tmp_path / "page.html")
+    served = page.context.new_page()
+    served.goto(serve(results / "cmp_stat"))
     open_page(page, tmp_path / "page.html")
-    assert read() == from_server
+    for one in (served, page):
+        for part in (".details .stack li", ".tabs .count", ".list-row:nth-child(4)", ".pane-golden .box.current"):
+            one.wait_for_selector(part, state="attached")
+    becomes(page, lambda: (read(page), read(served)), lambda both: both[0] == both[1])
 
 
 def test_names_full_of_markup_stay_text_in_the_exported_page(page: Any, tmp_path: Path) -> None:
@@ -88,14 +89,14 @@ def test_of_a_large_graph_the_neighbourhood_of_findings_is_kept(page: Any, tmp_p
     open_page(page, tmp_path / "page.html")
     page.wait_for_selector(".details .table")
     stands_on(page, "Torch.add.4242.forward", "target", "golden")
-    assert page.locator(".kids", has_text="(+").count() > 0
+    page.wait_for_selector(".kids:has-text('(+')")
 
 
 def test_all_ranks_are_in_the_page(page: Any, results: Path, tmp_path: Path) -> None:
     export_page(results / "ranks_cmp", tmp_path / "page.html", rank=1)
     open_page(page, tmp_path / "page.html")
     rank = page.get_by_label("Rank").first
-    assert rank.input_value() == "1"
+    becomes(page, rank.input_value, lambda value: value == "1")
     rank.select_option("0")
     page.wait_for_selector(".banner.found")
     stands_on(page, "Functional.gelu.1.backward")

@@ -67,12 +67,14 @@ def test_the_page_draws_it_and_a_key_goes_to_the_node(
     becomes(page, lambda: page.url, lambda now: "node=" in now)
     page.locator(".growth-button").click()
     page.wait_for_selector(".growth-canvas")
-    assert page.locator(".growth figcaption").all_inner_texts() == ["Forward", "Forward: layers of blocks"]
-    plot = page.locator(".growth-canvas").nth(1)
-    plot.focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    assert "0.mlp: 0" in page.locator(".growth .heat-hint").inner_text()
+    captions = page.locator(".growth figcaption").all_inner_texts
+    becomes(page, captions, lambda texts: texts == ["Forward", "Forward: layers of blocks"])
+    page.locator(".growth-canvas").nth(1).focus()
+    hint = page.locator(".growth .heat-hint")
+    # A plot has points once it has a size: ask for the first of them until there is one.
+    becomes(page, lambda: page.keyboard.press("ArrowLeft") or hint.inner_text(), lambda text: "0.norm: 0" in text)
+    page.keyboard.press("ArrowRight")
+    becomes(page, hint.inner_text, lambda text: "0.mlp: 0" in text)
     page.keyboard.press("Enter")
     becomes(page, lambda: current(page), lambda name: name == "Module.blocks.0.mlp.Linear.forward.0")
     becomes(page, lambda: page.url, lambda now: "growth=1" in now)

@@ -46,7 +46,7 @@ def test_the_report_draws_the_first_divergence(page: Any, kept: Path) -> None:
     page.get_by_role("link", name=report.name).click()
     page.locator("#first-show").click()
     page.wait_for_selector(".inside canvas")
-    assert "target = 1.25" in page.locator(".inside-kinds").inner_text()
+    becomes(page, page.locator(".inside-kinds").inner_text, lambda text: "target = 1.25" in text)
     becomes(page, page.locator(".inside canvas").count, lambda count: count == 5)
     worst = page.locator(".inside-table").nth(1).locator("tbody tr").first.inner_text().split("\t")
     index = tuple(int(at) for at in worst[0].strip("[]").split(","))
@@ -61,7 +61,7 @@ def test_the_report_has_sliders_and_a_choice_of_axes_without_a_server(page: Any,
     facts = page.locator(".inside-facts")
     facts.wait_for()
     sliders = page.locator(".inside-controls input[type=range]")
-    assert sliders.count() == 2
+    becomes(page, sliders.count, lambda count: count == 2)
     sliders.nth(1).evaluate("e => { e.value = '3'; e.dispatchEvent(new Event('change')); }")
     becomes(page, facts.inner_text, lambda text: "3,072 elements" in text)
     page.locator(".inside-controls select").nth(1).select_option("1")
@@ -75,7 +75,7 @@ def test_the_page_draws_it_and_a_slider_and_a_drag_read_a_part(
     show(page, serve(kept / "graph"), tall=600)
     page.wait_for_selector(".inside canvas")
     facts = page.locator(".inside-facts")
-    assert facts.inner_text().startswith("[2, 4, 32, 48], 12,288 elements")
+    becomes(page, facts.inner_text, lambda text: text.startswith("[2, 4, 32, 48], 12,288 elements"))
     page.locator(".inside-controls input[type=range]").first.evaluate(
         "e => { e.value = '1'; e.dispatchEvent(new Event('change')); }"
     )

@@ -42,11 +42,9 @@ def test_a_metric_and_a_limit_of_the_users_choice_move_the_first_divergence(
     page.wait_for_selector(".banner .said[title^='Functional.linear.6.forward']")
     page.locator(".first-button").click()
     page.wait_for_selector(".pane-target .box.current:has-text('linear.forward.6')")
-    assert "4.66 %" in page.locator(".pane-target .box.current").inner_text()
-    fills = page.eval_on_selector_all(
-        ".pane-target .box", "all => new Set(all.map(e => e.style.getPropertyValue('--fill'))).size"
-    )
-    assert fills >= 3
+    becomes(page, page.locator(".pane-target .box.current").inner_text, lambda text: "4.66 %" in text)
+    fills = "all => new Set(all.map(e => e.style.getPropertyValue('--fill'))).size"
+    becomes(page, lambda: page.eval_on_selector_all(".pane-target .box", fills), lambda count: count >= 3)
 
 
 def test_search_finds_nodes_and_goes_to_them(page: Any, serve: Callable[..., str], results: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_sentence_of_our_own_file_is_shown(page: Any, serve: Callable[..., s
     show(page, serve(tmp_path))
     page.wait_for_selector(".banner.found")
     becomes(page, page.locator(".banner .said").inner_text, lambda text: text == sentence)
-    assert "3.1 %" in box(page, "target", "up_proj").inner_text()
+    becomes(page, box(page, "target", "up_proj").inner_text, lambda text: "3.1 %" in text)
 
 
 def test_a_double_click_opens_the_node_and_its_partner_and_closes_them_again(
@@ -65,7 +65,7 @@ def test_a_partner_in_another_place_is_unfolded_too(page: Any, serve: Callable[.
     page.wait_for_selector(".pane-target .box:has-text('encoder')")
     box(page, "target", "encoder").dblclick()
     page.wait_for_selector(".pane-golden .box.open:has-text('decoder')")
-    assert "Module.decoder.layers.0.Block.forward.0" in names(page, "golden")
+    becomes(page, lambda: names(page, "golden"), lambda now: "Module.decoder.layers.0.Block.forward.0" in now)
 
 
 def test_labels_drop_the_prefix_and_put_the_direction_second(
@@ -73,9 +73,8 @@ def test_labels_drop_the_prefix_and_put_the_direction_second(
 ) -> None:
     show(page, serve(results / "cmp_stat"))
     page.wait_for_selector(".pane-target .box.warning:has-text('gelu')")
-    shown = page.locator(".pane-target .box .name").all_inner_texts()
-    assert "mlp.backward.MLP.0" in shown
-    assert "layers.1.backward.Block.0" in shown
+    shown = page.locator(".pane-target .box .name").all_inner_texts
+    becomes(page, shown, lambda names: {"mlp.backward.MLP.0", "layers.1.backward.Block.0"} <= set(names))
 
 
 def test_long_names_keep_both_ends_and_have_the_whole_on_hover(
@@ -184,7 +183,7 @@ def test_our_own_files_open_on_what_we_found_and_lead_to_every_rank_and_step(
     show(page, serve(own / form))
     page.wait_for_selector(".banner.found:has-text('injected here')")
     stands_on(page, "Functional.linear.6.forward", "target", "golden")
-    assert "4.66 %" in page.locator(".pane-target .box.current").inner_text()
+    becomes(page, page.locator(".pane-target .box.current").inner_text, lambda text: "4.66 %" in text)
     page.wait_for_selector(".details:has-text('matched by')")
     page.locator(".text-button", has_text="Ranks").click()
     page.wait_for_selector(".heat-hint:has-text('suspicious')")

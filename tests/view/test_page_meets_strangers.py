@@ -37,7 +37,8 @@ class Stranger(http.server.BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
-        self.wfile.write(b"<!doctype html><title>stranger</title>")
+        # A browser asks for a site's icon at any time, also when the site is gone at the test's end.
+        self.wfile.write(b"<!doctype html><title>stranger</title><link rel='icon' href='data:,'>")
 
     def log_message(self, *_: Any) -> None:
         pass

@@ -295,7 +295,7 @@ def _by_module(trend: Trend, at: int, names: list[str]) -> Parting:
         a, b = (_dtype(value) for value in _value(trend, at, dtype))
         cause, why = "dtype", f"its dtype is {a} against {b}"
     agree = "all parameters" if cause == "data" else "the data and all parameters"
-    sentence = f"{_from(trend, at)}{module} differs though {agree} agree: {why}"
+    sentence = f"{_from(trend, at)}module {module} differs though {agree} agree: {why}"
     return _parting(trend, at, cause, module, sentence)
 
 

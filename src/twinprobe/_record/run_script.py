@@ -27,7 +27,10 @@ def run_script(argv: list[str]) -> int:
         raise BadInput("there is no such script", where=words[0])
     config = os.environ.get(CONFIG_VARIABLE)
     if not config:
-        raise BadInput(f"the variable {CONFIG_VARIABLE} is not set", hint="let it name a config.json")
+        raise BadInput(
+            "what to record is not said",
+            hint=f"--config config.json, or {CONFIG_VARIABLE}=config.json (docs/record.md)",
+        )
     from twinprobe._record.torch.callbacks import WholeScript
 
     recording = WholeScript(config)

@@ -55,7 +55,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [str(scripts / "msrun"), "--worker_num=2", "--local_worker_num=2", f"--master_port={port}", "--join=True"]
     done = subprocess.run(
         [*command, f"--log_dir={folder / 'log'}", str(program), str(folder / "dump")],
-        capture_output=True, text=True, check=False, timeout=400,
+        capture_output=True, text=True, check=False, timeout=1800,
         env={**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -38,7 +38,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
     done = subprocess.run(
-        [sys.executable, str(program), str(folder / "dump")], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, str(program), str(folder / "dump")], capture_output=True, text=True, check=False, timeout=1800
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert sorted(path.name for path in (folder / "dump" / "step0").iterdir()) == ["rank0", "rank1"]

@@ -332,7 +332,7 @@ def written(code: str) -> tuple[list[Any], dict[str, Any]]:
 def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The last call of each line as the dump has it."""
     folder = tmp_path_factory.mktemp("written")
-    lines = [*CALLS, *HIDDEN]
+    lines = [code for code in [*CALLS, *HIDDEN] if "rms_norm" not in code or hasattr(functional, "rms_norm")]
     plain = [bits(run(code, values())) for code in lines]
     debugger = PrecisionDebugger(dump_path=str(folder), level="L1", risk_level="ALL")
     seen = []

@@ -138,7 +138,7 @@ def test_writes_of_every_kind_come_after_the_measurement(tmp_path: Path) -> None
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,
         check=False,
         env=environment,
     )

@@ -159,7 +159,7 @@ def test_what_cannot_be_run_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(BadInput, match=re.escape(words)):
             run_script([script])
 
-    refused("train.py", "TWINPROBE_CONFIG is not set")
+    refused("train.py", "what to record is not said (--config config.json, or TWINPROBE_CONFIG=config.json")
     monkeypatch.setenv("TWINPROBE_CONFIG", str(tmp_path / "config.json"))
     refused("missing.py", "missing.py: there is no such script")
     refused("train.py", "level debug", level="debug")

@@ -372,5 +372,7 @@ def test_the_kept_run_that_other_frameworks_are_compared_with_is_what_pytorch_gi
     from watch_programs import train
 
     train("torch", tmp_path)
-    parting = twinprobe.compare(tmp_path, Path(__file__).parents[2] / "data" / "cross" / "watch_torch").steps.parting
-    assert parting.step is None, parting.sentence
+    steps = twinprobe.compare(tmp_path, Path(__file__).parents[2] / "data" / "cross" / "watch_torch").steps
+    (trend,) = steps.trends
+    # Other versions round in other ways.
+    assert trend.difference[trend.differs].max(initial=0.0) < 1e-6, steps.parting.sentence

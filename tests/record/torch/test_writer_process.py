@@ -323,7 +323,13 @@ def test_eight_ranks_have_eight_writers_that_cost_nothing_while_idle(tmp_path: P
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS), "train.py"]
     variables = os.environ | {"DUMP": str(tmp_path / "dump"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *launch], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=500, check=False
+        [sys.executable, *launch],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = re.findall(r"rank (\d+) writer (\d+) idle (\d+) steps (\d+)", done.stdout)
