@@ -154,7 +154,8 @@ def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> 
             runs.append(alone)
             continue
         path = side.root / name if side.world > 1 else side.root.parent / name
-        runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
+        lender = single[1 - at] or (runs[0] if runs else None)
+        runs.append(make_whole(ranks, layout, path, micro[at], lender))
     return runs, notes, lost
 
 

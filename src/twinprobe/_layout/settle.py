@@ -209,6 +209,8 @@ class _Side:
             if plain and not placed and not (experts[row] and gradient):
                 if shapes[row] != own_shapes[row][0]:
                     self.changes["shape"][row] = own_shapes[row][0]
+                    for stat in STATS:
+                        self.changes[stat][row] = pieces[stat][row][0]
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
         if self.optimizer:
