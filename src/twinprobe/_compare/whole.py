@@ -15,7 +15,16 @@ from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
-from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
+from twinprobe._layout.ranks import (
+    LAYOUT_FILE,
+    RankDump,
+    calls_per_module,
+    find_layout,
+    open_ranks,
+    recomputation,
+    recorded_world,
+    without_recomputation,
+)
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
@@ -141,6 +150,7 @@ def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> 
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
+    recomputed = _leave_out_recomputation(opened)
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
@@ -156,7 +166,17 @@ def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> 
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
-    return runs, notes, lost
+    return runs, [*notes, *recomputed], lost
+
+
+def _leave_out_recomputation(opened: list[dict[int, RankDump]]) -> list[str]:
+    """Where only one side checkpoints its activations, what backward computes once more has no counterpart."""
+    sides = [any(map(recomputation, (dump.run for dump in ranks.values()))) for ranks in opened]
+    if sides[0] == sides[1]:
+        return []
+    at = sides.index(True)
+    calls = sum(without_recomputation(dump) for dump in opened[at].values())
+    return [f"{('target', 'golden')[at]}: {calls:,} calls that backward made once more (checkpointing): left out"]
 
 
 def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:

@@ -34,7 +34,7 @@ from twinprobe._layout.pieces import (
     put_together,
     same,
 )
-from twinprobe._layout.ranks import token_shape
+from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.stages import OPTIMIZER
 from twinprobe._layout.whole import Whole
 from twinprobe._runs.names import BACKWARD
@@ -44,7 +44,6 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 if TYPE_CHECKING:
     pass
 
-_COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
@@ -132,7 +131,7 @@ class _Side:
 
         pieces = self.whole.pieces
         names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
-        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(_COLLECTIVES) & names)
+        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
         if not reductions.height:
             return None if not self.whole.level.startswith(("L1", "mix")) else {}
         roles = self.whole.table["role"].to_list()
