@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
+# Of the largest element: how near the means of one tensor are that was added up in two ways, and how far those of others.
+_SAME_MEAN, _APART = 1e-6, 1e-4
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
 
 Match = Callable[[Run, Run], Pairs]
@@ -193,7 +195,10 @@ class _Side:
         for row in range(table.height):
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
-                self._settle_value(row, partner)
+                if not self.optimizer:
+                    self._settle_value(row, partner)
+                elif not equal[row]:
+                    self._settle_setting(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
                 continue
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
@@ -239,6 +244,17 @@ class _Side:
                 continue
             for stat in STATS:
                 self.changes[stat][row] = totals[step] ** 0.5
+
+    def _settle_setting(self, row: int, partner: int) -> None:
+        """A setting of an optimizer (its learning rate) that ranks do not share: one that is not golden's counts."""
+        goal = self.golden["max"][partner]
+        wrong = [piece for piece in self.whole.pieces_of(row) if piece.stats[0] not in (None, goal)]
+        if not wrong or self.kinds["max"][row] not in (FLOAT, INT):
+            return
+        for stat, value in zip(STATS, wrong[0].stats, strict=True):
+            self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
+        name, ranks = self.whole.table["name"][row], _numbers([piece.rank for piece in wrong])
+        self.whole.findings.append(f"{name}: rank {ranks}'s setting differs from the others")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -451,9 +467,12 @@ class _Side:
         odd, good = ordered[-1], ordered[0]
         wrong = [piece.rank for piece in group if not same([piece, good])]
         if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
-            text = (
-                f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
-            )
+            ranks = _numbers([piece.rank for piece in group])
+            parts = _parts_of(goal, group)
+            text = f"{name}: the copies of ranks {ranks} differ, and none is golden's"
+            if parts:
+                adds = "adds them up" if parts == "sum" else "averages them"
+                text = f"{name}: golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}"
         else:
             text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
         if wrong and partner is not None and len(self.whole.findings) < 1000:
@@ -552,6 +571,19 @@ class _Side:
         if self.unfit:
             more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
             whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
+
+
+def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
+    high, low, mean, _ = goal
+    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
+    if high is None or low is None or mean is None or len(means) < len(group):
+        return ""
+    scale = max(abs(high), abs(low))
+    if any(abs(own - mean) <= _APART * scale for own in means):
+        return ""
+    found = {"sum": sum(means), "mean": sum(means) / len(means)}
+    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
 def _signature(pieces: Sequence[Piece]) -> Any:
