@@ -76,7 +76,7 @@ def optimizer(folder: Path, gradient: dict[str, Any], *, clipped: bool, rate: fl
 def compared(
     target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str], layouts: tuple[str, ...] = ("tp=2",)
 ) -> dict[str, dict[str, Any]]:
-    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json", "-fm"]
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json"]
     words += ["--layout", *layouts]
     assert main(words) == 0
     return {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
@@ -150,7 +150,7 @@ def test_what_backward_computes_once_more_is_no_micro_batch(tmp_path: Path, caps
 
 
 def test_pieces_that_look_like_repetitions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first rank's piece in one layout may have the extremes and the mean of that in the other, and twice as many."""
+    """The first rank's pieces in two layouts may have equal extremes and means, as if one repeated the other."""
     for ranks in (2, 4):
         for rank in range(ranks):
             part = of([2, 16 // ranks, 4], 1.0, (64 / ranks) ** 0.5)

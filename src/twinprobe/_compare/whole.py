@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from twinprobe._align.calls import bare_path
 from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
@@ -17,11 +18,9 @@ from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
 from twinprobe._layout.ranks import (
     LAYOUT_FILE,
-    RankDump,
     calls_per_module,
     find_layout,
     open_ranks,
-    recomputation,
     recorded_world,
     without_recomputation,
 )
@@ -150,7 +149,8 @@ def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> 
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
-    recomputed = _leave_out_recomputation(opened)
+    # With checkpointing, backward computes activations once more, which are neither new values nor another batch.
+    again = [sum(map(without_recomputation, ranks.values())) for ranks in opened]
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
@@ -160,23 +160,17 @@ def open_wholes(sides: tuple[Side, Side], name: str, texts: tuple[str, ...]) -> 
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
         alone = single[at]
-        if alone is not None and micro[at] == 1:
+        # Parameters are paired by names alone, in which wrappers (of compiled modules) are no part.
+        wrapped = alone and name == OPTIMIZER_FILE and any(bare_path(op.body) != op.body for op in alone.op_names)
+        if alone is not None and micro[at] == 1 and not wrapped:
             runs.append(alone)
             continue
         path = side.root / name if side.world > 1 else side.root.parent / name
         lender = single[1 - at] or (runs[0] if runs else None)
         runs.append(make_whole(ranks, layout, path, micro[at], lender))
-    return runs, [*notes, *recomputed], lost
-
-
-def _leave_out_recomputation(opened: list[dict[int, RankDump]]) -> list[str]:
-    """Where only one side checkpoints its activations, what backward computes once more has no counterpart."""
-    sides = [any(map(recomputation, (dump.run for dump in ranks.values()))) for ranks in opened]
-    if sides[0] == sides[1]:
-        return []
-    at = sides.index(True)
-    calls = sum(without_recomputation(dump) for dump in opened[at].values())
-    return [f"{('target', 'golden')[at]}: {calls:,} calls that backward made once more (checkpointing): left out"]
+    left_out = [f"{('target', 'golden')[at]}: {count:,} calls that backward made once more (checkpointing): left out"
+                for at, count in enumerate(again) if count]  # fmt: skip
+    return runs, [*notes, *left_out], lost
 
 
 def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:

@@ -163,7 +163,7 @@ def without_updates(run: Run) -> Run:
     )
 
 
-def recomputation(run: Run) -> set[str]:
+def _recomputation(run: Run) -> set[str]:
     """The forward calls that backward made once more (checkpointing): a backward call is around them.
 
     A collective right inside of a backward call belongs to it: it adds up gradients, or gathers parameters.
@@ -183,7 +183,9 @@ def recomputation(run: Run) -> set[str]:
 
 def without_recomputation(dump: RankDump) -> int:
     """Leave such calls out, number the others as if there had been none, and say how many there were."""
-    run, again = dump.run, recomputation(dump.run)
+    run, again = dump.run, _recomputation(dump.run)
+    if not again:
+        return 0
     kept: dict[str, list[int]] = defaultdict(list)
     for name, op in zip(run.ops, run.op_names, strict=True):
         if op.direction == FORWARD and name not in again:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
-# Of the largest element: how near the means of one tensor are that was added up in two ways, and how far those of others.
+# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
 _SAME_MEAN, _APART = 1e-6, 1e-4
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
 
