@@ -182,7 +182,7 @@ FAULTS = [
     ("sp", "sp_gradient", "step0/optimizer", "position.weight", SUM),
     ("ddp", "wrong_rate", "step0/optimizer", "embedding.weight", RANK_1),
     ("ddp", "replica_differs", "step0/whole", "layers.1.norm1", RANK_1),
-    ("ddp", "sum_not_mean", "step0/whole", "head", ""),
+    ("ddp", "sum_not_mean", "step0/whole", "head|__mul__", ""),  # mix sees the product itself
     ("ddp", "stale_parameter", "step1/whole", "embedding|position", RANK_1),  # both are stale
     ("ddp+clip", "no_clip", "step0/optimizer", "embedding.weight", ""),
     ("fsdp2+clip", "wrong_rate", "step0/optimizer", "embedding.weight", RANK_1),

@@ -192,14 +192,19 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     of_row, role, differs = judged.calls.of_row, judged.calls.role, judged.state == DIFFERS
     sides = ((comparison.target, "t", comparison.golden, "g"), (comparison.golden, "g", comparison.target, "t"))
     found = []
+    run = comparison.target
+    place = {name: at for at, name in enumerate(run.ops)}
     for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
         own = (of_row == call) & differs
         # Without tensors, ranks that hold nothing conspicuous may be wrong as well if all of them took a wrong value.
         inherited = bool((own & (role == INPUT)).any())
-        for row in np.flatnonzero(own & np.isin(role, (PARAMETER, OUTPUT))).tolist():
+        # A function is given the parameters of the module around it.
+        around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
+        asked = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
+        for row in np.flatnonzero(asked).tolist():
             for whole, side, other, its in sides:
                 files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
-                if not isinstance(whole, Whole) or (inherited and None in files):
+                if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                     continue
                 ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
                 if ranks:

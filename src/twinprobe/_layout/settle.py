@@ -305,6 +305,16 @@ class _Side:
         if way is None:
             self._flat(row, blocks, goal)
             return
+        if (
+            role == PARAMETER
+            and way[AXES.index("cp")] >= 0
+            and not any("parameters" in text for text in self.whole.lost)
+        ):
+            shape, name = list(blocks[0].shape or ()), self.whole.table["name"][row]
+            self.whole.lost.append(
+                f"layout {self.whole.layout}: context parallel ranks hold whole parameters, but {name} is {shape} "
+                f"on rank {blocks[0].rank}, and {list(goal)} in the other run"
+            )
         arithmetic = self._arithmetic(row, gradient and not self.optimizer, blocks[0], way)
         odd = self._odd_axis(row, blocks, way, role, gradient)
         if odd == "unknown":
