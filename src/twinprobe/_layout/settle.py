@@ -27,7 +27,6 @@ from twinprobe._layout.pieces import (
     Piece,
     Shape,
     along,
-    common_shape,
     fitting_way,
     of_concatenation,
     of_placement,
@@ -36,7 +35,7 @@ from twinprobe._layout.pieces import (
 )
 from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.stages import OPTIMIZER
-from twinprobe._layout.whole import Whole
+from twinprobe._layout.whole import Whole, common_shapes
 from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -68,7 +67,7 @@ class Settler:
         if isinstance(golden, Whole):
             back = [(mine, other) for other, mine in partners]
             if isinstance(target, Whole):
-                goals = _common_shapes(target, golden, partners)
+                goals = common_shapes(target, golden, partners)
                 blind = {mine: goals[other] for mine, other in back if other in goals}
                 _Side(golden, target, back, blind).settle()
             else:
@@ -76,28 +75,6 @@ class Settler:
         if isinstance(target, Whole):
             _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
         return pairs
-
-
-def _common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
-    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
-    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
-    found = {}
-    for rows in partners:
-        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
-            continue
-        sides, copies = [], []
-        for whole, row in zip((target, golden), rows, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
-            pieces = whole.pieces_of(row)
-            if placement is not None:
-                pieces = [pieces[0]._replace(shape=placement.whole)]
-            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
-            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
-        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
-        if goal is not None:
-            found[rows[0]] = goal
-    return found
 
 
 class _Side:

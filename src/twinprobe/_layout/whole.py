@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import nan
@@ -20,12 +20,12 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import Piece, load_whole
+from twinprobe._layout.pieces import AXES, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
-from twinprobe._runs.table import FLOAT, INT, STATS, TENSOR
+from twinprobe._runs.table import FLOAT, GRADIENT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
@@ -238,3 +238,25 @@ def _keys(run: Run) -> list[str]:
         path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
         heads.append((len(name), f"{path} {op.direction} {op.call} "))
     return [heads[op][1] + name[heads[op][0] :] for op, name in run.table.select("op", "name").iter_rows()]
+
+
+def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
+    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
+    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
+    found = {}
+    for rows in partners:
+        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        sides, copies = [], []
+        for whole, row in zip((target, golden), rows, strict=True):
+            placement = next((one for one in whole.placements_of(row) if one is not None), None)
+            pieces = whole.pieces_of(row)
+            if placement is not None:
+                pieces = [pieces[0]._replace(shape=placement.whole)]
+            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
+            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
+        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        if goal is not None:
+            found[rows[0]] = goal
+    return found
