@@ -117,7 +117,7 @@ def faults(folder: Path) -> None:
         module, words = tests.what_is_named(found, guilty, clue)
         named += bool(module)
         clues += [bool(words)] if clue else []
-        said = words.rpartition(": ")[2] if clue else "cannot be known"
+        said = words.rpartition(": ")[2] if clue else "all ranks alike, or not told by statistics"
         rows.append([kind, fault, module or "not named", said or "not named"])
     table("planted faults", ["layout", "fault", "module", "rank or collective"], rows)
     print(

@@ -96,7 +96,8 @@ def test_checkpointing_and_compilation_on_top_agree_with_one_process(
     target, plain = trained(f"{kind}+{on_top}", 2, "mix"), trained(f"{kind}+{on_top}", 2, "off")
     assert (losses[target], digests[target]) == (losses[plain], digests[plain])
     twin = TWINS.get(kind, "single")
-    for golden in (twin, f"{twin}+{on_top}"):
+    # Inside of a compiled region nothing is recorded that a run without it could be compared with.
+    for golden in (f"{twin}+{on_top}", *([twin] if on_top == "checkpoint" else ())):
         document = compared(target, trained(golden, 1, "mix"), tmp_path, capsys)
         assert_agreement(document, calls=0 if on_top == "compile" else 100)
 
