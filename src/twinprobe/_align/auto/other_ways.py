@@ -20,6 +20,7 @@ from twinprobe._align.auto.fingerprints import APART, Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
+from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 
 RULE = "another way to the same result"
@@ -72,7 +73,7 @@ class _OtherWays:
             others = [other for other, _ in self._partner.values()]
             apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
             self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
-        elif all(run.in_memory for run in runs):
+        elif all(type(run) is not Run and not run.arrangement for run in runs):
             self._apart = self._by_tensors(*runs)
 
     def _by_tensors(self, target: Any, golden: Any) -> set[int]:
