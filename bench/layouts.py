@@ -1,9 +1,10 @@
 """Parallel layouts: 64 ranks of TP8 x PP8 against one process, and trainings against their single twins.
 
-python bench layouts [--layers 16] [--width 1024] [--trainings]
+python bench layouts [--layers 16] [--width 1024] [--trainings] [--faults]
 
 The first table has the time of a plain tensor compare of the same bytes beside it: the limit is 1.5 times as long. With
---trainings each layout of tests/layout is trained on gloo and compared with its twin in one process.
+--trainings each layout of tests/layout is trained on gloo and compared with its twin in one process, with --faults each
+fault is planted in such a training: is the module named, and the rank or the collective?
 """
 
 from __future__ import annotations
@@ -31,9 +32,16 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--trainings", action="store_true")
+    parser.add_argument("--faults", action="store_true")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
+        if options.trainings:
+            trainings(folder)
+        if options.faults:
+            faults(folder)
+        if options.trainings or options.faults:
+            return
         size = make(folder, options.layers, options.width)
         common = ["--format", "csv", "--quiet"]
         single = [*own_command(), "compare", "-tp", str(folder / "twin"), "-gp", str(folder / "single")]
@@ -46,8 +54,6 @@ def main(arguments: Sequence[str]) -> None:
              f"{whole.seconds / plain.seconds:.2f}"],
         ]  # fmt: skip
         table(f"tensor compare, {size / 1e6:.0f} MB a side", ["target", "time", "memory", "times"], rows)
-        if options.trainings:
-            trainings(folder)
 
 
 def make(folder: Path, layers: int, width: int) -> int:
@@ -92,30 +98,54 @@ def _call(place: Path, layer: int, output: Any, weight: Any) -> None:
 
 def trainings(folder: Path) -> None:
     """Every layout of the tests against its twin: how many rows pass, and whether anything is blamed."""
-    sys.path.insert(0, str(TESTS.parent))
-    sys.path.insert(0, str(TESTS))
-    from test_parallel_layouts import TWINS
-
     rows = []
-    for at, (kind, twin) in enumerate(TWINS.items()):
-        sides = []
-        for name, count in ((kind, 2), (twin, 1)):
-            dump = folder / f"training{at}" / name
-            dump.parent.mkdir(exist_ok=True)
-            words = [str(dump), name, str(count), "mix", "statistics", "float32", "none"]
-            subprocess.run(
-                [sys.executable, str(TESTS / "parallel_training.py"), *words], check=True, capture_output=True
-            )
-            sides.append(str(dump))
-        command = [*own_command(), "compare", "-tp", sides[0], "-gp", sides[1], "-o", str(folder / "out"), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        results = json.loads(done.stdout)["ranks"]
+    for kind, twin in _tests().TWINS.items():
+        results = _compared(folder, kind, twin).values()
         passed, blamed = (
             sum(one["verdicts"]["pass"] for one in results),
             sum(one["first"] is not None for one in results),
         )
         rows.append([kind, twin, f"{passed:,}", f"{sum(one['verdicts']['error'] for one in results):,}", str(blamed)])
     table("trainings against one process", ["layout", "twin", "rows that pass", "errors", "results that blame"], rows)
+
+
+def faults(folder: Path) -> None:
+    """Every planted fault of the tests: whether the module is named, and the rank or the collective if it can be."""
+    tests, rows, named, clues = _tests(), [], 0, []
+    for kind, fault, result, guilty, clue in tests.FAULTS:
+        found = _compared(folder, kind, tests.TWINS[kind], fault)[result]
+        module, words = tests.what_is_named(found, guilty, clue)
+        named += bool(module)
+        clues += [bool(words)] if clue else []
+        said = words.rpartition(": ")[2] if clue else "all ranks alike, or not told by statistics"
+        rows.append([kind, fault, module or "not named", said or "not named"])
+    table("planted faults", ["layout", "fault", "module", "rank or collective"], rows)
+    print(
+        f"module named: {named} of {len(rows)}; rank or collective, where it can be known: {sum(clues)} of {len(clues)}"
+    )
+
+
+def _tests() -> Any:
+    sys.path[:0] = [str(TESTS), str(TESTS.parent)]
+    import test_parallel_layouts
+
+    return test_parallel_layouts
+
+
+def _compared(folder: Path, kind: str, twin: str, fault: str = "none") -> dict[str, Any]:
+    """Train both, the twin only once, and compare them: the results by name."""
+    sides = []
+    for name, count, planted in ((kind, 2, fault), (twin, 1, "none")):
+        dump = folder / f"{name}.{planted}"
+        if not dump.exists():
+            words = [str(dump), name, str(count), "mix", "statistics", "float32", planted]
+            subprocess.run(
+                [sys.executable, str(TESTS / "parallel_training.py"), *words], check=True, capture_output=True
+            )
+        sides.append(str(dump))
+    command = [*own_command(), "compare", "-tp", sides[0], "-gp", sides[1], "-o", str(folder / "out"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {one["rank"]: one for one in json.loads(done.stdout)["ranks"]}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ WIDTH, INNER, HEADS, LAYERS, WORDS, BATCH, LENGTH, EXPERTS, STEPS = 16, 32, 4, 2
 class Layout:
     """What a layer needs to know: its rank, how many there are, and the fault."""
 
-    kind, rank, ranks, fault = "single", 0, 1, "none"
+    kind, rank, ranks, fault, layers = "single", 0, 1, "none", LAYERS
 
     @classmethod
     def has(cls, fault: str, *, rank: int = -1) -> bool:
@@ -261,7 +261,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.position = nn.Embedding(LENGTH, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(Block() for _ in range(Layout.layers))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=False)
 
@@ -341,7 +341,7 @@ def tensor_parallel(model: Model, mesh: Any = None) -> None:
 
     mesh = mesh or init_device_mesh("cpu", (Layout.ranks,), mesh_dim_names=("tp",))
     plan = {"embedding": RowwiseParallel(input_layouts=Replicate())}
-    for at in range(LAYERS):
+    for at in range(Layout.layers):
         plan |= {f"layers.{at}.attention.{name}": ColwiseParallel() for name in "qkv"}
         plan[f"layers.{at}.attention.o"] = RowwiseParallel()
         plan |= {f"layers.{at}.mlp.up": ColwiseParallel(), f"layers.{at}.mlp.down": RowwiseParallel()}
@@ -382,7 +382,7 @@ def spread_experts(model: Model) -> None:
 
 
 def own_stage(model: Model) -> None:
-    share = LAYERS // Layout.ranks
+    share = Layout.layers // Layout.ranks
     if Layout.rank > 0:
         model.embedding = model.position = None
     if Layout.rank < Layout.ranks - 1:
@@ -442,6 +442,7 @@ def train(rank: int, output: Path, kind: str, ranks: int, level: str, task: str,
     Layout.kind, Layout.rank, Layout.ranks, Layout.fault = base, rank, ranks, fault
     Layout.moe, Layout.dropout = "moe" in options or base == "ep", 0.25 if "dropout" in options else 0.0
     Layout.fused, Layout.biased = "fused" in options, "biased" in options
+    Layout.layers = 2 * LAYERS if "deep" in options else LAYERS
     Layout.clip = 0.5 if "clip" in options else 0.0
     micro = 2 if base == "pp" or "micro" in options else 1
     if ranks > 1:

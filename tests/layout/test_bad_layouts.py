@@ -124,6 +124,15 @@ def test_placements_that_contradict_the_shapes_are_named(tmp_path: Path, capsys:
     assert compare(target, golden, tmp_path / "again", "--allow-missing") == 0
 
 
+def test_a_layout_that_contradicts_the_parameters_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")
+    assert compare(target, golden, tmp_path / "out", "--layout", "cp=2") == 2
+    error = capsys.readouterr().err
+    assert "layout cp=2: context parallel ranks hold whole parameters" in error
+    assert f"{LINEAR}.parameters.weight is [4, 4] on rank 0, and [8, 4] in the other run" in error
+    assert compare(target, golden, tmp_path / "again", "--layout", "cp=2", "--allow-missing") == 0
+
+
 @pytest.mark.parametrize("text", ["[]", "{", '{"values": 5, "sizes": "x", "meshes": 3}', "nul"])
 def test_a_broken_layout_file_does_no_harm(tmp_path: Path, text: str) -> None:
     target, golden = ranks(tmp_path / "t"), single(tmp_path / "g")

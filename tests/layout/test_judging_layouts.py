@@ -24,8 +24,8 @@ NORM, GATHER, COPY = (
 UPDATE, TOTAL = "Optimizer.down.weight.SGD.0.forward", "Optimizer.total_norm.SGD.0.forward"
 
 
-def of(shape: list[int], high: float, norm: float = 3.0) -> dict[str, Any]:
-    return tensor(shape=shape, high=high, low=-high, mean=0.0, norm=norm)
+def of(shape: list[int], high: float, norm: float = 3.0, mean: float = 0.0) -> dict[str, Any]:
+    return tensor(shape=shape, high=high, low=-high, mean=mean, norm=norm)
 
 
 def one_process(folder: Path, *, clipped: bool = False) -> Path:
@@ -42,7 +42,9 @@ def one_process(folder: Path, *, clipped: bool = False) -> Path:
     return folder
 
 
-def two_ranks(folder: Path, *, output: float = 2.5, clipped: bool = False, gradient: float = 0.25) -> Path:
+def two_ranks(
+    folder: Path, *, output: float = 2.5, clipped: bool = False, gradient: float = 0.25, rates: tuple[float, ...] = ()
+) -> Path:
     """Each rank has half of the weight's columns; partial outputs are added up, then the bias."""
     for rank in range(2):
         bias, weight = of([4], 0.5), of([4, 4], 2.0 - rank, 3.0 + rank)
@@ -58,21 +60,24 @@ def two_ranks(folder: Path, *, output: float = 2.5, clipped: bool = False, gradi
         }
         inside = dict.fromkeys((LINEAR, REDUCE, GATHER, COPY), MODULE)
         write_dump(folder / "step0" / f"rank{rank}", data, level="mix", parents={**inside, MODULE: None, NORM: None})
-        optimizer(folder / "step0" / f"rank{rank}", of([4, 4], gradient, 9**0.5 / 2**0.5), clipped=clipped)
+        place, part = folder / "step0" / f"rank{rank}", of([4, 4], gradient, 9**0.5 / 2**0.5)
+        optimizer(place, part, clipped=clipped, rate=rates[rank] if rates else 0.01)
     return folder
 
 
-def optimizer(folder: Path, gradient: dict[str, Any], *, clipped: bool) -> None:
+def optimizer(folder: Path, gradient: dict[str, Any], *, clipped: bool, rate: float = 0.01) -> None:
     total = of([], 3.0) if clipped else None
     before, after = (of(gradient["shape"], high, gradient["Norm"]) for high in (1.0, 1.0 - gradient["Max"] / 10))
-    update = forward([gradient], [after]) | {"parameters": {"before": before}}
+    update = forward([gradient], [after], lr=value(rate)) | {"parameters": {"before": before}}
     data = {TOTAL: forward([value(1.0)] if clipped else [], [total]), UPDATE: update}
     write_dump(folder, data, level="L0", name="optimizer.json")
 
 
-def compared(target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
-    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json", "-fm"]
-    words += ["--layout", "tp=2"]
+def compared(
+    target: Path, golden: Path, out: Path, capsys: pytest.CaptureFixture[str], layouts: tuple[str, ...] = ("tp=2",)
+) -> dict[str, dict[str, Any]]:
+    words = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(out), "--csv", "--json"]
+    words += ["--layout", *layouts]
     assert main(words) == 0
     return {one["rank"]: one for one in json.loads(capsys.readouterr().out)["ranks"]}
 
@@ -103,3 +108,54 @@ def test_a_gradient_that_differs_is_named_before_the_update(tmp_path: Path, caps
     target, golden = two_ranks(tmp_path / "t", gradient=0.5), one_process(tmp_path / "g")
     found = compared(target, golden, tmp_path / "out", capsys)["step0/optimizer"]
     assert found["first"]["argument"] == "input.0"
+
+
+def test_the_rank_of_another_learning_rate_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, golden = two_ranks(tmp_path / "t", rates=(0.01, 0.02)), one_process(tmp_path / "g")
+    found = compared(target, golden, tmp_path / "out", capsys)["step0/optimizer"]
+    assert found["notes"][0] == f"{UPDATE}.input.lr: rank 1's setting differs from the others"
+    assert found["verdicts"]["pass"] < found["rows"]
+
+
+def test_parts_of_a_sum_that_nothing_adds_up_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = {MODULE: forward([of([2, 8], 1.0)], [of([2, 4], 2.5, 4.0, mean=0.5)])}
+    write_dump(tmp_path / "g" / "step0" / "proc1", golden, level="L0", parents={MODULE: None})
+    for rank, mean in enumerate((0.125, 0.375)):
+        inputs, output = of([2, 4], 1.0, 9**0.5 / 2**0.5), of([2, 4], 1.5, 2.5 + rank, mean=mean)
+        calls = {MODULE: forward([inputs], [output])}
+        write_dump(tmp_path / "t" / "step0" / f"rank{rank}", calls, level="L0", parents={MODULE: None})
+    found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys)["step0/whole"]
+    assert found["first"]["op"] == MODULE
+    assert found["notes"][0] == (
+        f"{MODULE}.output.0: golden's is the sum of what ranks 0, 1 hold, but nothing adds them up"
+    )
+
+
+def test_what_backward_computes_once_more_is_no_micro_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    forward_again, backward = MODULE.replace("forward.0", "forward.1"), MODULE.replace("forward", "backward")
+    for folder, size in (("g/step0/proc1", 8), ("t/step0/rank0", 4), ("t/step0/rank1", 4)):
+        half, share = (1.0, 1.0) if size == 8 else (2**-0.5, 2.0)  # gradients are those of a rank's own mean loss
+        call = forward([of([size, 8], 1.0, 3 * half)], [of([size, 4], 2.0, 4 * half)])
+        gradients = [of([size, width], share, share * half) for width in (4, 8)]
+        data = {MODULE: call, backward: {"input": gradients[:1], "output": gradients[1:]}}
+        parents: dict[str, Any] = {MODULE: None, backward: None}
+        if size == 4:
+            data = {MODULE: call, forward_again: call, backward: data[backward]}
+            parents[forward_again] = backward
+        write_dump(tmp_path / folder, data, level="L0", parents=parents)
+    found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys, ("dp=2",))["step0/whole"]
+    assert (found["target_only"], found["golden_only"]) == (0, 0)
+    assert found["first"] is None
+    assert "target: 2 calls that backward made once more (checkpointing): left out" in found["notes"]
+
+
+def test_pieces_that_look_like_repetitions_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first rank's pieces in two layouts may have equal extremes and means, as if one repeated the other."""
+    for ranks in (2, 4):
+        for rank in range(ranks):
+            part = of([2, 16 // ranks, 4], 1.0, (64 / ranks) ** 0.5)
+            data = {NORM: forward([part], [part])}
+            write_dump(tmp_path / f"{ranks}" / "step0" / f"rank{rank}", data, level="L0", parents={NORM: None})
+    layouts = ("cp=2", "cp=4")
+    found = compared(tmp_path / "2", tmp_path / "4", tmp_path / "out", capsys, layouts)["step0/whole"]
+    assert found["verdicts"] == {"pass": 2, "warning": 0, "error": 0}

@@ -18,7 +18,7 @@ EMBEDDING, LINEAR = "Module.embedding.Embedding.forward.0", "Module.qkv.Linear.f
 MATMUL, NORM = "Torch.matmul.0.forward", "Module.norm.LayerNorm.forward.0"
 
 
-def dump(folder: Path, calls: Arrays, *, kept: bool = True) -> None:
+def dump(folder: Path, calls: Arrays, *, kept: bool = True, dtype: str = "") -> None:
     """A dump with true statistics and, if ``kept``, the tensors: inputs, parameters and outputs of each call."""
     store = folder / "dump_tensor_data"
     store.mkdir(parents=True)
@@ -31,7 +31,8 @@ def dump(folder: Path, calls: Arrays, *, kept: bool = True) -> None:
                 np.save(store / file, array)
             leaf = tensor(
                 high=float(array.max()), low=float(array.min()), mean=float(array.mean()),
-                norm=float(np.linalg.norm(array)), shape=list(array.shape), dtype=f"torch.{array.dtype}",
+                norm=float(np.linalg.norm(array)), shape=list(array.shape),
+                dtype=f"torch.{dtype if dtype and array.dtype == np.float32 else array.dtype}",
                 **({"data_name": file} if kept else {}),
             )  # fmt: skip
             section, _, key = place.partition(".")
@@ -91,25 +92,35 @@ def test_the_rank_of_a_wrong_shard_is_named(tmp_path: Path, capsys: pytest.Captu
                                   for part in ("parameters.weight", "output.0")]  # fmt: skip
 
 
-def test_what_context_parallel_ranks_gather_is_put_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def coarse(array: np.ndarray, up: bool) -> np.ndarray:
+    """Numbers with as many digits as bfloat16 has, rounded up or down."""
+    return ((array.view(np.uint32) & 0xFFFF0000) + np.uint32(0x10000 * up)).view(np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_context_parallel_ranks_gather_is_put_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str
+) -> None:
     random = np.random.default_rng(4)
     words = random.integers(0, 9, (BATCH, LENGTH))
     table = random.standard_normal((9, WIDTH)).astype(np.float32)
     places = [np.concatenate([np.arange(at, at + 2), np.arange(6 - at, 8 - at)]) for at in (0, 2)]
     gathered = np.concatenate(places)
 
-    def calls(own: np.ndarray, order: np.ndarray) -> Arrays:
+    def calls(own: np.ndarray, order: np.ndarray, *, up: bool = False) -> Arrays:
         queries, keys = table[words[:, own]], table[words[:, order]]
         scores = queries @ keys.transpose(0, 2, 1)
+        if dtype == "bfloat16":
+            scores = coarse(scores, up)
         return {
             EMBEDDING: {"input.0": words[:, own], "parameters.weight": table, "output.0": queries},
             MATMUL: {"input.0": queries, "input.1": keys.transpose(0, 2, 1), "output.0": scores},
             NORM: {"input.0": keys.reshape(-1, WIDTH), "output.0": keys.reshape(-1, WIDTH) * 2},
         }
 
-    dump(tmp_path / "g" / "step0" / "proc1", calls(np.arange(LENGTH), np.arange(LENGTH)))
+    dump(tmp_path / "g" / "step0" / "proc1", calls(np.arange(LENGTH), np.arange(LENGTH), up=True), dtype=dtype)
     for rank in range(2):
-        dump(tmp_path / "t" / "step0" / f"rank{rank}", calls(places[rank], gathered))
+        dump(tmp_path / "t" / "step0" / f"rank{rank}", calls(places[rank], gathered), dtype=dtype)
     found = compared(tmp_path / "t", tmp_path / "g", tmp_path / "out", capsys, "cp=2")
     assert found["verdicts"] == {"pass": 8, "warning": 0, "error": 0}
     assert "target: 4 values gathered by context parallel ranks: put in order" in found["notes"]

@@ -9,13 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
+from twinprobe._align.calls import bare_path
 from twinprobe._align.links import match_names
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._compare.request import Job, Request
 from twinprobe._judge.deviation import DIFFERS
 from twinprobe._layout.contents import put_in_order, wrong_shards
 from twinprobe._layout.layout import Layout, layout_for, read_sizes
-from twinprobe._layout.ranks import LAYOUT_FILE, calls_per_module, find_layout, open_ranks, recorded_world
+from twinprobe._layout.ranks import (
+    LAYOUT_FILE,
+    calls_per_module,
+    find_layout,
+    open_ranks,
+    recorded_world,
+    without_recomputation,
+)
 from twinprobe._layout.settle import Settler
 from twinprobe._layout.whole import Whole, make_whole
 from twinprobe._runs.run import DUMP, OPTIMIZER_FILE, PART, RUN_FILES, Run, RunFolder, RunKey, open_run, run_folders
@@ -143,6 +151,8 @@ def open_wholes(
     """The run of each side, its ranks put together as far as names go; what is said of them, and what is missing."""
     lost: list[str] = []
     opened = [open_ranks(side.files(name), lost) for side in sides]
+    # With checkpointing, backward computes activations once more, which are neither new values nor another batch.
+    again = [sum(map(without_recomputation, ranks.values())) for ranks in opened]
     single = [
         next(iter(ranks.values())).run if side.world == 1 else None for ranks, side in zip(opened, sides, strict=True)
     ]
@@ -152,12 +162,17 @@ def open_wholes(
     runs: list[Run] = []
     for at, (side, ranks, layout) in enumerate(zip(sides, opened, layouts, strict=True)):
         alone = single[at]
-        if alone is not None and micro[at] == 1:
+        # Parameters are paired by names alone, in which wrappers (of compiled modules) are no part.
+        wrapped = alone and name == OPTIMIZER_FILE and any(bare_path(op.body) != op.body for op in alone.op_names)
+        if alone is not None and micro[at] == 1 and not wrapped:
             runs.append(alone)
             continue
         path = side.root / name if side.world > 1 else side.root.parent / name
-        runs.append(make_whole(ranks, layout, path, micro[at], single[1 - at]))
-    return runs, notes, lost
+        lender = single[1 - at] or (runs[0] if runs else None)
+        runs.append(make_whole(ranks, layout, path, micro[at], lender))
+    left_out = [f"{('target', 'golden')[at]}: {count:,} calls that backward made once more (checkpointing): left out"
+                for at, count in enumerate(again) if count]  # fmt: skip
+    return runs, [*notes, *left_out], lost
 
 
 def with_findings(comparison: Comparison, notes: list[str], lost: list[str]) -> Comparison:
@@ -179,14 +194,19 @@ def _wrong_shards(comparison: Comparison) -> list[str]:
     of_row, role, differs = judged.calls.of_row, judged.calls.role, judged.state == DIFFERS
     sides = ((comparison.target, "t", comparison.golden, "g"), (comparison.golden, "g", comparison.target, "t"))
     found = []
+    run = comparison.target
+    place = {name: at for at, name in enumerate(run.ops)}
     for call in [beginning.call for beginning in judged.beginnings if beginning.reaches][:_MOST_SUSPECTS]:
         own = (of_row == call) & differs
         # Without tensors, ranks that hold nothing conspicuous may be wrong as well if all of them took a wrong value.
         inherited = bool((own & (role == INPUT)).any())
-        for row in np.flatnonzero(own & np.isin(role, (PARAMETER, OUTPUT))).tolist():
+        # A function is given the parameters of the module around it.
+        around = place.get(run.parents.get(run.ops[call]) or "", -1) if 0 <= call < len(run.ops) else -1
+        asked = (own & np.isin(role, (PARAMETER, OUTPUT))) | ((of_row == around) & differs & (role == PARAMETER))
+        for row in np.flatnonzero(asked).tolist():
             for whole, side, other, its in sides:
                 files = pairs[f"{side}_file"][row], pairs[f"{its}_file"][row]
-                if not isinstance(whole, Whole) or (inherited and None in files):
+                if not isinstance(whole, Whole) or (inherited and role[row] == OUTPUT and None in files):
                     continue
                 ranks = wrong_shards(whole, pairs[f"{side}_row"][row], other, pairs[f"{its}_row"][row], files)
                 if ranks:

@@ -76,6 +76,7 @@ RULES: dict[str, Rule] = {
     "communication": Rule(PASS, "communication, which only one of the layouts needs"),
     "other_arguments": Rule(PASS, "not judged: only one layout gives this call all its arguments at once"),
     "not_clipped": Rule(PASS, "not judged: only one run has measured the norm of all gradients"),
+    "only_means": Rule(PASS, "not judged: sums of ranks on both sides, of which statistics tell only the mean"),
     "target_only": Rule(WARNING, "no counterpart in the golden run"),
     "golden_only": Rule(WARNING, "no counterpart in the target run"),
     "unreadable": Rule(WARNING, "the tensor could not be read"),
@@ -434,6 +435,11 @@ def _mark_states(
         exchanged = (alone | unknown) & communication(rows.pairs)
         findings.mark("communication", exchanged)
         alone, unknown = alone & ~exchanged, unknown & ~exchanged
+        # What is added up later: its result is judged where it was recorded. A mean alone has no scale.
+        mean, high = (np.isnan([rows.number(side, stat) for side in "tg"]) for stat in ("mean", "max"))
+        means = unknown & rows.tensor & ~mean.any(axis=0) & high.all(axis=0)
+        findings.mark("only_means", means)
+        unknown &= ~means
     target_only = alone & (calls.of_row >= 0)
     findings.mark("identical", state == IDENTICAL)
     findings.mark("rounding", state == ROUNDING)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._align.calls import dims
+from twinprobe._align.calls import dims, epsilon
 from twinprobe._layout.pieces import AXES, Shape, load_whole, rearranged_recipe
 from twinprobe._layout.ranks import token_shape
 from twinprobe._layout.whole import Whole
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _FAR = 0.999  # a cosine below this is no rounding
-_CLOSE = 1e-3  # relative: statistics of the same numbers, however they were rounded
+_CLOSE = 1e-3  # relative: statistics of the same numbers in float32 or float16, however they were rounded
 _NEARER = 0.1  # another order counts where it leaves less than this of the distance
 _MOST_QUERIES = 64  # heads of queries to one of keys
 _MOST_ORDERS = 256
@@ -87,10 +87,12 @@ def _same_statistics(pairs: pl.DataFrame) -> NDArray[np.bool_]:
     """Rows whose maximum, minimum, mean and norm agree, as far as they are known."""
     sides = [[pairs[f"{side}_{stat}"].cast(float).to_numpy() for stat in STATS] for side in "tg"]
     same = np.ones(pairs.height, dtype=bool)
+    # The largest of many elements may be rounded the other way: one digit of bfloat16 is more than a thousandth.
+    close = np.array([max(_CLOSE, epsilon(dtype)) for dtype in pairs["g_dtype"].to_list()])
     with np.errstate(all="ignore"):
         scale = np.fmax.reduce([np.abs(values) for side in sides for values in side[:2]])
         for stat, mine, other in zip(STATS, *sides, strict=True):
-            limit = _CLOSE * (np.fmax(np.abs(mine), np.abs(other)) if stat == "norm" else scale)
+            limit = close * (np.fmax(np.abs(mine), np.abs(other)) if stat == "norm" else scale)
             same &= ~(np.abs(mine - other) > limit)
     return same
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 LAYOUT_FILE = "layout.json"
+COLLECTIVE = re.compile(r"^(Mint)?(Distributed|_c10d_functional)\.")
 _AFTER_BACKWARD = ("optimizer", "clip_grad")  # parents of what runs once for all micro batches
 
 
@@ -156,11 +158,57 @@ def without_updates(run: Run) -> Run:
 
     What these did to each parameter stands in optimizer.json.
     """
+    return _without(
+        run, {name for name in run.ops if name in _AFTER_BACKWARD or run.parents.get(name) in _AFTER_BACKWARD}
+    )
+
+
+def _recomputation(run: Run) -> set[str]:
+    """The forward calls that backward made once more (checkpointing): a backward call is around them.
+
+    A collective right inside of a backward call belongs to it: it adds up gradients, or gathers parameters.
+    """
+    direction = {name: op.direction for name, op in zip(run.ops, run.op_names, strict=True)}
+    found = set()
+    for name in run.ops:
+        above = run.parents.get(name) if direction[name] == FORWARD else None
+        if COLLECTIVE.match(name) and direction.get(above or "") == BACKWARD:
+            continue
+        while above is not None and direction.get(above) == FORWARD:
+            above = run.parents.get(above)
+        if direction.get(above or "") == BACKWARD:
+            found.add(name)
+    return found
+
+
+def without_recomputation(dump: RankDump) -> int:
+    """Leave such calls out, number the others as if there had been none, and say how many there were."""
+    run, again = dump.run, _recomputation(dump.run)
+    if not again:
+        return 0
+    kept: dict[str, list[int]] = defaultdict(list)
+    for name, op in zip(run.ops, run.op_names, strict=True):
+        if op.direction == FORWARD and name not in again:
+            kept[f"{op.prefix}.{op.body}.{op.cls}"].append(op.call)
+    renamed = {}
+    for name, op in zip(run.ops, run.op_names, strict=True):
+        calls = kept[f"{op.prefix}.{op.body}.{op.cls}"]
+        renamed[name] = op.renumbered(calls.index(op.call)) if op.call in calls else name
+    shorter = _without(run, again)
+    dump.suffixes, dump.micro = _suffixes(shorter), [0] * len(shorter.ops)
+    shorter.ops = [renamed[name] for name in shorter.ops]
+    shorter.parents = {renamed.get(name, name): None if above is None else renamed.get(above, above)
+                       for name, above in run.parents.items() if name not in again}  # fmt: skip
+    dump.run = shorter
+    return len(again)
+
+
+def _without(run: Run, left_out: Collection[str]) -> Run:
     import polars as pl
 
-    kept = [run.parents.get(name) not in _AFTER_BACKWARD and name not in _AFTER_BACKWARD for name in run.ops]
-    if all(kept):
+    if not left_out:
         return run
+    kept = [name not in left_out for name in run.ops]
     number = np.cumsum(kept, dtype=np.int32) - 1
     table = run.table.filter(pl.Series(kept).gather(run.table["op"]))
     table = table.with_columns(pl.Series("op", number[table["op"].to_numpy()], dtype=pl.Int32))

@@ -27,16 +27,15 @@ from twinprobe._layout.pieces import (
     Piece,
     Shape,
     along,
-    common_shape,
     fitting_way,
     of_concatenation,
     of_placement,
     put_together,
     same,
 )
-from twinprobe._layout.ranks import token_shape
+from twinprobe._layout.ranks import COLLECTIVE, token_shape
 from twinprobe._layout.stages import OPTIMIZER
-from twinprobe._layout.whole import Whole
+from twinprobe._layout.whole import Whole, common_shapes
 from twinprobe._runs.names import BACKWARD
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUTPUT, PARAMETER, STATS, TENSOR, VALUE
@@ -44,9 +43,10 @@ from twinprobe._runs.table import ABSENT, BOOL, FLOAT, GRADIENT, INPUT, INT, OUT
 if TYPE_CHECKING:
     pass
 
-_COLLECTIVES = r"^(Mint)?(Distributed|_c10d_functional)\."
 _REDUCTIONS = ("all_reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce")
 _VOCABULARY = re.compile(r"(Functional|Torch|Mint|Aten)\.(\w+\.)?embedding\.")
+# Of the largest element: how near the means of a tensor added up in two ways are, and how far those of other tensors.
+_SAME_MEAN, _APART = 1e-6, 1e-4
 _TOTAL_NORM = f"{OPTIMIZER}total_norm."
 
 Match = Callable[[Run, Run], Pairs]
@@ -67,7 +67,7 @@ class Settler:
         if isinstance(golden, Whole):
             back = [(mine, other) for other, mine in partners]
             if isinstance(target, Whole):
-                goals = _common_shapes(target, golden, partners)
+                goals = common_shapes(target, golden, partners)
                 blind = {mine: goals[other] for mine, other in back if other in goals}
                 _Side(golden, target, back, blind).settle()
             else:
@@ -75,28 +75,6 @@ class Settler:
         if isinstance(target, Whole):
             _Side(target, golden, partners, goals if isinstance(golden, Whole) else None).settle()
         return pairs
-
-
-def _common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
-    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
-    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
-    found = {}
-    for rows in partners:
-        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
-            continue
-        sides, copies = [], []
-        for whole, row in zip((target, golden), rows, strict=True):
-            placement = next((one for one in whole.placements_of(row) if one is not None), None)
-            pieces = whole.pieces_of(row)
-            if placement is not None:
-                pieces = [pieces[0]._replace(shape=placement.whole)]
-            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
-            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
-        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
-        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
-        if goal is not None:
-            found[rows[0]] = goal
-    return found
 
 
 class _Side:
@@ -132,7 +110,7 @@ class _Side:
 
         pieces = self.whole.pieces
         names = pl.col("op").str.split(".").list.get(1, null_on_oob=True).is_in(_REDUCTIONS)
-        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(_COLLECTIVES) & names)
+        reductions = pieces.with_row_index("row").filter(pl.col("op").str.contains(COLLECTIVE.pattern) & names)
         if not reductions.height:
             return None if not self.whole.level.startswith(("L1", "mix")) else {}
         roles = self.whole.table["role"].to_list()
@@ -194,7 +172,10 @@ class _Side:
         for row in range(table.height):
             partner = self.partner.get(row)
             if kinds[row] == VALUE and partner is not None and other_kinds[partner] == VALUE:
-                self._settle_value(row, partner)
+                if not self.optimizer:
+                    self._settle_value(row, partner)
+                elif not equal[row]:
+                    self._settle_setting(row, partner)
             if kinds[row] != TENSOR or ops[row].startswith(_TOTAL_NORM):
                 continue
             if ops[row] in self.vocabulary and pieces["suffix"][row] != ".input.1":
@@ -209,6 +190,8 @@ class _Side:
             if plain and not placed and not (experts[row] and gradient):
                 if shapes[row] != own_shapes[row][0]:
                     self.changes["shape"][row] = own_shapes[row][0]
+                    for stat in STATS:
+                        self.changes[stat][row] = pieces[stat][row][0]
                 continue
             self._settle_row(row, partner, dims(goal_text) if goal_text is not None else None, roles[row], gradient)
         if self.optimizer:
@@ -238,6 +221,17 @@ class _Side:
                 continue
             for stat in STATS:
                 self.changes[stat][row] = totals[step] ** 0.5
+
+    def _settle_setting(self, row: int, partner: int) -> None:
+        """A setting of an optimizer (its learning rate) that ranks do not share: one that is not golden's counts."""
+        goal = self.golden["max"][partner]
+        wrong = [piece for piece in self.whole.pieces_of(row) if piece.stats[0] not in (None, goal)]
+        if not wrong or self.kinds["max"][row] not in (FLOAT, INT):
+            return
+        for stat, value in zip(STATS, wrong[0].stats, strict=True):
+            self.changes[stat][row], self.changes[f"{stat}_text"][row] = value, str(value)
+        name, ranks = self.whole.table["name"][row], _numbers([piece.rank for piece in wrong])
+        self.whole.findings.append(f"{name}: rank {ranks}'s setting differs from the others")
 
     def _settle_value(self, row: int, partner: int) -> None:
         """A whole number that counts what is split, such as a size given to view, counts all of it."""
@@ -288,6 +282,16 @@ class _Side:
         if way is None:
             self._flat(row, blocks, goal)
             return
+        if (
+            role == PARAMETER
+            and way[AXES.index("cp")] >= 0
+            and not any("parameters" in text for text in self.whole.lost)
+        ):
+            shape, name = list(blocks[0].shape or ()), self.whole.table["name"][row]
+            self.whole.lost.append(
+                f"layout {self.whole.layout}: context parallel ranks hold whole parameters, but {name} is {shape} "
+                f"on rank {blocks[0].rank}, and {list(goal)} in the other run"
+            )
         arithmetic = self._arithmetic(row, gradient and not self.optimizer, blocks[0], way)
         odd = self._odd_axis(row, blocks, way, role, gradient)
         if odd == "unknown":
@@ -450,9 +454,12 @@ class _Side:
         odd, good = ordered[-1], ordered[0]
         wrong = [piece.rank for piece in group if not same([piece, good])]
         if goal is not None and distance(good) > 1e-5 * max((abs(one) for one in goal if one is not None), default=0.0):
-            text = (
-                f"{name}: the copies of ranks {_numbers([piece.rank for piece in group])} differ, and none is golden's"
-            )
+            ranks = _numbers([piece.rank for piece in group])
+            parts = _parts_of(goal, group)
+            text = f"{name}: the copies of ranks {ranks} differ, and none is golden's"
+            if parts:
+                adds = "adds them up" if parts == "sum" else "averages them"
+                text = f"{name}: golden's is the {parts} of what ranks {ranks} hold, but nothing {adds}"
         else:
             text = f"{name}: rank {_numbers(wrong)}'s replica differs from the others"
         if wrong and partner is not None and len(self.whole.findings) < 1000:
@@ -551,6 +558,19 @@ class _Side:
         if self.unfit:
             more = f", and {len(self.unfit) - 1:,} more" if len(self.unfit) > 1 else ""
             whole.assumed.append(f"not put together: {self.unfit[0]}{more}")
+
+
+def _parts_of(goal: Sequence[float | None], group: Sequence[Piece]) -> str:
+    """Whether a value is the sum or the mean of what the ranks hold: means tell, if no rank's own comes near."""
+    high, low, mean, _ = goal
+    means = [piece.stats[2] for piece in group if piece.stats[2] is not None]
+    if high is None or low is None or mean is None or len(means) < len(group):
+        return ""
+    scale = max(abs(high), abs(low))
+    if any(abs(own - mean) <= _APART * scale for own in means):
+        return ""
+    found = {"sum": sum(means), "mean": sum(means) / len(means)}
+    return next((word for word, value in found.items() if abs(value - mean) <= _SAME_MEAN * scale), "")
 
 
 def _signature(pieces: Sequence[Piece]) -> Any:

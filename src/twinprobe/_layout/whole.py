@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,12 @@ import numpy as np
 from twinprobe._align.calls import bare_path, dims
 from twinprobe._layout.layout import Layout
 from twinprobe._layout.merge import merged_parents, merged_stacks, one_of_each, parts_of
-from twinprobe._layout.pieces import Piece, load_whole
+from twinprobe._layout.pieces import AXES, Piece, Shape, along, common_shape, load_whole, same
 from twinprobe._layout.ranks import RankDump, fold_calls
 from twinprobe._layout.stages import Part, StageNames, in_expert, in_order
 from twinprobe._runs.names import GRADIENTS, is_module, parse_op
 from twinprobe._runs.run import TENSOR_FOLDER, Run
-from twinprobe._runs.table import STATS, TENSOR
+from twinprobe._runs.table import FLOAT, GRADIENT, INT, PARAMETER, STATS, TENSOR
 from twinprobe._runs.tensors.elements import HostTensor
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _rows(dump: RankDump, names: dict[str, str], shard: tuple[int, ...]) -> pl.D
 
 
 def _grouped(rows: pl.DataFrame) -> pl.DataFrame:
-    """One row per value, with lists of what the ranks have of it; statistics are merged as those of shards, for now."""
+    """One row per value, with lists of what the ranks have of it; the first one's stands for all, for now."""
     import polars as pl
 
     kept = [name for name in rows.columns if name not in ("op", "suffix", *_LISTS)] + [
@@ -202,16 +203,31 @@ def _grouped(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lend_shapes(whole: Whole, other: Run | None) -> None:
-    """Before values are paired, they have the shapes that their names have on the other side."""
+    """Before values are paired, they have the shapes that their names have on the other side.
+
+    Values are paired by their statistics too. Those of a single rank's piece say nothing of the whole: they are unknown
+    until the pieces are settled.
+    """
     import polars as pl
 
-    if other is None:
-        return
-    known = dict(zip(_keys(other), other.table["shape"].to_list(), strict=True))
-    shapes, kinds = whole.table["shape"].to_list(), whole.table["kind"].to_list()
-    lent = [known.get(key, shape) if kind == TENSOR else shape
-            for key, shape, kind in zip(_keys(whole), shapes, kinds, strict=True)]  # fmt: skip
-    whole.table = whole.table.with_columns(pl.Series("shape", lent, dtype=pl.String))
+    shapes, kinds = (whole.table[name].to_list() for name in ("shape", "kind"))
+    cut: dict[int, int] = {}
+    if other is not None:
+        known = {key: row for row, key in enumerate(_keys(other))}
+        lent = other.table["shape"].to_list()
+        for row, (key, kind) in enumerate(zip(_keys(whole), kinds, strict=True)):
+            partner = known.get(key, -1)
+            if partner >= 0 and kind == TENSOR and lent[partner] != shapes[row]:
+                shapes[row] = lent[partner]
+                cut[row] = partner
+        whole.table = whole.table.with_columns(pl.Series("shape", shapes, dtype=pl.String))
+    for run, rows in ((whole, cut.keys()), (other, cut.values())):
+        if isinstance(run, Whole):
+            pieces = ~run.pieces["equal"] | pl.Series(np.isin(np.arange(run.table.height), list(rows)))
+            run.table = run.table.with_columns(
+                pl.when(pieces & (pl.col("kind") == TENSOR) & pl.col(f"{stat}_kind").is_in([FLOAT, INT]))
+                .then(pl.lit(nan)).otherwise(stat).alias(stat) for stat in STATS
+            )  # fmt: skip
 
 
 def _keys(run: Run) -> list[str]:
@@ -222,3 +238,25 @@ def _keys(run: Run) -> list[str]:
         path = bare_path(op.body) if op.is_module or op.direction == GRADIENTS else f"{op.prefix}.{op.body}.{op.cls}"
         heads.append((len(name), f"{path} {op.direction} {op.call} "))
     return [heads[op][1] + name[heads[op][0] :] for op, name in run.table.select("op", "name").iter_rows()]
+
+
+def common_shapes(target: Whole, golden: Whole, partners: Sequence[tuple[int, int]]) -> dict[int, Shape]:
+    """Of two runs in different layouts, the whole shapes of values that both have, by the target's row."""
+    roles, kinds = target.table["role"].to_list(), (target.table["kind"].to_list(), golden.table["kind"].to_list())
+    found = {}
+    for rows in partners:
+        if kinds[0][rows[0]] != TENSOR or kinds[1][rows[1]] != TENSOR:
+            continue
+        sides, copies = [], []
+        for whole, row in zip((target, golden), rows, strict=True):
+            placement = next((one for one in whole.placements_of(row) if one is not None), None)
+            pieces = whole.pieces_of(row)
+            if placement is not None:
+                pieces = [pieces[0]._replace(shape=placement.whole)]
+            sides.append(tuple((piece.place, piece.shape or ()) for piece in pieces))
+            copies.append(tuple(all(map(same, along(pieces, axis))) for axis in range(len(AXES))))
+        weight = roles[rows[0]] in (PARAMETER, GRADIENT)
+        goal = common_shape(sides[0], sides[1], (copies[0], copies[1]), weight)
+        if goal is not None:
+            found[rows[0]] = goal
+    return found

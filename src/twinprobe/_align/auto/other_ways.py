@@ -73,7 +73,7 @@ class _OtherWays:
             others = [other for other, _ in self._partner.values()]
             apart = reordered(self._prints[0], list(self._partner), self._prints[1], others)
             self._apart = {row for row, is_apart in zip(self._partner, apart.tolist(), strict=True) if is_apart}
-        elif all(type(run) is not Run for run in runs):
+        elif all(type(run) is not Run and not run.arrangement for run in runs):
             self._apart = self._by_tensors(*runs)
 
     def _by_tensors(self, target: Any, golden: Any) -> set[int]:
