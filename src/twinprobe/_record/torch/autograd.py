@@ -231,8 +231,11 @@ class Graph:
         feeds = self.index.feeds
         for node, slots in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
-            if any((node, slot) in feeds for slot, _ in slots):
-                slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
+            slots[:] = [
+                (slot, at)
+                for slot, at in slots
+                if (node, slot) not in feeds or not self.index.feeding((node, slot), since)
+            ]
         sending, parts = self._leaving(inputs, since)
         single = None if may_recompute else self._single_node(arriving, sending, parts)
         crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)

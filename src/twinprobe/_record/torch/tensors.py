@@ -364,8 +364,8 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         return beneath if found else -1
 
     def rest(self) -> None:
-        """Let all calls pass by until a module is called. Meanwhile nothing waits, so that nothing need be seen: half of
-        a step's calls ask for gradients and parameters in an optimizer's loops."""
+        """Let all calls pass by until a module is called. Meanwhile nothing waits, so that nothing need be seen: half
+        of a step's calls ask for gradients and parameters in an optimizer's loops."""
         if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waits:
             return
         if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
