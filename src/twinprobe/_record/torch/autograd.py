@@ -180,7 +180,7 @@ class Graph:
         self.recorder = recorder
         self.leaves = LeafEdges()
         self.index = GraphIndex(self.leaves.nodes)
-        self._waiting: dict[Crossing, None] = {}
+        self.waiting: dict[Crossing, None] = {}  # whose gradients may still come
         self._before: dict[Node, NodeHook] = {}  # while the outermost call runs, as the index
         self._after: dict[Node, NodeHook] = {}
         self._open: dict[Crossing, None] = {}
@@ -216,7 +216,7 @@ class Graph:
             if leaving is not None:
                 one = Crossing(self, name, 1, len(inputs), depth, {})
                 self._hook(one, one.see, self._after, node, ([(outputs[0].output_nr, 0)], leaving))
-                self._waiting[one] = None
+                self.waiting[one] = None
                 return True
         arriving: dict[Node, Slots] = {}
         for at, tensor in enumerate(outputs):
@@ -247,7 +247,7 @@ class Graph:
                 self._hook(crossing, crossing.arrive, self._before, node, slots)
             for node, slots in sending.items():
                 self._hook(crossing, crossing.leave, self._after, node, slots)
-        self._waiting[crossing] = None
+        self.waiting[crossing] = None
         return True
 
     def _hook(
@@ -293,11 +293,6 @@ class Graph:
         return node
 
     @property
-    def waits(self) -> bool:
-        """Whether gradients of any call may still come."""
-        return bool(self._waiting)
-
-    @property
     def in_pass(self) -> bool:
         """Whether a backward pass is under way, as far as gradients of watched calls tell."""
         return bool(self._tasks)
@@ -330,7 +325,7 @@ class Graph:
 
     def end(self, crossing: Crossing) -> None:
         """All that will come has come."""
-        self._waiting.pop(crossing, None)
+        self.waiting.pop(crossing, None)
         self._open.pop(crossing, None)
         if crossing.task is not None:
             self.recorder.backward_ended(crossing)
@@ -342,18 +337,18 @@ class Graph:
 
     def _pass_ended(self, task: int) -> None:
         self._tasks.discard(task)
-        for crossing in [one for one in self._waiting if one.task == task]:
+        for crossing in [one for one in self.waiting if one.task == task]:
             self.recorder.work(_DOING, crossing.finish)
         self.recorder.work(_DOING, self.recorder.pass_ended)
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
-        for crossing in list(self._waiting):
+        for crossing in list(self.waiting):
             self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:
             guard.remove()
         self._guards.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._open.clear()
         self.leaves.clear()
         self.outermost_call_ended()

@@ -128,7 +128,7 @@ class TensorBook:
         self._measures = values or digest is not None
         self._host_too = "cpu" in DEVICE_TYPES
         self._numbers = StorageNumbers()
-        self._held, self._moved = self._numbers.held, self._numbers.moved
+        self._references, self._moved = self._numbers.held, self._numbers.moved
         self._notes: dict[Key, Note] = {}
         self._devices: dict[int, DeviceRows] = {}
         self._lock = threading.RLock()
@@ -154,8 +154,8 @@ class TensorBook:
         key = (number, address, shape, strides, dtype, version)
         known = self._notes.get(key)
         if known is None or tensor.is_neg():
-            if number not in self._held and number >= 0:
-                if len(self._held) >= _PURGE_AT:
+            if number not in self._references and number >= 0:
+                if len(self._references) >= _PURGE_AT:
                     self._purge()
                 self._numbers.hold(storage)
             name = _REAL.get(dtype)
@@ -169,7 +169,7 @@ class TensorBook:
             elif self._measures:
                 self._measure(tensor, row, version)
             known = Note("torch.Tensor", name, shape, row, tensor.requires_grad)
-            if number in self._held or number < 0:  # not if another thread has just let all of them go
+            if number in self._references or number < 0:  # not if another thread has just let all of them go
                 self._notes[key] = known
         if save:
             self._keep(tensor, known.row)
@@ -366,7 +366,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
     def rest(self) -> None:
         """Let all calls pass by until a module is called. Meanwhile nothing waits, so that nothing need be seen: half
         of a step's calls ask for gradients and parameters in an optimizer's loops."""
-        if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waits:
+        if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waiting:
             return
         if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
             return
