@@ -317,12 +317,19 @@ def measure_torch(arguments: argparse.Namespace) -> None:
         f"{'case':8} {'tool':10} {'plain ms':>9} {'recorded ms':>12} {'':8} {'in a row ms':>12} {'':8}"
         f" {'added ms':>9} {'entries':>8}"
     )
-    cases = arguments.profile or arguments.cases
-    for case in [one for one in cases.split(",") if one]:
-        show(case, "twinprobe", run_case("ours", case, arguments))
-    if arguments.rival and not arguments.profile:
-        for case in [one for one in arguments.rival_cases.split(",") if one]:
-            show(case, "rival", run_case("rival", case, arguments))
+    cases = [one for one in (arguments.profile or arguments.cases).split(",") if one]
+    theirs = (
+        [] if arguments.profile or not arguments.rival else [one for one in arguments.rival_cases.split(",") if one]
+    )
+    for case in [*cases, *(one for one in theirs if one not in cases)]:  # in turns: both meet the same machine
+        results = {}
+        for tool, name in (("ours", "twinprobe"), ("rival", "rival")):
+            if case in (cases if tool == "ours" else theirs):
+                results[tool] = run_case(tool, case, arguments)
+                show(case, name, results[tool])
+        if len(results) == 2 and not any("error" in one for one in results.values()):
+            ours, rival = (one["step"] - one["plain"] for one in (results["ours"], results["rival"]))
+            print(f"{case:8} the other tool adds {rival / ours:.1f} times as much to a step", flush=True)
 
 
 if __name__ == "__main__":

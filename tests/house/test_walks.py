@@ -13,10 +13,11 @@ import pytest
 MOST = {
     # Every folder with a page gets an index (30 files, 332 functions, 39 changes before).
     "compare": {"files": 31, "functions": 332, "changes": 40},
-    "record": {"files": 25, "functions": 249, "changes": 40},
+    # One hook for all calls that end at a node, and a mode that rests between steps (249 functions before).
+    "record": {"files": 25, "functions": 254, "changes": 40},
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     # It asks for weights in another order, and the aligner has a rule more.
-    "auto_diff": {"files": 78, "functions": 752, "changes": 158},
+    "auto_diff": {"files": 78, "functions": 757, "changes": 158},
 }
 
 

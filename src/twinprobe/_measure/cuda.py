@@ -38,7 +38,6 @@ from twinprobe._measure.sketch import block_length, flags_of, rows_of
 
 MOST_LINES = 128
 _LINE = 4  # words: address, elements, first slot, block length
-_WORDS = MOST_LINES * _LINE
 
 
 class Table:
@@ -47,11 +46,11 @@ class Table:
     __slots__ = ("_pinned", "_view", "device")
 
     def __init__(self, torch: Any, device: Any) -> None:
-        self._pinned = torch.zeros(_WORDS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._pinned = torch.zeros((MOST_LINES, _LINE), dtype=torch.int64, pin_memory=device.type == "cuda")
         self._view: NDArray[np.int64] = self._pinned.numpy()
-        self.device = torch.empty(_WORDS, dtype=torch.int64, device=device)
+        self.device = torch.empty((MOST_LINES, _LINE), dtype=torch.int64, device=device)
 
-    def send(self, lines: list[int]) -> None:
+    def send(self, lines: list[tuple[int, int, int, int]]) -> None:
         self._view[: len(lines)] = lines
         self.device.copy_(self._pinned, non_blocking=True)
 
@@ -64,7 +63,7 @@ class Tables:
         self._free: deque[Table] = deque()
         self._used: list[Table] = []
 
-    def send(self, lines: list[int]) -> Any:
+    def send(self, lines: list[tuple[int, int, int, int]]) -> Any:
         """Copy the lines on the current stream; returns the device's table."""
         table = self._free.popleft() if self._free else Table(self._torch, self._device)
         self._used.append(table)
@@ -138,16 +137,14 @@ class Queue:
     """Tensors that one kernel will measure together. All of them belong to one stream."""
 
     __slots__ = (
-        "_new_page", "_sketches", "chunk", "kernel", "lines", "most", "page", "pages", "receivers", "sizes", "starts",
+        "_new_page", "_sketches", "chunk", "kernel", "lines", "most", "page", "pages", "receivers",
     )  # fmt: skip
 
     def __init__(self, kernel: Kernel, chunk: int, new_page: Callable[[int], Page]) -> None:
         self.kernel = kernel
         self.chunk = chunk
-        self.lines: list[int] = []
-        self.starts: list[int] = []
+        self.lines: list[tuple[int, int, int, int]] = []
         self.receivers: list[Any] = []
-        self.sizes: list[int] = []
         self.most = 0  # slots of the tensor that takes most
         self._new_page = new_page
         self.page: Page = new_page(_FIRST_PAGE)
@@ -170,22 +167,20 @@ class Queue:
         if slot + slots > page.size or line >= MOST_LINES:
             return -1
         page.used = slot + slots
-        self.lines += (address, elements, slot, length)
-        self.starts.append(slot)
+        self.lines.append((address, elements, slot, length))
         receivers.append(receiver)
-        if length:
-            self.sizes.append(elements)
         if slots > self.most:  # noqa: PLR1730  a call costs more
             self.most = slots
         return line
 
     def launch(self, tables: Tables, stream: int) -> None:
         """Measure all lines on the current stream, whose raw number is given too."""
-        lines, starts, receivers, most = self.lines, self.starts, self.receivers, self.most
+        lines, receivers, most = self.lines, self.receivers, self.most
         page = self.page
-        page.sizes += self.sizes
-        self.lines, self.starts, self.receivers, self.sizes, self.most = [], [], [], [], 0
-        page.starts += starts
+        self.lines, self.receivers, self.most = [], [], 0
+        page.starts += [line[2] for line in lines]
+        if self._sketches:
+            page.sizes += [line[1] for line in lines]
         try:
             table = tables.send(lines)
             self.kernel((most, len(receivers), 1), stream, table, page.buffer)

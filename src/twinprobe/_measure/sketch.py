@@ -247,15 +247,19 @@ def sketch(
     return _row_of(state, data.size, whole, flags)
 
 
+# Read as float32, once for sketch and statistics.
+_WIDENED = frozenset({"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"})
+
+
 def measured(tensor: HostTensor) -> tuple[Statistics, bytes]:
-    """Statistics and sketch of a tensor, of plain floats in one pass."""
+    """Statistics and sketch of a tensor, of floats in one pass."""
     dtype, data = tensor.dtype, tensor.data
     if data.size and data.flags.aligned:
-        if data.size <= STRIP and not isinstance(data, FileElements):
+        if data.size <= STRIP and not isinstance(data, FileElements) and dtype not in _WIDENED:
             found = sketch_at(dtype, address_of(data), data.size)
             if found is not None:
                 return found[0] or statistics(tensor), found[1]
-        elif dtype in FLOATS:
+        elif dtype in FLOATS or dtype in _WIDENED:
             engine, runs = engine_for(data.nbytes), (1, data.size, 0, 0)
             state = _state_of(engine, dtype, data, runs, block_length(data.size))
             row = _row_of(state, data.size, data.size, flags_of(dtype)).tobytes()

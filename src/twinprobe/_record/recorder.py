@@ -44,6 +44,7 @@ class Recorder(Framework):
         self.paused = False
         self.perturbation: Perturbation | None = None  # put there by start()
         self._keep_all = config.task == "tensor" or config.summaries
+        self.shares_notes = self.takes_all and not self._keep_all  # those of one tensor in several calls
         self._parents: dict[str, str | None] = {}
         if config.bench_path is not None:
             self.engine.bench = BenchCheck(config.bench_path, config.diff_nums, self.checksum, self._keep_no_more)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from networks import Checkpointed, Convolutional, Residual, batch
+from torch.overrides import TorchFunctionMode
 
 from twinprobe.torch import record
 
@@ -82,6 +83,40 @@ def test_mixed_precision_training_is_bit_identical(tmp_path: Path) -> None:
     plain = trained(Residual, lambda model: nullcontext(), amp=True)
     recorded = trained(Residual, lambda model: record(model, tmp_path / "dump", level="mix"), amp=True)
     assert_same_bits(plain, recorded)
+
+
+class _Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_of_the_program_that_begins_after_a_step_ends_as_itself(tmp_path: Path) -> None:
+    """Recording modules looks away between an optimizer's step and the next call of a module, inside of this mode."""
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer, inner = _Counting(), _Counting()
+    with outer, record(model, tmp_path / "dump", level="L0"):
+        for _ in range(2):
+            before = inner.calls
+            with inner:
+                result = model(batch())
+                result.relu_()
+                assert inner.calls > before
+            before = inner.calls
+            result.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert inner.calls == before
+        assert torch._C._len_torch_function_stack() == 1  # nobody need look now
+        before = outer.calls
+        with torch.no_grad():
+            model(batch())
+        assert outer.calls > before
+        assert torch._C._len_torch_function_stack() == 2
+    assert torch._C._len_torch_function_stack() == 0
 
 
 def test_nothing_stays_behind_after_an_exception(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def folded(value: Any) -> Any:
 # -- eight elements at a time -----------------------------------------------------------------------------------------
 
 _LANES = 8
+_TOGETHER = 2  # groups of a round: fewer counters and jumps
 _AHEAD = 3072  # bytes: a stream that stops for signs again and again is not fetched ahead by the processor
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
@@ -154,12 +155,38 @@ def _as_numbers(builder: Any, dtype: str, stored: Any) -> Any:
     return builder.bitcast(value, _vector(_F32))
 
 
+def _add_group(builder: Any, value: Any, group: Any, places: Any, signs: Any, now: dict[int, Any]) -> None:
+    """Add eight numbers to the lanes, with the signs that lie in the table at the group's four offsets."""
+    real, word = (_F64, _I64) if value.type.element == _F64 else (_F32, _I32)
+    contract = ("contract",)
+
+    def add_product(column: int, left: Any, right: Any) -> None:
+        now[column] = builder.fadd(now[column], builder.fmul(left, right, flags=contract), flags=contract)
+
+    size = builder.and_(builder.bitcast(value, _vector(word)), _all(word, (1 << (word.width - 1)) - 1))
+    # Counted beside the vectors, whose units have enough to do.
+    zeros = builder.bitcast(builder.icmp_signed("==", size, _all(word, 0)), _I8)
+    now[ZEROS] = builder.add(now[ZEROS], builder.zext(builder.ctpop(zeros), _I64))
+    for column, sign in ((HIGHEST, ">"), (LOWEST, "<")):  # NaN compares as false
+        beyond = builder.fcmp_ordered(sign, value, now[column])
+        now[column] = builder.select(beyond, value, now[column])
+    wide = value if real is _F64 else builder.fpext(value, _vector(_F64))
+    for column in range(SIGNS):
+        place = builder.add(builder.shl(group, ir.Constant(_I64, 2)), ir.Constant(_I64, column))
+        offset = builder.zext(builder.load(builder.gep(places, [place])), _I64)
+        sign = builder.load(builder.bitcast(builder.gep(signs, [offset]), _vector(real).as_pointer()))
+        sign.align = 64 if real is _F64 else 32
+        add_product(column, value, sign)
+    now[TOTAL] = builder.fadd(now[TOTAL], wide)
+    add_product(SUM_OF_SQUARES, wide, wide)
+    now[L1] = builder.fadd(now[L1], builder.bitcast(size, _vector(real)))
+
+
 def _fold_of(dtype: str) -> Any:
     """Add groups of eight elements to an empty row of columns, but for the largest magnitude."""
-    real, word = (_F64, _I64) if dtype == "float64" else (_F32, _I32)
+    real = _F64 if dtype == "float64" else _F32
     stored = {"float16": _I16, "bfloat16": _I16}.get(dtype, real)
-    magnitude = (1 << (word.width - 1)) - 1
-    contract = ("contract",)
+    width = {_I16: 2, _F32: 4, _F64: 8}[stored]
 
     @compiler_builtin
     def fold(_context: Any, _data: Any, _groups: Any, _offsets: Any, _table: Any, _row: Any) -> Any:
@@ -169,56 +196,44 @@ def _fold_of(dtype: str) -> Any:
             prefetch = builder.module.declare_intrinsic(
                 "llvm.prefetch", [pointer], ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
             )
-            before = builder.basic_block
-            loop, end = builder.append_basic_block(), builder.append_basic_block()
             elements = builder.inttoptr(data, _vector(stored).as_pointer())
             places, signs = builder.inttoptr(offsets, _I16.as_pointer()), builder.inttoptr(table, _I8.as_pointer())
             columns = builder.inttoptr(row, _F64.as_pointer())
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            at = builder.phi(_I64)
-            at.add_incoming(ir.Constant(_I64, 0), before)
-            start = {
+            now: dict[int, Any] = {
                 **{column: _all(real, 0.0) for column in range(SIGNS)}, TOTAL: _all(_F64, 0.0),
                 SUM_OF_SQUARES: _all(_F64, 0.0), L1: _all(real, 0.0), ZEROS: ir.Constant(_I64, 0),
                 HIGHEST: _all(real, float("-inf")), LOWEST: _all(real, float("inf")),
             }  # fmt: skip
-            sums = {column: builder.phi(value.type) for column, value in start.items()}
-            for column, value in start.items():
-                sums[column].add_incoming(value, before)
-            now: dict[int, Any] = dict(sums)
-
-            def add_product(column: int, left: Any, right: Any) -> None:
-                now[column] = builder.fadd(now[column], builder.fmul(left, right, flags=contract), flags=contract)
-
-            ahead = builder.gep(builder.bitcast(builder.gep(elements, [at]), pointer), [ir.Constant(_I64, _AHEAD)])
-            builder.call(prefetch, [ahead, *(ir.Constant(_I32, one) for one in (0, 3, 1))])
-            raw = builder.load(builder.gep(elements, [at]))
-            raw.align = {_I16: 2, _F32: 4, _F64: 8}[stored]
-            value = _as_numbers(builder, dtype, raw)
-            size = builder.and_(builder.bitcast(value, _vector(word)), _all(word, magnitude))
-            # Counted beside the vectors, whose units have enough to do.
-            zeros = builder.bitcast(builder.icmp_signed("==", size, _all(word, 0)), _I8)
-            now[ZEROS] = builder.add(now[ZEROS], builder.zext(builder.ctpop(zeros), _I64))
-            for column, sign in ((HIGHEST, ">"), (LOWEST, "<")):  # NaN compares as false
-                beyond = builder.fcmp_ordered(sign, value, now[column])
-                now[column] = builder.select(beyond, value, now[column])
-            wide = value if real is _F64 else builder.fpext(value, _vector(_F64))
-            for column in range(SIGNS):
-                place = builder.add(builder.shl(at, ir.Constant(_I64, 2)), ir.Constant(_I64, column))
-                offset = builder.zext(builder.load(builder.gep(places, [place])), _I64)
-                sign = builder.load(builder.bitcast(builder.gep(signs, [offset]), _vector(real).as_pointer()))
-                sign.align = 64 if real is _F64 else 32
-                add_product(column, value, sign)
-            now[TOTAL] = builder.fadd(now[TOTAL], wide)
-            add_product(SUM_OF_SQUARES, wide, wide)
-            now[L1] = builder.fadd(now[L1], builder.bitcast(size, _vector(real)))
-            following = builder.add(at, ir.Constant(_I64, 1))
-            at.add_incoming(following, loop)
-            for column, phi in sums.items():
-                phi.add_incoming(now[column], loop)
-            builder.cbranch(builder.icmp_signed("<", following, groups), loop, end)
-            builder.position_at_end(end)
+            begin = ir.Constant(_I64, 0)
+            for together in (_TOGETHER, 1):  # several groups a round, then those that are left, in the same order
+                before = builder.basic_block
+                test, loop, end = (builder.append_basic_block() for _ in range(3))
+                builder.branch(test)
+                builder.position_at_end(test)
+                at = builder.phi(_I64)
+                at.add_incoming(begin, before)
+                sums = {column: builder.phi(value.type) for column, value in now.items()}
+                for column, value in now.items():
+                    sums[column].add_incoming(value, before)
+                following = builder.add(at, ir.Constant(_I64, together))
+                builder.cbranch(builder.icmp_signed("<=", following, groups), loop, end)
+                builder.position_at_end(loop)
+                now = dict(sums)
+                ahead = builder.gep(builder.bitcast(builder.gep(elements, [at]), pointer), [ir.Constant(_I64, _AHEAD)])
+                for line in range(0, together * _LANES * width, 64):
+                    address = builder.gep(ahead, [ir.Constant(_I64, line)])
+                    builder.call(prefetch, [address, *(ir.Constant(_I32, one) for one in (0, 3, 1))])
+                for step in range(together):
+                    group = builder.add(at, ir.Constant(_I64, step))
+                    raw = builder.load(builder.gep(elements, [group]))
+                    raw.align = width
+                    _add_group(builder, _as_numbers(builder, dtype, raw), group, places, signs, now)
+                at.add_incoming(following, builder.basic_block)
+                for column, phi in sums.items():
+                    phi.add_incoming(now[column], builder.basic_block)
+                builder.branch(test)
+                builder.position_at_end(end)
+                begin, now = at, dict(sums)
             _store_lanes(builder, now, columns)
             return context.get_dummy_value()
 

@@ -19,6 +19,11 @@ from twinprobe._record.torch.graph_index import CUSTOM, Edge, GraphIndex, LeafEd
 
 _DOING = "recording gradients"
 Slots = list[tuple[int, int]]  # the position among a node's gradients, and among the call's outputs or inputs
+Grads = tuple[Any, ...]
+Notes = dict[int, Any]  # gradients noted in one run of a node's hook: those it handed on from 1, those it got from -1
+_is_grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+_no_functions: Any = torch._C.DisableTorchFunction
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
 
 
 class Crossing:
@@ -28,7 +33,7 @@ class Crossing:
     itself when everything has come, or from Graph when the rest never will.
     """
 
-    __slots__ = ("_graph", "_missing", "_parts", "depth", "done", "handles", "incoming", "name", "outgoing", "task")
+    __slots__ = ("_graph", "_missing", "_parts", "depth", "done", "hooks", "incoming", "name", "outgoing", "task")
 
     def __init__(self, graph: Graph, name: str, outputs: int, inputs: int, depth: int, parts: dict[int, int]) -> None:
         self.name = name
@@ -37,43 +42,64 @@ class Crossing:
         self.outgoing: list[Any] = [None] * inputs
         self.task: int | None = None
         self.done = False
-        self.handles: list[Any] = []
+        self.hooks: list[NodeHook] = []
         self._parts: dict[int, list[torch.Tensor]] = {}
         self._missing = parts  # input to the number of parts in which its gradient will come
         self._graph = graph
 
-    def arrive(self, at: Slots, grads: tuple[Any, ...]) -> None:
+    def arrive(self, task: int, at: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
         """Gradients reached an output's node."""
-        graph = self._graph
         if self.task is None:
-            self.task = graph.begin(self)
-        for slot, output in at:
-            if slot < len(grads) and grads[slot] is not None:
-                self.incoming[output] = graph.recorder.note_gradient(self.name, grads[slot])
+            self.task = task
+            self._graph.begin(self)
+        self._note(at, grads, self.incoming, notes)
         if not self._missing:
             self.finish()
 
-    def leave(self, at: Slots, grads: tuple[Any, ...]) -> None:
+    def leave(self, _task: int, at: Slots, grads: Grads, _arrived: Grads, notes: Notes) -> None:
         """A node handed gradients to inputs."""
+        missing = self._missing
+        whole = []
         for slot, index in at:
-            left = self._missing.get(index)
+            left = missing.get(index)
             if left is None:
                 continue
-            arrived = grads[slot] if slot < len(grads) else None
             if left == 1 and index not in self._parts:  # the common case: all in one part
-                del self._missing[index]
-                if arrived is not None:
-                    self.outgoing[index] = self._graph.recorder.note_gradient(self.name, arrived)
+                del missing[index]
+                whole.append((slot, index))
                 continue
-            if arrived is not None:
-                self._parts.setdefault(index, []).append(arrived)
+            if slot < len(grads) and grads[slot] is not None:
+                self._parts.setdefault(index, []).append(grads[slot])
             if left > 1:
-                self._missing[index] = left - 1
+                missing[index] = left - 1
             else:
-                del self._missing[index]
+                del missing[index]
                 self._settle(index)
-        if not self._missing:
+        self._note(whole, grads, self.outgoing, notes)
+        if not missing:
             self.finish()
+
+    def see(self, task: int, at: tuple[Slots, Slots], grads: Grads, arrived: Grads, notes: Notes) -> None:
+        """The call's only node is done: what came and what went."""
+        self.task = task
+        if not self._graph.recorder.takes_all:
+            self._graph.recorder.backward_begins(self.name)
+        arriving, leaving = at
+        self._note(arriving, arrived, self.incoming, notes, -1)
+        self._note(leaving, grads, self.outgoing, notes)
+        self.finish()
+
+    def _note(self, at: Slots, grads: Grads, places: list[Any], notes: Notes, kind: int = 1) -> None:
+        """Note gradients, unless another call has done so at this moment."""
+        for slot, place in at:
+            if slot < len(grads) and grads[slot] is not None:
+                known = notes.get(kind * (slot + 1))
+                if known is None:
+                    recorder = self._graph.recorder
+                    known = recorder.note_gradient(self.name, grads[slot])
+                    if recorder.shares_notes:
+                        notes[kind * (slot + 1)] = known
+                places[place] = known
 
     def _settle(self, index: int) -> None:
         parts = self._parts.pop(index, None)
@@ -89,64 +115,50 @@ class Crossing:
         if self.done:
             return
         self.done = True
-        for index in list(self._parts):
-            self._settle(index)
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        if self._parts:
+            for index in list(self._parts):
+                self._settle(index)
+        for hook in self.hooks:
+            hook.waiting -= 1
+            if not hook.waiting:
+                hook.handle.remove()
+        self.hooks.clear()
         self._graph.end(self)
 
 
-class Hook:
-    """A hook on a node, for one end of a crossing."""
+class NodeHook:
+    """The hook on a node, before or after it runs. Calls inside each other often end at the same node: one hook serves
+    them all, in the order in which they ended."""
 
-    __slots__ = ("_act", "_at", "_graph")
+    __slots__ = ("_graph", "acts", "handle", "waiting")
 
-    def __init__(self, graph: Graph, act: Callable[..., None], at: Slots) -> None:
+    def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._act = act
-        self._at = at
+        self.acts: list[tuple[Crossing, Callable[..., None], Any]] = []
+        self.waiting = 0  # for so many calls
+        self.handle: Any = None
 
-    def __call__(self, grads: tuple[Any, ...], _received: Any = None) -> None:
-        self._graph.recorder.work(_DOING, self._act, self._at, grads)
+    def __call__(self, grads: Grads, arrived: Grads = ()) -> None:
+        if _is_grad_enabled() or _dispatch_modes():
+            self._graph.recorder.work(_DOING, self._see, grads, arrived)
+        else:
+            with _no_functions():
+                self._see(grads, arrived)
 
-
-class OneNode:
-    """A call that made a single node, as most do: one hook after it sees what came and what went."""
-
-    __slots__ = ("_arriving", "_graph", "_handle", "_leaving", "incoming", "name", "outgoing", "task")
-
-    def __init__(
-        self, graph: Graph, name: str, node: Any, arriving: Slots, leaving: Slots, outputs: int, inputs: int
-    ) -> None:
-        self.name = name
-        self.incoming: list[Any] = [None] * outputs
-        self.outgoing: list[Any] = [None] * inputs
-        self.task: int | None = None
-        self._graph = graph
-        self._arriving, self._leaving = arriving, leaving
-        self._handle = node.register_hook(self)
-
-    def __call__(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        self._graph.recorder.work(_DOING, self._see, left, arrived)
-
-    def _see(self, left: tuple[Any, ...], arrived: tuple[Any, ...]) -> None:
-        graph, name = self._graph, self.name
-        recorder = graph.recorder
-        self.task = graph.note_pass()
-        if not recorder.takes_all:
-            recorder.backward_begins(name)
-        note = recorder.note_gradient
-        for grads, slots, places in ((arrived, self._arriving, self.incoming), (left, self._leaving, self.outgoing)):
-            for slot, at in slots:
-                if slot < len(grads) and grads[slot] is not None:
-                    places[at] = note(name, grads[slot])
-        self.finish()
-
-    def finish(self) -> None:
-        """All has come, or nothing will."""
-        self._handle.remove()
-        self._graph.end(self)
+    def _see(self, grads: Grads, arrived: Grads) -> None:
+        graph = self._graph
+        notes: Notes = {}
+        try:
+            task = graph.note_pass()
+        except Exception as error:
+            graph.recorder.trouble(_DOING, error)
+            return
+        for crossing, act, at in self.acts:
+            if not crossing.done:
+                try:
+                    act(task, at, grads, arrived, notes)
+                except Exception as error:
+                    graph.recorder.trouble(_DOING, error)
 
 
 _tensor, _parameter = torch.Tensor, torch.nn.Parameter
@@ -168,7 +180,9 @@ class Graph:
         self.recorder = recorder
         self.leaves = LeafEdges()
         self.index = GraphIndex(self.leaves.nodes)
-        self._waiting: dict[Crossing | OneNode, None] = {}
+        self.waiting: dict[Crossing, None] = {}  # whose gradients may still come
+        self._before: dict[Node, NodeHook] = {}  # while the outermost call runs, as the index
+        self._after: dict[Node, NodeHook] = {}
         self._open: dict[Crossing, None] = {}
         self._tasks: set[int] = set()
         self._guards: list[Any] = []
@@ -200,8 +214,9 @@ class Graph:
                 return False
             leaving = self.index.direct_slots(node, inputs, since)
             if leaving is not None:
-                one = OneNode(self, name, node, [(outputs[0].output_nr, 0)], leaving, 1, len(inputs))
-                self._waiting[one] = None
+                one = Crossing(self, name, 1, len(inputs), depth, {})
+                self._hook(one, one.see, self._after, node, ([(outputs[0].output_nr, 0)], leaving))
+                self.waiting[one] = None
                 return True
         arriving: dict[Node, Slots] = {}
         for at, tensor in enumerate(outputs):
@@ -216,22 +231,41 @@ class Graph:
         feeds = self.index.feeds
         for node, slots in arriving.items():
             # What the call consumed itself arrives mixed with its own use of it: not the gradient of an output.
-            if any((node, slot) in feeds for slot, _ in slots):
-                slots[:] = [(slot, at) for slot, at in slots if not self.index.feeding((node, slot), since)]
+            slots[:] = [
+                (slot, at)
+                for slot, at in slots
+                if (node, slot) not in feeds or not self.index.feeding((node, slot), since)
+            ]
         sending, parts = self._leaving(inputs, since)
         single = None if may_recompute else self._single_node(arriving, sending, parts)
+        crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
         if single is not None:
             ends = arriving[single], sending.get(single, [])
-            self._waiting[OneNode(self, name, single, *ends, len(outputs), len(inputs))] = None
-            return True
-        crossing = Crossing(self, name, len(outputs), len(inputs), depth, parts)
-        handles = crossing.handles
-        for node, slots in arriving.items():
-            handles.append(node.register_prehook(Hook(self, crossing.arrive, slots)))
-        for node, slots in sending.items():
-            handles.append(node.register_hook(Hook(self, crossing.leave, slots)))
-        self._waiting[crossing] = None
+            self._hook(crossing, crossing.see, self._after, single, ends)
+        else:
+            for node, slots in arriving.items():
+                self._hook(crossing, crossing.arrive, self._before, node, slots)
+            for node, slots in sending.items():
+                self._hook(crossing, crossing.leave, self._after, node, slots)
+        self.waiting[crossing] = None
         return True
+
+    def _hook(
+        self, crossing: Crossing, act: Callable[..., None], hooks: dict[Node, NodeHook], node: Node, at: Any
+    ) -> None:
+        hook = hooks.get(node)
+        if hook is None or not hook.waiting:  # a pass inside the forward may have come and gone
+            hook = hooks[node] = NodeHook(self)
+            hook.handle = node.register_prehook(hook) if hooks is self._before else node.register_hook(hook)
+        hook.acts.append((crossing, act, at))
+        hook.waiting += 1
+        crossing.hooks.append(hook)
+
+    def outermost_call_ended(self) -> None:
+        """What was kept of the graph for enclosing calls is let go."""
+        self.index.clear()
+        self._before.clear()
+        self._after.clear()
 
     def _leaving(self, inputs: list[Edge | None], since: int) -> tuple[dict[Node, Slots], dict[int, int]]:
         """The nodes that hand gradients to inputs, and in how many parts each input gets its own."""
@@ -282,20 +316,17 @@ class Graph:
             self._guards.append(node.register_prehook(guard))
         self.index.custom.clear()
 
-    def begin(self, crossing: Crossing) -> int:
-        """The first gradient of a call arrived; returns the backward pass that it belongs to."""
-        task = self.note_pass()
+    def begin(self, crossing: Crossing) -> None:
+        """The first gradient of a call arrived."""
         if crossing.depth >= 0:
             self._open[crossing] = None
         if not self.recorder.takes_all:
             self.recorder.backward_begins(crossing.name)
-        return task
 
-    def end(self, crossing: Crossing | OneNode) -> None:
+    def end(self, crossing: Crossing) -> None:
         """All that will come has come."""
-        self._waiting.pop(crossing, None)
-        if isinstance(crossing, Crossing):
-            self._open.pop(crossing, None)
+        self.waiting.pop(crossing, None)
+        self._open.pop(crossing, None)
         if crossing.task is not None:
             self.recorder.backward_ended(crossing)
 
@@ -306,18 +337,18 @@ class Graph:
 
     def _pass_ended(self, task: int) -> None:
         self._tasks.discard(task)
-        for crossing in [one for one in self._waiting if one.task == task]:
+        for crossing in [one for one in self.waiting if one.task == task]:
             self.recorder.work(_DOING, crossing.finish)
         self.recorder.work(_DOING, self.recorder.pass_ended)
 
     def close(self) -> None:
         """No more gradients will come: emit what has begun, remove every hook."""
-        for crossing in list(self._waiting):
+        for crossing in list(self.waiting):
             self.recorder.work(_DOING, crossing.finish)
         for guard in self._guards:
             guard.remove()
         self._guards.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._open.clear()
         self.leaves.clear()
-        self.index.clear()
+        self.outermost_call_ended()

@@ -159,7 +159,10 @@ class DeviceRows:
                 if style is not None and tensor.is_contiguous():
                     elements, aligned = tensor.numel(), not address & 15
                     queue = queues.get((dtype, aligned)) or measure.statistics(lane, dtype, aligned)
-                    add_line(queue, lane, address, elements, (row, elements, 1, style))
+                    receiver = (row, elements, 1, style)
+                    line = queue.add(address, elements, receiver)
+                    if line <= 0:
+                        add_line(queue, lane, address, elements, receiver, line)
                 else:
                     for dense, repeats, kind in self._dense(tensor.detach()):
                         copies.append(dense)
@@ -237,9 +240,11 @@ class DeviceRows:
         return fill
 
 
-def add_line(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any) -> None:
-    """Queue one run of elements, after launching what waits where there is no room for it."""
-    line = queue.add(address, elements, receiver)
+def add_line(queue: Queue, lane: Lane, address: int, elements: int, receiver: Any, line: int | None = None) -> None:
+    """Queue one run of elements, after launching what waits where there is no room for it. ``line``: what the queue has
+    said to it before."""
+    if line is None:
+        line = queue.add(address, elements, receiver)
     if line < 0:
         lane.launch()
         queue.turn_page(elements)

@@ -104,17 +104,16 @@ class GraphIndex:
     def walk(self, roots: Iterable[Node], since: int) -> None:
         """Index all nodes created at or after ``since`` that the roots reach."""
         seen, border, feeds = self._seen, self._border, self.feeds
-        todo = [*roots, *self._waiting(since)]
+        todo = [(node, node._sequence_nr()) for nodes in (roots, self._waiting(since)) for node in nodes]
         budget = _WALK_LIMIT
         while todo and budget:
-            node = todo.pop()
+            node, number = todo.pop()
             if node in seen:
                 continue
             budget -= 1
             seen.add(node)
             if isinstance(node, CUSTOM):
                 self.custom.append(node)
-            number = node._sequence_nr()
             for slot, edge in enumerate(node.next_functions):
                 target = edge[0]
                 if target is None:
@@ -129,7 +128,7 @@ class GraphIndex:
                     fed.append((node, slot, number))
                 if target not in seen:
                     if since <= age < _LEAF_NUMBER:
-                        todo.append(target)
+                        todo.append((target, age))
                     elif age < since:
                         heappush(border, (-age, id(target), target))
 

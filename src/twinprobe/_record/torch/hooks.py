@@ -196,8 +196,11 @@ _owners: set[int] = set()
 def keep_hooks_out_of_copies(owner: Any, hooked: bool = True) -> None:
     """While any owner has hooks on modules, copy, pickle and torch.save leave out every hook that is ours."""
     if hooked:
-        _owners.add(id(owner))
-        nn.Module.__reduce_ex__ = _reduce_without_hooks
+        if (
+            id(owner) not in _owners
+        ):  # writing to a class is slow: all of its subclasses forget what they have looked up
+            _owners.add(id(owner))
+            nn.Module.__reduce_ex__ = _reduce_without_hooks
     else:
         _owners.discard(id(owner))
         if not _owners and vars(nn.Module).get("__reduce_ex__") is _reduce_without_hooks:
@@ -294,6 +297,8 @@ class ModuleHooks(ModuleWatch):
         info = self.infos.get(id(module))
         if info is None:
             return  # a replica
+        if not recorder.mode.attached:
+            recorder.work("watching calls again", recorder.mode.wake)
         with silence():
             try:
                 number = recorder.engine.count(info.prefix)
@@ -351,4 +356,4 @@ class ModuleHooks(ModuleWatch):
             except Exception as error:
                 recorder.trouble("recording a module's outputs", error)
             if not calls:
-                recorder.graph.index.clear()
+                recorder.graph.outermost_call_ended()

@@ -98,16 +98,19 @@ class OptimizerScope:
         self._updates = None
         self.inside = 0
 
-    def _before(self, optimizer: Any, *_: Any) -> None:
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.inside += 1
         self._recorder.work("measuring before an optimizer's step", self._recorder.book.settle)
         self._note("recording what an optimizer sees", "note_gradients", optimizer, self._models)
+        if len(args) < 2 and not kwargs:  # no closure, which would run the model
+            self._recorder.work("letting an optimizer work", self._recorder.mode.rest)
 
     def finish(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has made its step."""
         self.inside = max(0, self.inside - 1)
         self._recorder.work("measuring after an optimizer's step", self._recorder.book.forget)
         self._note("recording what an optimizer did", "note_parameters", optimizer)
+        self._recorder.work("letting the program go on", self._recorder.mode.rest)
 
     def _note(self, doing: str, name: str, *what: Any) -> None:
         if self._keeps and self._recorder.active:
@@ -358,7 +361,7 @@ class TorchRecorder(Recorder):
         except Exception as error:
             self.engine.emit(Entry(name, self.mark("preparing to see gradients", error, {}) or {}))
         if is_api and not self.modules.calls:
-            self.graph.index.clear()
+            self.graph.outermost_call_ended()
 
     def note_parameter_gradient(self, _module: Any, _name: str, gradient: torch.Tensor) -> Any:
         """Note a gradient on its way into ``.grad``. What waits shares its memory, which stays as it is until the pass

@@ -31,46 +31,43 @@ _free: Any = torch.UntypedStorage._free_weak_ref
 
 
 class StorageNumbers:
-    """Gives every storage a number of its own.
-
-    A weak reference keeps the storage's record, not its memory, so that its identity cannot be given to another one.
-    """
+    """Gives every storage a number of its own: that of its record, which a weak reference keeps, though not its memory,
+    so that the record's place cannot be given to another one."""
 
     def __init__(self) -> None:
-        self.known: dict[int, int] = {}  # read by who cannot afford a call; always the same dictionary
-        self._references: dict[int, int] = {}
-        self._next = 0
+        self.held: dict[int, int] = {}  # by the place of the record; read by who cannot afford a call
+        self.moved: dict[int, int] = {}  # those with another number by now; both are always the same dictionaries
+        self._next = -1  # no place is negative
 
-    def __call__(self, storage: Any) -> int:
-        """The number of a live storage."""
+    def hold(self, storage: Any) -> None:
+        """From now on this storage's number stands for it."""
         identity = storage._cdata
-        number = self.known.get(identity)
-        if number is None:
-            if identity not in self._references:
-                self._references[identity] = storage._weak_ref()
-            number = self.known[identity] = self._next
-            self._next += 1
-        return number
+        if identity not in self.held:
+            self.held[identity] = storage._weak_ref()
 
     def renumber(self, storage: Any) -> None:
         """Whatever is known by this storage's number is known no more."""
-        self.known.pop(storage._cdata, None)
+        identity = storage._cdata
+        if identity in self.held:
+            self.moved[identity] = self._next
+            self._next -= 1
 
     def purge(self) -> set[int]:
         """Forget storages that are gone, all of them if too many live; returns the numbers that still stand."""
-        if sum(1 for one in self._references.values() if not _expired(one)) >= _PURGE_AT:
+        if sum(1 for one in self.held.values() if not _expired(one)) >= _PURGE_AT:
             self.clear()
             return set()
-        for identity in [at for at, one in self._references.items() if _expired(one)]:
-            _free(self._references.pop(identity))
-            self.known.pop(identity, None)
-        return set(self.known.values())
+        for identity in [at for at, one in self.held.items() if _expired(one)]:
+            _free(self.held.pop(identity))
+            self.moved.pop(identity, None)
+        return {self.moved.get(identity, identity) for identity in self.held}
 
     def clear(self) -> None:
-        """Forget every storage; numbers are not used again."""
-        references, self._references = self._references, {}
-        self.known.clear()
-        for one in references.values():
+        """Forget every storage; numbers may then be used again, of which nothing may be left."""
+        references = list(self.held.values())
+        self.held.clear()
+        self.moved.clear()
+        for one in references:
             _free(one)
 
     def __del__(self) -> None:
@@ -131,7 +128,7 @@ class TensorBook:
         self._measures = values or digest is not None
         self._host_too = "cpu" in DEVICE_TYPES
         self._numbers = StorageNumbers()
-        self._known_numbers = self._numbers.known
+        self._references, self._moved = self._numbers.held, self._numbers.moved
         self._notes: dict[Key, Note] = {}
         self._devices: dict[int, DeviceRows] = {}
         self._lock = threading.RLock()
@@ -148,17 +145,19 @@ class TensorBook:
         try:
             storage = tensor.untyped_storage()
             shape, version, address, dtype = tensor.shape, tensor._version, tensor.data_ptr(), tensor.dtype
-            strides = tensor.stride()
+            strides = None if tensor.is_contiguous() else tensor.stride()
         except RuntimeError:  # no memory of its own, no version, no shape
             return self._special(tensor, save)
-        number = self._known_numbers.get(storage._cdata)
-        if number is None:
-            if len(self._known_numbers) >= _PURGE_AT:
-                self._purge()
-            number = self._numbers(storage)
+        number = storage._cdata
+        if self._moved:
+            number = self._moved.get(number, number)
         key = (number, address, shape, strides, dtype, version)
         known = self._notes.get(key)
         if known is None or tensor.is_neg():
+            if number not in self._references and number >= 0:
+                if len(self._references) >= _PURGE_AT:
+                    self._purge()
+                self._numbers.hold(storage)
             name = _REAL.get(dtype)
             on_device = tensor.is_cuda or (self._host_too and tensor.is_cpu)
             plain = name is not None and address and (on_device or tensor.is_cpu) and storage.data_ptr()
@@ -169,7 +168,9 @@ class TensorBook:
                 self._measure_on_device(tensor, row, version, address)
             elif self._measures:
                 self._measure(tensor, row, version)
-            known = self._notes[key] = Note("torch.Tensor", name, shape, row, tensor.requires_grad)
+            known = Note("torch.Tensor", name, shape, row, tensor.requires_grad)
+            if number in self._references or number < 0:  # not if another thread has just let all of them go
+                self._notes[key] = known
         if save:
             self._keep(tensor, known.row)
         elif known.requires_grad is tensor.requires_grad:
@@ -247,8 +248,7 @@ class TensorBook:
         at = tensor.get_device()
         rows = self._devices.get(at) or self._new_device(at, tensor.device)
         # Autograd takes a gradient over where nobody else has it, but never with gradients on.
-        data = tensor if _is_grad_enabled() else tensor.detach()
-        if rows.add(data, row, version, address) or not self.may_wait:
+        if rows.add(tensor if _is_grad_enabled() else tensor.detach(), row, version, address) or not self.may_wait:
             with self._lock:
                 rows.launch()
 
@@ -268,8 +268,9 @@ class TensorBook:
     def forget(self) -> None:
         """Memory may have changed without a new version: believe no row any more."""
         self.settle()
-        self._numbers.clear()
         self._notes = {}
+        self._numbers.clear()
+        self._notes = {}  # another thread may have noted something meanwhile
 
     def forget_storage(self, tensor: torch.Tensor) -> None:
         """One tensor's memory may change without a new version."""
@@ -334,6 +335,7 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self.attached = False
         self._aside = 0
         self._removed = False
+        self._resting: tuple[int, int] | None = None  # the modes beneath its place, and the thread that has it
 
     def attach(self) -> None:
         """Become the innermost mode."""
@@ -344,26 +346,59 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         """Leave the stack of modes for good."""
         self._aside = 0
         self._removed = False
+        self._resting = None
         if self.attached:
             self._leave()
             self.attached = False
 
-    def _leave(self) -> bool:
-        """Leave the stack of modes, wherever in it this mode is by now; False when it is not in it."""
+    def _leave(self) -> int:
+        """Leave the stack of modes, wherever in it this mode is by now; gives the number of those beneath, or -1."""
         above = []
         found = False
         while torch._C._len_torch_function_stack() and not found:
             above.append(_pop_mode())
             found = above[-1] is self
+        beneath: int = torch._C._len_torch_function_stack()
         for mode in reversed(above[:-1] if found else above):
             _push_mode(mode)
-        return found
+        return beneath if found else -1
+
+    def rest(self) -> None:
+        """Let all calls pass by until a module is called. Meanwhile nothing waits, so that nothing need be seen: half
+        of a step's calls ask for gradients and parameters in an optimizer's loops."""
+        if type(self) is not WatchMode or not self.attached or self._aside or self._recorder.graph.waiting:
+            return
+        if torch._C._current_graph_task_id() >= 0:  # an optimizer that steps while gradients are computed
+            return
+        self._recorder.book.forget()
+        beneath = self._leave()
+        if beneath >= 0:
+            self._resting = beneath, threading.get_ident()
+            self.attached = self._recorder.book.may_wait = False
+
+    def wake(self) -> None:
+        """A module is called: be where this mode was. Modes above it are the program's, which leave from the top."""
+        if self._resting is None or torch._C._current_graph_task_id() >= 0:  # a pass puts the stack back when it ends
+            return
+        beneath, thread = self._resting
+        if thread != threading.get_ident():
+            return
+        self._resting = None
+        self._recorder.book.forget()
+        self._recorder.book.may_wait = True
+        if self._aside:
+            self._removed = True
+            return
+        above = [_pop_mode() for _ in range(torch._C._len_torch_function_stack() - beneath)]
+        for mode in (self, *reversed(above)):
+            _push_mode(mode)
+        self.attached = True
 
     def step_aside(self) -> None:
         """A compiled region begins: it must not see the mode, or it would be compiled anew. Regions may be nested."""
         self._recorder.work("measuring", self._recorder.book.settle)  # nobody will see what it writes
         self._aside += 1
-        if self._aside == 1 and self.attached and self._leave():
+        if self._aside == 1 and self.attached and self._leave() >= 0:
             self._removed = True
             self.attached = False
 
