@@ -61,6 +61,7 @@ _CHANGED = 1e-2  # relative: no rounding moves values so far while their maximum
 _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothing but noise
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
+_DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -326,7 +327,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     for beginning in beginnings:
         # What an optimiser writes is read in the next step.
         beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
-            flow, link, beginning, abnormal, unsettled, size, ends, rows_of
+            flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called
         )
 
 
@@ -490,11 +491,20 @@ def _reaches(
     size: NDArray[np.float64],
     ends: Bools,
     rows_of: list[Ints],
+    called: Bools,
 ) -> bool:
     """Whether a chain of differing values leads from a beginning to an end."""
+
+    def around(call: int) -> list[int]:
+        """The call around, and what is around that where only one run makes it: its own values show nothing."""
+        found = [int(flow.parent[call])]
+        while found[-1] != NONE and not called[found[-1]] and len(found) < _DEEPEST:
+            found.append(int(flow.parent[found[-1]]))
+        return found
+
     shown = [beginning.row, *beginning.arguments]
     reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
-    inside: set[int] = {int(flow.parent[call]) for call in reached}
+    inside: set[int] = {outer for call in reached for outer in around(call)}
     begun = min(int(flow.start[call]) for call in reached)
     carried: set[int] = set()  # equal values may have been made twice: computed here, and received from another rank
     for call in range(len(flow.ops)):  # inner calls come before those around them
@@ -519,8 +529,8 @@ def _reaches(
                 elif flow.role[row] in (INPUT, PARAMETER):
                     touched |= not inside.isdisjoint(_came_through(flow, row, call, rows_of))
                     if not touched and flow.parent[call] != NONE:  # made of an input of the call around: cast, say
-                        around = rows_of[int(flow.parent[call])]
-                        came = flow.source[around[abnormal[around] & (flow.role[around] == INPUT)]]
+                        outer = rows_of[int(flow.parent[call])]
+                        came = flow.source[outer[abnormal[outer] & (flow.role[outer] == INPUT)]]
                         touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
             if not touched:
                 continue
@@ -528,7 +538,7 @@ def _reaches(
             return True
         reached.add(call)
         carried.update(flow.mark[bad].tolist())
-        inside.add(int(flow.parent[call]))
+        inside.update(around(call))
         if not flow.leaf[call]:
             inside.add(call)
     return False

@@ -181,6 +181,8 @@ def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
     first = parts[0]
     if len({part.dtype for part in parts}) > 1:
         return first
+    if whole.shape and len(first.shape) + 1 == len(whole.shape) and len(parts) % whole.shape[0] == 0:
+        return _stacked(parts, whole)
     shapes = [_like(part.shape, whole.shape) for part in parts]
     ways = list(_ways(shapes, whole.shape))
     if not ways:
@@ -189,6 +191,17 @@ def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
     way = ways[0] if len(ways) == 1 else _nearest(ways, arrays, first.dtype, whole)
     data = _put_together(arrays, way)
     return HostTensor(first.dtype, data.shape, np.ascontiguousarray(data).reshape(-1))
+
+
+def _stacked(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
+    """The parts, as many for each of them, as the tensors that the whole holds along its first axis."""
+    each, data = len(parts) // whole.shape[0], whole.data.reshape(whole.shape)
+    layers = [
+        joined(parts[at * each : (at + 1) * each], HostTensor(whole.dtype, one.shape, one.reshape(-1)))
+        for at, one in enumerate(data)
+    ]
+    shape = len(layers), *layers[0].shape
+    return HostTensor(parts[0].dtype, shape, np.concatenate([layer.data.reshape(-1) for layer in layers]))
 
 
 def _like(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:
