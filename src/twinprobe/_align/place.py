@@ -98,8 +98,9 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
 def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
     """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
 
-    What goes in by name, shape and value, what comes out by shape, the last first. Without an input and a result in
-    common there is nothing: any two models may give tensors of one shape.
+    What goes in by name, shape and value; what comes out by shape and value, and the model's first result by its shape
+    alone, the last of that shape. Without an input and a result in common there is nothing: any two models may give
+    tensors of one shape.
     """
     if len(whole.models) != 1 or parts.models:
         return []
@@ -112,8 +113,9 @@ def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
         for row in whole.prints.rows(op, role):
             look = whole.prints.shape_text[row], whole.prints.dtype[row]
             like = [other for other in rows if (parts.prints.shape_text[other], parts.prints.dtype[other]) == look]
-            if role == INPUT:
-                like = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            same = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            if role == INPUT or same or (pairs and len(like) > 1):
+                like = same
             if like:
                 rows.remove(like[0])
                 pairs.append((row, like[0]))

@@ -325,8 +325,12 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
     for beginning in beginnings:
-        # What an optimiser writes is read in the next step.
-        beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
+        # What an optimiser writes is read in the next step. Another weight that gives another result is no noise, even
+        # where a norm behind it hides that, or few digits.
+        given = rows_of[beginning.call]
+        acts = beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
+        acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
+        beginning.reaches |= acts or bool(flow.updates[beginning.call]) or _reaches(
             flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called
         )
 
