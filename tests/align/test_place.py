@@ -263,6 +263,25 @@ def test_a_whole_batch_meets_its_halves_put_together(tmp_path: Path, level: str)
     assert place_of_first(compared(whole, faulty)) == FAULTY
 
 
+def test_another_weight_is_found_where_a_norm_hides_it_and_no_gradients_are_compared(tmp_path: Path) -> None:
+    given = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+    def run_of(name: str, *batches: torch.Tensor, scale: float = 1.0) -> Run:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8, eps=0.0), nn.Linear(8, 2))
+        model[0].weight.data *= scale
+
+        def body(model: nn.Module) -> None:
+            for batch in batches:
+                model(batch).square().mean().backward()
+
+        return recorded(tmp_path / name, model, body, "L0")[0]
+
+    golden = run_of("g", given)
+    assert compared(run_of("t", given[:2], given[2:]), golden).summary.first is None
+    assert place_of_first(compared(run_of("w", given[:2], given[2:], scale=1.3), golden)) == "0"
+
+
 @pytest.mark.parametrize("level", ["mix", "L0"])
 def test_swapped_weights_are_paired_by_name_and_not_crosswise(tmp_path: Path, level: str) -> None:
     model = mlp_of(llama(), lambda known, hidden: known(hidden + 0))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from twinprobe._align.auto.aligner import align_runs
 from twinprobe._align.matcher import MappingOptions, build_matcher
 from twinprobe._compare.one import Comparison, Options, compare_runs
 from twinprobe._runs.run import Run, open_run
@@ -74,6 +75,78 @@ class Stacked(nn.Module):
         return hidden + self.moe(normed, chosen) * shares[:, None]
 
 
+class Around(nn.Module):
+    """The list of experts, called by a module of its own."""
+
+    def __init__(self, experts: nn.ModuleList) -> None:
+        super().__init__()
+        self.experts = experts
+
+    def forward(self, hidden: Tensor, chosen: Tensor) -> Tensor:
+        results = torch.stack([expert(hidden) for expert in self.experts])
+        return results[chosen, torch.arange(len(hidden))]
+
+
+class Block(nn.Module):
+    """Scores with a table of positions, which the first block of one model holds, and the other model itself."""
+
+    def __init__(self, *, table: bool) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if table:
+            self.table = nn.Embedding(7, 1)
+
+    def forward(self, hidden: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        scores = self.query(hidden) @ hidden.T / 4
+        bias = self.table(positions()) if bias is None else bias
+        scores = scores + bias[..., 0]
+        return hidden + self.out(scores.softmax(-1) @ hidden), bias
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(table=at == 0) for at in range(3))
+        self.head = nn.Linear(WIDTH, 5)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = None
+        for layer in self.layers:
+            hidden, bias = layer(hidden, bias)
+        return self.head(hidden)
+
+
+class Beside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        inside = Inside()
+        self.relative, self.output = inside.layers[0].table, inside.head
+        del inside.layers[0].table
+        self.blocks = inside.layers
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        bias = self.relative(positions())
+        for layer in self.blocks:
+            hidden, _ = layer(hidden, bias)
+        return self.output(hidden)
+
+
+class Speaker(nn.Module):
+    """A vocabulary that reads and writes with one weight, or with a copy for each."""
+
+    def __init__(self, names: tuple[str, str, str], *, tied: bool) -> None:
+        super().__init__()
+        self.names = names
+        table, mix, head = nn.Embedding(9, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 9, bias=False)
+        head.weight = table.weight if tied else nn.Parameter(table.weight.detach().clone())
+        for name, layer in zip(names, (table, mix, head), strict=True):
+            self.add_module(name, layer)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        table, mix, head = (self.get_submodule(name) for name in self.names)
+        return head(torch.tanh(mix(table(ids))))
+
+
 class Patches(nn.Module):
     """A convolution that cuts an image into patches, or a linear layer on patches that were cut before."""
 
@@ -92,6 +165,11 @@ class Patches(nn.Module):
             return self.stem(image).flatten(2).transpose(1, 2)
         patches = image.unfold(2, 16, 16).unfold(3, 16, 16).permute(0, 2, 3, 4, 5, 1)
         return self.embed(patches.flatten(3).flatten(1, 2))
+
+
+def positions() -> Tensor:
+    places = torch.arange(len(TOKENS))
+    return (places[:, None] - places).clamp(-3, 3) + 3
 
 
 def experts(*, stacked: bool, wrong: str = "") -> nn.Module:
@@ -153,3 +231,39 @@ def test_a_convolution_of_patches_is_a_linear_layer(tmp_path: Path, level: str) 
     assert first is not None
     assert first.module == "2.w2"
 
+
+def test_a_stack_meets_the_module_around_a_list(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    blocks = [Stacked(Listed()) for _ in range(BLOCKS)]
+    golden = run_of(tmp_path / "golden", nn.Sequential(*blocks, nn.Linear(WIDTH, 5)), TOKENS, "L0")
+    torch.manual_seed(0)
+    for at in range(BLOCKS):
+        listed = Listed()
+        blocks[at] = Stacked(listed)
+        blocks[at].moe = Around(listed.experts)
+    target = run_of(tmp_path / "target", nn.Sequential(*blocks, nn.Linear(WIDTH, 5)), TOKENS, "L0")
+    alignment = align_runs(target, golden)
+    assert [one.target for one in alignment.relations if one.rule == "as many weights in all"] == [
+        (f"Module.{at}.moe.Around.forward.0",) for at in range(BLOCKS)
+    ]
+
+
+def test_the_only_layer_of_its_shapes_is_paired_wherever_it_is(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    golden = run_of(tmp_path / "golden", Inside(), TOKENS, "L0")
+    torch.manual_seed(0)
+    target = run_of(tmp_path / "target", Beside(), TOKENS, "L0")
+    found = [one for one in align_runs(target, golden).relations if one.rule == "the only layer of its shapes"]
+    assert [(one.target, one.golden) for one in found] == [
+        (("Module.relative.Embedding.forward.0",), ("Module.layers.0.table.Embedding.forward.0",))
+    ]
+
+
+def test_gradients_of_a_weight_that_two_layers_share_are_no_finding(tmp_path: Path) -> None:
+    ids = torch.arange(18).reshape(2, 9) % 9
+    torch.manual_seed(0)
+    golden = run_of(tmp_path / "golden", Speaker(("wte", "fc", "lm_head"), tied=True), ids, "L0")
+    torch.manual_seed(0)
+    target = run_of(tmp_path / "target", Speaker(("embed", "dense", "out"), tied=False), ids, "L0")
+    for one, other in ((target, golden), (golden, target)):
+        assert compared(one, other).summary.first is None

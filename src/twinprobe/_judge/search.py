@@ -330,8 +330,10 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
         given = rows_of[beginning.call]
         acts = beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
-        beginning.reaches |= acts or bool(flow.updates[beginning.call]) or _reaches(
-            flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called
+        beginning.reaches |= (
+            acts
+            or bool(flow.updates[beginning.call])
+            or _reaches(flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called)
         )
 
 

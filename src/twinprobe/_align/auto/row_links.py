@@ -52,6 +52,7 @@ class RowLinks:
     only_fitting: bool = False
     by_place: bool = False  # names have paired the rest
     replaced: list[int] = field(default_factory=list)  # module calls whose golden partner is of another class
+    doubtful: set[str] = field(default_factory=set)  # target calls of relations that a person should look at
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
@@ -476,6 +477,7 @@ def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | N
         )
     links = link_alignment(board, alignment)
     links.only_fitting = not by_results
+    links.doubtful = {name for relation in alignment.doubtful() for name in relation.target}
     return links
 
 

@@ -471,7 +471,8 @@ def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[in
     found: dict[int, tuple[int, ...]] = {}
     for row in stacked:
         shape = whole.shape(row) or (0,)
-        free = [name for name, own in names.items() if len(own) == shape[0] and not any(own[0] in way for way in found.values())]
+        taken = {one for way in found.values() for one in way}
+        free = [name for name, own in names.items() if len(own) == shape[0] and own[0] not in taken]
         ways = {
             tuple(sorted((one for name in chosen for one in names[name]), key=order.__getitem__)): turned
             for turned in (True, False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from twinprobe._align.ops.links import Link, Region, Scores, Spot
-from twinprobe._align.ops.regions import Regions, ShapesOf, find_layers, regions
+from twinprobe._align.ops.regions import Regions, ShapesOf, regions
 from twinprobe._align.ops.table import OperatorTable
 from twinprobe._runs.llm.tree import OpNode
 
@@ -116,11 +116,6 @@ def match_operators(target: Side, golden: Side, table: OperatorTable) -> Matchin
         linker.layer(layer, other)
     linker.region(parts.after, others.after, (parts.around, others.around))
     return Matching([], linker.links, notes)
-
-
-def layers_of(tree: OpNode) -> list[OpNode]:
-    """The layers of a model."""
-    return find_layers(tree)
 
 
 def _equal_names(target: Side, golden: Side) -> list[tuple[OpNode, OpNode]]:
