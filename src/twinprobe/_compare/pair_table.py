@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +141,9 @@ def _joined_shape(shapes: list[Shape | None], whole: Shape | None) -> str | None
     A guess is along the dimension in which the parts differ, else along the first or last.
     """
     known = [shape for shape in shapes if shape is not None]
-    if whole and len(known) == len(shapes) and {len(shape) + 1 for shape in known} == {len(whole)}:
-        return str(list(whole))  # one of several, stacked
+    stacks = whole is not None and len(known) == len(shapes) and {len(shape) + 1 for shape in known} == {len(whole)}
+    if stacks and whole and prod(known[0][:-1]) != prod(whole[:-1]) and sum(map(prod, known)) == prod(whole):
+        return str(list(whole))
     if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1 or not known[0]:
         return None
     for axis in range(len(known[0])):

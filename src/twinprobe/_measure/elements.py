@@ -181,12 +181,11 @@ def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
     first = parts[0]
     if len({part.dtype for part in parts}) > 1:
         return first
-    if whole.shape and len(first.shape) + 1 == len(whole.shape) and len(parts) % whole.shape[0] == 0:
-        return _stacked(parts, whole)
     shapes = [_like(part.shape, whole.shape) for part in parts]
     ways = list(_ways(shapes, whole.shape))
     if not ways:
-        return first
+        stacks = len(first.shape) + 1 == len(whole.shape) and whole.shape[0] and len(parts) % whole.shape[0] == 0
+        return _stacked(parts, whole) if stacks else first
     arrays = [part.data.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
     way = ways[0] if len(ways) == 1 else _nearest(ways, arrays, first.dtype, whole)
     data = _put_together(arrays, way)

@@ -456,8 +456,8 @@ def _link_stack(sketch: Sketch, sides: tuple[_Weights, _Weights], piece: Piece) 
     stacks = stacked_rows(held.prints, held.weights[whole], parted.prints, rows)
     if sum(map(len, stacks.values())) == len(rows):
         reason = f"{len(layers)} layers, stacked: {counts[0]:.0f} weights in all"
-        nodes = tuple(layers), (whole,)
-        sketch.link(Link(*(nodes if turned else nodes[::-1]), STACK_RULE, reason, _BY_SIZE, FUSED))
+        mine, theirs = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
+        sketch.link(Link(mine, theirs, STACK_RULE, reason, _BY_SIZE, FUSED))
 
 
 def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[int]) -> dict[int, tuple[int, ...]]:
