@@ -324,12 +324,14 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
+    gradients = flow.role == GRADIENT
+    unseen = bool(gradients.any()) and not bool((gradients & facts.matched).any())
     for beginning in beginnings:
-        # What an optimiser writes is read in the next step. Another weight that gives another result is no noise, even
-        # where a norm behind it hides that, or few digits.
+        # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = rows_of[beginning.call]
-        acts = beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
+        acts = unseen and beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
         acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
+        # What an optimiser writes is read in the next step.
         beginning.reaches |= (
             acts
             or bool(flow.updates[beginning.call])
