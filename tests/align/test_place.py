@@ -179,6 +179,51 @@ def test_what_is_computed_again_takes_the_way_back(tmp_path: Path, golden: tuple
     assert len(alone) <= 3  # what goes into the first layer asks for no gradient there
 
 
+class Positioned(nn.Module):
+    """A block that takes a mask, or none, before a table of positions and a memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(
+        self, hidden: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, memory: torch.Tensor
+    ) -> torch.Tensor:
+        scores = hidden @ memory.transpose(-1, -2) + positions
+        scores = scores if mask is None else scores + mask
+        return self.out(torch.relu(self.mix(scores.softmax(-1) @ memory)))
+
+
+class Decoder(nn.Module):
+    def __init__(self, *, masked: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.positions = nn.Linear(8, 8), nn.Parameter(torch.randn(1, 5, 5))
+        self.block, self.mask = Positioned(), torch.zeros(2, 5, 5) if masked else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.block(self.embed(hidden), self.mask, self.positions * 1.5, self.embed(hidden.flip(1)))
+
+
+def test_gradients_of_a_module_belong_to_its_arguments(tmp_path: Path) -> None:
+    """A mask that only one run gives shifts the numbers of all gradients behind it."""
+    given = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+    def run_of(name: str, *, masked: bool, wrong: bool = False) -> Run:
+        model = Decoder(masked=masked)
+        model.block.mix.weight.data *= 1.3 if wrong else 1.0
+        return recorded(tmp_path / name, model, lambda model: model(given).square().mean().backward(), "L0")[0]
+
+    target, golden = run_of("t", masked=False), run_of("g", masked=True)
+    back = "Module.block.Positioned.backward.0.output"
+    assert matched(target, golden)[f"{back}.2"] == f"{back}.3"
+    for one, other in ((target, golden), (golden, target)):
+        found = compared(one, other)
+        assert found.summary.first is None
+        assert found.summary.verdicts["error"] == 0
+    assert place_of_first(compared(run_of("w", masked=False, wrong=True), golden)) == "block.mix"
+
+
 def accumulated(*batches: torch.Tensor) -> Change:
     def body(model: nn.Module) -> torch.Tensor:
         return [step(model, ids) for ids in batches][-1]
@@ -216,6 +261,26 @@ def test_a_whole_batch_meets_its_halves_put_together(tmp_path: Path, level: str)
     found = compared(faulty, whole)
     assert place_of_first(found) == FAULTY
     assert place_of_first(compared(whole, faulty)) == FAULTY
+
+
+def test_another_weight_is_found_where_a_norm_hides_it_and_no_gradients_are_compared(tmp_path: Path) -> None:
+    given = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def run_of(name: str, *batches: torch.Tensor, scale: float = 1.0) -> Run:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8)), nn.Linear(8, 2))
+        model[0][0].weight.data *= scale
+        model.bfloat16()
+
+        def body(model: nn.Module) -> None:
+            for batch in batches:
+                model(batch).square().mean().backward()
+
+        return recorded(tmp_path / name, model, body, "L0")[0]
+
+    golden = run_of("g", given)
+    assert compared(run_of("t", given[:32], given[32:]), golden).summary.first is None
+    assert place_of_first(compared(run_of("w", given[:32], given[32:], scale=1.3), golden)) == "0.0"
 
 
 @pytest.mark.parametrize("level", ["mix", "L0"])

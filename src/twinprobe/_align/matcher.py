@@ -57,7 +57,7 @@ class NamesMatcher:
         if target.ops == golden.ops or target.single_points:
             pairs = match_names(target, golden)
             alike = target.table["shape"].equals(golden.table["shape"], null_equal=True)
-            return pairs if alike or not by_place or target.single_points else _part_repeats(target, golden, pairs)
+            return pairs if alike or not by_place or target.single_points else _fit_shapes(target, golden, pairs)
         if not by_place and (self.options.align == "names" or not needs_help(target, golden, by_place=False)):
             from twinprobe._align.place import note_of_other_places
 
@@ -67,13 +67,13 @@ class NamesMatcher:
         from twinprobe._align.mapping.mapped import read_mappings
 
         pairs = read_mappings(self.options)(target, golden)
-        return _part_repeats(target, golden, pairs) if by_place else pairs
+        return _fit_shapes(target, golden, pairs) if by_place else pairs
 
 
-def _part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
-    from twinprobe._align.rows import part_repeats
+def _fit_shapes(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+    from twinprobe._align.rows import fit_shapes
 
-    return part_repeats(target, golden, pairs)
+    return fit_shapes(target, golden, pairs)
 
 
 def build_matcher(options: MappingOptions) -> Callable[[Run, Run], Pairs]:

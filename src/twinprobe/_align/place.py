@@ -98,8 +98,9 @@ def link_places(board: Board, *, grouped: bool = True) -> RowLinks | None:
 def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
     """Rows of a call of the whole model, and of the outermost calls of a run that did not record the model itself.
 
-    What goes in by name, shape and value, what comes out by shape, the last first. Without an input and a result in
-    common there is nothing: any two models may give tensors of one shape.
+    What goes in by name, shape and value; what comes out by shape and value, and the model's first result by its shape
+    alone, the last of that shape. Without an input and a result in common there is nothing: any two models may give
+    tensors of one shape.
     """
     if len(whole.models) != 1 or parts.models:
         return []
@@ -112,8 +113,9 @@ def _at_the_boundary(whole: Calls, parts: Calls) -> list[tuple[int, int]]:
         for row in whole.prints.rows(op, role):
             look = whole.prints.shape_text[row], whole.prints.dtype[row]
             like = [other for other in rows if (parts.prints.shape_text[other], parts.prints.dtype[other]) == look]
-            if role == INPUT:
-                like = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            same = [other for other in like if _hold_the_same(whole, row, parts, other)]
+            if role == INPUT or same or (pairs and len(like) > 1):
+                like = same
             if like:
                 rows.remove(like[0])
                 pairs.append((row, like[0]))
@@ -194,7 +196,8 @@ def _order(side: Side) -> tuple[int, list[str], str]:
 def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]]) -> None:
     """Gradients of parameters belong to the module's path, and where each has its backward call, to that one.
 
-    Otherwise, where one run has fewer of them, they are its last.
+    Otherwise, where one run has fewer of them, they are its last. But those of a module that is never called, a table
+    that others read, are parts of a sum where one run has more: no pair.
     """
     queues: list[dict[str, list[int]]] = [defaultdict(list), defaultdict(list)]
     owners = _gradients_of_backward(board.target), _gradients_of_backward(board.golden)
@@ -209,7 +212,11 @@ def _link_gradients(board: Board, shifts: tuple[dict[str, int], dict[str, int]])
                 path = renumbered(bare_path(head.body), shift)
                 queue[path] += [op for op in head.calls[GRADIENTS].values() if taken[op] == NONE]
     for path, ops in queues[0].items():
-        for op, other in zip(reversed(ops), reversed(queues[1].get(path, [])), strict=False):
+        others = queues[1].get(path, [])
+        called = board.target.head_of[ops[0]].calls.keys() > {GRADIENTS} if ops else True
+        for op, other in (
+            zip(reversed(ops), reversed(others), strict=False) if called or len(ops) == len(others) else ()
+        ):
             # Their order is that of the backward pass: a bias may be done before its weight.
             shapes = Counter(Board.shapes(board.target, op)), Counter(Board.shapes(board.golden, other))
             if shapes[0] == shapes[1]:
@@ -252,8 +259,8 @@ def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
         for op, (rule, old) in enumerate(zip(board.rule, before, strict=True))
     )
     calls = "1 call exists" if alone == 1 else f"{alone:,} calls exist"
-    if groups:
-        board.notes.append(_told(groups, board))
+    if told := _told(groups, board):
+        board.notes.append(told)
     if alone and any(link != NONE for link in board.partner):
         board.notes.append(f"{calls} in one run only; the rest was paired by place")
     elif moved:
@@ -261,7 +268,13 @@ def _say(board: Board, before: list[int], groups: list[CallGroup]) -> None:
 
 
 def _told(groups: list[CallGroup], board: Board) -> str:
-    forward = [group for group in groups if board.target.direction[group.target[0]] == FORWARD]
+    heads = board.target.head_of, board.golden.head_of
+    forward = [
+        group for group in groups if board.target.direction[group.target[0]] == FORWARD
+        and [heads[0][op].name for op in group.target] != [heads[1][op].name for op in group.golden]
+    ]  # fmt: skip
+    if not forward:
+        return ""
     one, other = sum(len(group.target) for group in forward), sum(len(group.golden) for group in forward)
     where = "1 place" if len(forward) == 1 else f"{len(forward):,} places"
     return f"in {where} the runs compute the same in other steps ({one:,} calls against {other:,}), compared as one"

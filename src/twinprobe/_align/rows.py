@@ -9,8 +9,9 @@ import numpy as np
 
 from twinprobe._align.calls import Side, dims, split
 from twinprobe._align.links import NONE, Board, Pairs, from_partners
+from twinprobe._align.links import RULE as NAME
 from twinprobe._align.mapping.api_names import COMPOSITE, ArgumentMap, IndexMap, signature_map
-from twinprobe._runs.names import BACKWARD, FORWARD
+from twinprobe._runs.names import BACKWARD, FORWARD, parse_op
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER, STATS
 
@@ -243,12 +244,66 @@ def _is_tensor_input(side: Side, row: int) -> bool:
     return side.roles[row] == INPUT and side.shapes[row] not in (None, "[]")
 
 
-# Heads of keys and values that one run repeats before a call, and the other inside it: no values of one shape.
+# Values that were paired by name although their shapes differ, for a reason that is known.
 
 REPEATED = "repeated in the other run"
+BY_ARGUMENT = "gradient of this argument"
 
 
-def part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+def fit_shapes(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+    """The pairs without values of other shapes that are no finding."""
+    return _part_repeats(target, golden, _gradients_by_argument(target, golden, pairs))
+
+
+def _gradients_by_argument(target: Run, golden: Run, pairs: Pairs) -> Pairs:
+    """Gradients that a module hands back are numbered by its tensor arguments: where one run gives a mask and the other
+    none, all behind it have other numbers."""
+    tables = target.table, golden.table
+    places = np.flatnonzero((pairs.target >= 0) & (pairs.golden >= 0))
+    rows = pairs.target[places], pairs.golden[places]
+    shapes = [table["shape"].gather(side) for table, side in zip(tables, rows, strict=True)]
+    other = shapes[0].ne_missing(shapes[1]).to_numpy() & (tables[0]["role"].to_numpy()[rows[0]] == OUTPUT)
+    suspects = {
+        (int(tables[0]["op"][int(pairs.target[place])]), int(tables[1]["op"][int(pairs.golden[place])]))
+        for place in places[other].tolist()
+    }
+    suspects = {pair for pair in suspects if parse_op(target.ops[pair[0]]).is_module}
+    suspects = {pair for pair in suspects if parse_op(target.ops[pair[0]]).direction == BACKWARD}
+    if not suspects:
+        return pairs
+    sides = Side(target), Side(golden)
+    moved: dict[int, int] = {}
+    for ops in sorted(suspects):
+        forward = [side.forward(op) for side, op in zip(sides, ops, strict=True)]
+        taken = [_tensor_arguments(side, op) for side, op in zip(sides, forward, strict=True)]
+        if NONE in forward or taken[0] == taken[1]:
+            continue
+        given = [
+            {name: row for name, row in zip(names, _outputs(side, op), strict=False) if side.shapes[row] is not None}
+            for names, side, op in zip(taken, sides, ops, strict=True)
+        ]
+        moved |= dict.fromkeys(_outputs(sides[0], ops[0]), NONE)
+        moved |= {row: given[1].get(name, NONE) for name, row in given[0].items()}
+    return _with_partners(pairs, moved, BY_ARGUMENT)
+
+
+def _tensor_arguments(side: Side, op: int) -> list[str]:
+    """The arguments of a module call that are tensors and given by place: their gradients come back in this order."""
+    return [
+        suffix
+        for suffix, row in zip(side.suffixes(op), range(side.starts[op], side.starts[op + 1]), strict=True)
+        if side.roles[row] == INPUT and suffix[7:].isdecimal() and side.shapes[row] is not None
+    ]
+
+
+def _outputs(side: Side, op: int) -> list[int]:
+    return [row for row in range(side.starts[op], side.starts[op + 1]) if side.roles[row] == OUTPUT]
+
+
+# Heads of keys and values that one run repeats before a call, and the other inside it: no values of one shape.
+
+
+def _part_repeats(target: Run, golden: Run, pairs: Pairs) -> Pairs:
     """Leave rows unmatched whose tensors are one another, repeated; so are their gradients, which are sums."""
     both = (pairs.target >= 0) & (pairs.golden >= 0)
     shapes = target.table["shape"].gather(pairs.target[both]), golden.table["shape"].gather(pairs.golden[both])
@@ -286,17 +341,27 @@ def _is_repeat(target: Run, row: int, golden: Run, other: int) -> bool:
 
 def part_rows(pairs: Pairs, places: list[int], word: str) -> Pairs:
     """The pairs at these places taken apart; both rows say why."""
-    if not places:
+    return _with_partners(pairs, {int(pairs.target[place]): NONE for place in places}, apart=word)
+
+
+def _with_partners(pairs: Pairs, partner: dict[int, int], word: str = "", apart: str = "") -> Pairs:
+    """The pairs with other partners for some target rows, which say ``word``, or without one, which say ``apart``."""
+    if not partner:
         return pairs
     golden, rule = pairs.golden.copy(), list(pairs.rule)
-    alone = golden[places]
-    golden[places] = NONE
-    for place in places:
-        rule[place] = word
     mine = np.flatnonzero(pairs.target != NONE)
-    rest = np.flatnonzero(pairs.target == NONE)
-    rows = np.concatenate([golden[rest], alone])
-    words = [*(rule[place] for place in rest), *[word] * len(alone)]
+    place_of = dict(zip(pairs.target[mine].tolist(), mine.tolist(), strict=True))
+    freed = {int(golden[place_of[row]]) for row in partner}
+    for row, other in partner.items():
+        place = place_of[row]
+        if golden[place] != other:
+            golden[place] = other
+            rule[place] = apart if other == NONE else f"{NAME}, {word}"
+    used = set(partner.values()) - {NONE}
+    rest = [place for place in np.flatnonzero(pairs.target == NONE).tolist() if int(golden[place]) not in used]
+    alone = sorted(freed - used - {NONE})
+    rows = np.concatenate([golden[rest], np.array(alone, dtype=np.int32)])
+    words = [*(rule[place] for place in rest), *[apart] * len(alone)]
     order = np.argsort(rows, kind="stable")
     return Pairs(
         np.concatenate([pairs.target[mine], np.full(len(rows), NONE, dtype=np.int32)]),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def _gather(table: pl.DataFrame, rows: NDArray[np.int32], prefix: str) -> list[p
 # concatenated.
 
 CONCATENATED = "concatenated"
+_MOST_NAMES = 4  # in full; a stack of experts has hundreds
 
 
 def with_merged(frame: pl.DataFrame, target: Run, golden: Run, groups: Groups) -> pl.DataFrame:
@@ -115,7 +117,7 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     part = table[rows]
     shapes = [dims(text) for text in part["shape"].to_list()]
     row: dict[str, Any] = {
-        "name": ";".join(part["name"].to_list()), "shape": _joined_shape(shapes, whole), "digest": None,
+        "name": _joined_names(part["name"].to_list()), "shape": _joined_shape(shapes, whole), "digest": None,
         "file": ";".join(part["file"].to_list()) if part["file"].null_count() == 0 else None,
     }  # fmt: skip
     known = all((part[f"{stat}_kind"] == FLOAT).all() for stat in STATS) and None not in shapes
@@ -128,12 +130,20 @@ def _merged_row(table: pl.DataFrame, rows: list[int], whole: Shape | None) -> di
     return row
 
 
+def _joined_names(names: list[str]) -> str:
+    shown = names if len(names) <= _MOST_NAMES else [names[0], f"... {len(names)} in all", names[-1]]
+    return ";".join(shown)
+
+
 def _joined_shape(shapes: list[Shape | None], whole: Shape | None) -> str | None:
     """The shape of the concatenation: that of the whole where some dimension and layout give it, else a guess.
 
     A guess is along the dimension in which the parts differ, else along the first or last.
     """
     known = [shape for shape in shapes if shape is not None]
+    stacks = whole is not None and len(known) == len(shapes) and {len(shape) + 1 for shape in known} == {len(whole)}
+    if stacks and whole and prod(known[0][:-1]) != prod(whole[:-1]) and sum(map(prod, known)) == prod(whole):
+        return str(list(whole))
     if len(known) < len(shapes) or len({len(shape) for shape in known}) != 1 or not known[0]:
         return None
     for axis in range(len(known[0])):

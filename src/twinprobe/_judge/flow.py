@@ -82,8 +82,8 @@ class Flow:
     """The number of elements of each row, target and golden; 0 where no shape is known."""
     length: Ints
     """The target's number of elements along the first axis, of tokens say."""
-    grouped: set[int]
-    """Calls that stand for a group that is equal in meaning with one of the golden run."""
+    grouped: dict[int, set[int]]
+    """Calls that stand for a group that is equal in meaning with one of the golden run, and all calls of it."""
     in_groups: set[int]
     """All calls of such groups."""
     of_ranks: bool
@@ -167,7 +167,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     unlike = _other_arguments(pairs, of_row, len(ops), in_groups) if other_layout else np.zeros(len(ops), dtype=bool)
     return Flow(
         ops, of_row, role, parent, leaf, start, twin, back, source, target_source, golden_source, parameter, read,
-        updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], set(whole_group), in_groups,
+        updates, clips, in_place, both, (marks[0], marks[1]), elements, sizes[0][1], whole_group, in_groups,
         bool(run.arrangement), golden_op.astype(np.int64), alone, unlike,
     )  # fmt: skip
 

@@ -129,7 +129,11 @@ def expected_errors(
     # Nothing was measured of a tensor that holds infinities, a mask say: it may be as far off as what surrounds it.
     unknown = np.isnan(values.distance) & (values.epsilon > 0) & (flow.role != PARAMETER)
     values.distance = np.where(unknown, between, values.distance)
-    operations = [OTHER_MODULE if call in flow.grouped else operation_of(op) for call, op in enumerate(flow.ops)]
+    operations = [operation_of(op) for op in flow.ops]
+    for call, members in flow.grouped.items():
+        # A linear map in place of a convolution adds up as many products, in another order.
+        if len(members) > 1 or operations[call].family != Family.PRODUCT:
+            operations[call] = OTHER_MODULE
     operands = _Operands(pairs, flow, values, operations)
     scale, carried = operands.added_up(values), operands.explained(flow, values, estimated, sketched)
     scale, carried = _parameter_gradients(flow, values, scale, carried)
@@ -425,18 +429,20 @@ class _Operands:
     def _contracted(self, pairs: pl.DataFrame, flow: Flow) -> Floats:
         """How many numbers a call adds up: a product for each element, a norm over a batch for each channel."""
         terms = np.ones(self.count)
-        shapes = pairs["g_shape"]
+        shapes, names = pairs["g_shape"], pairs["g_name"]
         known = all_dims(shapes.unique().to_list())
         for call in np.flatnonzero((self.family == Family.NORM) & (self.first != NONE)).tolist():
             shape = known[shapes[int(self.first[call])]]
             if shape and len(shape) > 1 and is_over_batch(flow.ops[call]):
                 terms[call] = float(np.prod(shape)) / max(shape[1], 1)
         for call in np.flatnonzero((self.family == Family.PRODUCT) & (self.second != NONE)).tolist():
-            op = flow.ops[call]
-            convolution = "conv" in (op.cls or op.body).lower()
-            shape = known[shapes[int(self.second[call] if convolution else self.first[call])]]
+            op, first = flow.ops[call], int(self.first[call])
+            # Where what goes in has no partner (patches that are cut elsewhere), the weight comes first.
+            by_weight = flow.role[first] == PARAMETER or (names[first] or "").endswith((".input.1", ".weight"))
+            convolution = "conv" in (op.cls or op.body).lower() and not by_weight
+            shape = known[shapes[int(self.second[call]) if convolution else first]]
             if shape:
-                terms[call] = float(np.prod(shape[1:])) if convolution else float(shape[-1])
+                terms[call] = float(np.prod(shape[1:])) if convolution or by_weight else float(shape[-1])
         return np.maximum(terms, 1.0)
 
     def explained(self, flow: Flow, values: _Values, estimated: Bools, sketched: Bools) -> Floats:
@@ -567,17 +573,28 @@ def _between(flow: Flow, values: _Values) -> Floats:
     given, entered = np.zeros(count), np.zeros(count)
     np.maximum.at(given, flow.of_row[outputs], error[outputs])
     np.maximum.at(entered, flow.of_row[inputs], error[inputs])
+    # A call that only one run makes hands on what its parts gave, and what arrived there arrived around it.
+    known = ~np.isnan(values.error)
+    unseen, closed = np.ones((2, count), dtype=bool)
+    unseen[flow.of_row[outputs & known]] = False
+    closed[flow.of_row[inputs & known]] = False
+    inner = np.flatnonzero(flow.parent >= 0)
+    for call in inner[unseen[flow.parent[inner]]].tolist():
+        given[flow.parent[call]] = max(given[flow.parent[call]], given[call])
     so_far = np.zeros(count)
-    order = np.lexsort((flow.start, flow.parent))
+    order = np.lexsort((flow.start, -flow.parent))  # calls around others end after them
     owner = flow.parent[order]
     edges = np.flatnonzero(np.diff(owner, prepend=owner[:1] - 1)).tolist() if count else []
-    for begin, end in zip(edges, [*edges[1:], count], strict=True):
+    scopes = list(zip(edges, [*edges[1:], count], strict=True))
+    for begin, end in scopes[-1:] + scopes[:-1]:  # what nothing is around comes last, and is needed first
         members = order[begin:end]
         around = int(owner[begin])
-        reached = np.maximum.accumulate(np.concatenate(([entered[around] if around != NONE else 0.0], given[members])))
+        arrived = 0.0 if around == NONE else so_far[around] if closed[around] else entered[around]
+        reached = np.maximum.accumulate(np.concatenate(([arrived], given[members])))
         so_far[members] = reached[:-1]
-    arrived: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0)
-    distance: Floats = arrived * values.norm * _BETWEEN**0.5
+    # A gradient that comes from a loss nobody recorded is made of what the forward call gave.
+    so_far = np.where(flow.twin != NONE, np.fmax(so_far, given[np.maximum(flow.twin, 0)]), so_far)
+    distance: Floats = np.where(flow.of_row >= 0, so_far[np.maximum(flow.of_row, 0)], 0.0) * values.norm * _BETWEEN**0.5
     return distance
 
 

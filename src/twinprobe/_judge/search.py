@@ -61,6 +61,7 @@ _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _JUMP = 4.0  # times the error that came in
 _NOBODY = np.zeros(0, dtype=np.int64)
+_DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
 
@@ -354,10 +355,18 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
+    gradients = flow.role == GRADIENT
+    unseen = bool(gradients.any()) and not bool((gradients & facts.matched).any())
     for beginning in beginnings:
+        # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
+        given = rows_of[beginning.call]
+        acts = unseen and beginning.cause == PARAMETER_DIFFERS and bool(noise.far[beginning.row])
+        acts = acts and bool((noise.far[given] & (flow.role[given] == OUTPUT)).any())
         # What an optimiser writes is read in the next step.
-        beginning.reaches |= bool(flow.updates[beginning.call]) or _reaches(
-            flow, link, beginning, abnormal, unsettled, size, ends, rows_of
+        beginning.reaches |= (
+            acts
+            or bool(flow.updates[beginning.call])
+            or _reaches(flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called)
         )
 
 
@@ -545,11 +554,20 @@ def _reaches(
     size: NDArray[np.float64],
     ends: Bools,
     rows_of: list[Ints],
+    called: Bools,
 ) -> bool:
     """Whether a chain of differing values leads from a beginning to an end."""
+
+    def around(call: int) -> list[int]:
+        """The call around, and what is around that where only one run makes it: its own values show nothing."""
+        found = [int(flow.parent[call])]
+        while found[-1] != NONE and not called[found[-1]] and len(found) < _DEEPEST:
+            found.append(int(flow.parent[found[-1]]))
+        return found
+
     shown = [beginning.row, *beginning.arguments]
     reached: set[int] = {beginning.call, *(int(flow.of_row[row]) for row in shown)} - {NONE}
-    inside: set[int] = {int(flow.parent[call]) for call in reached}
+    inside: set[int] = {outer for call in reached for outer in around(call)}
     begun = min(int(flow.start[call]) for call in reached)
     carried: set[int] = set()  # equal values may have been made twice: computed here, and received from another rank
     for call in range(len(flow.ops)):  # inner calls come before those around them
@@ -574,8 +592,8 @@ def _reaches(
                 elif flow.role[row] in (INPUT, PARAMETER):
                     touched |= not inside.isdisjoint(_came_through(flow, row, call, rows_of))
                     if not touched and flow.parent[call] != NONE:  # made of an input of the call around: cast, say
-                        around = rows_of[int(flow.parent[call])]
-                        came = flow.source[around[abnormal[around] & (flow.role[around] == INPUT)]]
+                        outer = rows_of[int(flow.parent[call])]
+                        came = flow.source[outer[abnormal[outer] & (flow.role[outer] == INPUT)]]
                         touched = not reached.isdisjoint(flow.of_row[came[came != NONE]].tolist())
             if not touched:
                 continue
@@ -583,7 +601,7 @@ def _reaches(
             return True
         reached.add(call)
         carried.update(flow.mark[bad].tolist())
-        inside.add(int(flow.parent[call]))
+        inside.update(around(call))
         if not flow.leaf[call]:
             inside.add(call)
     return False

@@ -184,11 +184,23 @@ def joined(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
     shapes = [_like(part.shape, whole.shape) for part in parts]
     ways = list(_ways(shapes, whole.shape))
     if not ways:
-        return first
+        stacks = len(first.shape) + 1 == len(whole.shape) and whole.shape[0] and len(parts) % whole.shape[0] == 0
+        return _stacked(parts, whole) if stacks else first
     arrays = [part.data.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
     way = ways[0] if len(ways) == 1 else _nearest(ways, arrays, first.dtype, whole)
     data = _put_together(arrays, way)
     return HostTensor(first.dtype, data.shape, np.ascontiguousarray(data).reshape(-1))
+
+
+def _stacked(parts: Sequence[HostTensor], whole: HostTensor) -> HostTensor:
+    """The parts, as many for each of them, as the tensors that the whole holds along its first axis."""
+    each, data = len(parts) // whole.shape[0], whole.data.reshape(whole.shape)
+    layers = [
+        joined(parts[at * each : (at + 1) * each], HostTensor(whole.dtype, one.shape, one.reshape(-1)))
+        for at, one in enumerate(data)
+    ]
+    shape = len(layers), *layers[0].shape
+    return HostTensor(parts[0].dtype, shape, np.concatenate([layer.data.reshape(-1) for layer in layers]))
 
 
 def _like(shape: tuple[int, ...], whole: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 from twinprobe._align.auto.fingerprints import APART, Prints, reordered
 from twinprobe._align.groups import Flow
 from twinprobe._align.links import NONE, Pairs
+from twinprobe._measure.pair import measure_pair
 from twinprobe._runs.names import BACKWARD, FORWARD, GRADIENTS
 from twinprobe._runs.run import Run
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
@@ -80,11 +81,10 @@ class _OtherWays:
         """The same for two runs in memory, which have their tensors at hand; asked only where weights are so stored."""
 
         def is_apart(row: int) -> bool:
-            held = target.tensor(row), golden.tensor(self._partner[row][0])
-            if any(tensor is None or tensor.dtype != "float32" for tensor in held) or held[0].shape != held[1].shape:
+            one, other = target.tensor(row), golden.tensor(self._partner[row][0])
+            if one is None or other is None or one.shape != other.shape:
                 return False
-            values = [tensor.data.astype(np.float64) for tensor in held]
-            return bool(np.linalg.norm(values[0] - values[1]) > APART * np.linalg.norm(values[1]))
+            return (measure_pair(one, other).relative_norm or 0.0) > APART
 
         weights = [row for row in self._partner if self._side.roles[row] == PARAMETER]
         if not any(self._agree(row, in_order=False) and is_apart(row) for row in weights):

@@ -16,6 +16,7 @@ from twinprobe._align.auto.other_ways import RULE as OTHER_WAY
 from twinprobe._align.auto.other_ways import other_ways, same_but_rounding
 from twinprobe._align.auto.rule_calls import RULE as RESULTS
 from twinprobe._align.auto.rule_calls import WHOLE
+from twinprobe._align.auto.rule_layers import STACK_RULE, stacked_rows
 from twinprobe._align.calls import Head, Side, dims
 from twinprobe._align.groups import MEANING, PART, Flow, backward_rows, group_rows
 from twinprobe._align.links import NONE, Board, CallGroup, Groups, Pairs, from_partners
@@ -51,6 +52,7 @@ class RowLinks:
     only_fitting: bool = False
     by_place: bool = False  # names have paired the rest
     replaced: list[int] = field(default_factory=list)  # module calls whose golden partner is of another class
+    doubtful: set[str] = field(default_factory=set)  # target calls of relations that a person should look at
 
 
 def apply_rows(board: Board, pairs: Pairs, links: RowLinks) -> Pairs:
@@ -208,6 +210,32 @@ def link_parts(
                 if len(parts) == len(mine) and len(others) == len(theirs) and _add_up(prints, parts, others):
                     links.groups.append((tuple(parts), tuple(others), rule))
                     break
+
+
+def link_stack(
+    board: Board, links: RowLinks, prints: tuple[Prints, Prints], mine: list[int], theirs: list[int], rule: str
+) -> None:
+    """Weights of several networks, stacked in one module, against those of all their layers; so their gradients."""
+    turned = len(mine) > 1
+    whole, several = (theirs, mine) if turned else (mine, theirs)
+    sides = (board.golden, board.target) if turned else (board.target, board.golden)
+    held, parted = prints[turned], prints[not turned]
+    gradients: list[dict[tuple[str, str], int]] = [{}, {}]
+    for side, print_, ops, known in zip(sides, (held, parted), (whole, several), gradients, strict=True):
+        for op in ops:
+            for call in side.head_of[op].calls.get(GRADIENTS, {}).values():
+                known.update({_parameter(side, op, row): row for row in print_.rows(call, GRADIENT)})
+    layer_of = {row: op for op in several for row in parted.parameters(op)}
+    for row, parts in stacked_rows(held, held.parameters(whole[0]), parted, list(layer_of)).items():
+        links.groups.append((parts, (row,), rule) if turned else ((row,), parts, rule))
+        gradient = gradients[0].get(_parameter(sides[0], whole[0], row), NONE)
+        others = tuple(gradients[1].get(_parameter(sides[1], layer_of[part], part), NONE) for part in parts)
+        if NONE not in (gradient, *others):
+            links.groups.append((others, (gradient,), rule) if turned else ((gradient,), others, rule))
+
+
+def _parameter(side: Side, op: int, row: int) -> tuple[str, str]:
+    return side.head_of[op].name, side.names[row].rpartition(".")[2]
 
 
 def _add_up(prints: tuple[Prints, Prints], parts: list[int], others: list[int]) -> bool:
@@ -411,7 +439,9 @@ def _row_links(board: Board, many: list[_Many], prints: tuple[Prints, Prints]) -
             part_residual(board, links, mine[0], theirs[0], relation.inside)
         elif all(board.partner[op] == NONE for op in mine) and all(board.back[op] == NONE for op in theirs):
             rule = f"{RULE}: {relation.rule}"
-            if relation.kind == FUSED:
+            if relation.rule == STACK_RULE:
+                link_stack(board, links, prints, mine, theirs, rule)
+            elif relation.kind == FUSED:
                 link_parts(board, links, prints, mine, theirs, rule)
             else:
                 link_group(links, flows, mine, theirs, f"{RULE}: ")
@@ -447,6 +477,7 @@ def link_automatically(board: Board, *, by_results: bool = True) -> RowLinks | N
         )
     links = link_alignment(board, alignment)
     links.only_fitting = not by_results
+    links.doubtful = {name for relation in alignment.doubtful() for name in relation.target}
     return links
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._align.auto.alignment import FUSED, SAME
-from twinprobe._align.auto.fingerprints import row_values_agree
+from twinprobe._align.auto.fingerprints import Prints, row_values_agree
 from twinprobe._align.auto.layer_scores import SAME_NORM, LayerScores, Units, _like_sizes, shared_weights
 from twinprobe._align.auto.sequence import Floats, Group, Ints, Problem, Step, guess_by_keys, pair_in_order, rising
 from twinprobe._align.auto.tree import Facts, Layer, groups_of
-from twinprobe._align.auto.words import agreement, class_kind, unnumbered
-from twinprobe._align.auto.workspace import GIVEN, Link, Sketch, by_branch_size, cut, sure
+from twinprobe._align.auto.words import agreement, class_kind, numbers_of, unnumbered
+from twinprobe._align.auto.workspace import GIVEN, Link, Piece, Sketch, by_branch_size, cut, sure
+from twinprobe._align.calls import Shape
 from twinprobe._align.links import NONE
 
 # Linear layers that read the same tensor (q, k, v; gate, up): which is which does not follow from their order.
@@ -403,9 +405,10 @@ def _sorts(layers: list[Layer]) -> list[Hashable]:
 
 # Rule: a module that holds its weights itself, against one at the same place that keeps them in modules inside.
 #
-# Experts as one stacked weight or as a list of small networks: nothing inside has a partner, the whole has.
+# Experts as one stacked weight or as a list of small networks: nothing inside has a partner, the whole has; where no
+# module is around the list, its layers, put together, are the partner of the stack.
 
-WHOLE_RULE = "as many weights in all"
+WHOLE_RULE, STACK_RULE = "as many weights in all", "stacked layers"
 _BY_VALUES, _BY_SIZE = 0.95, 0.85
 
 
@@ -417,6 +420,8 @@ def link_wholes(sketch: Sketch) -> None:
         for piece in list(cut(sketch, *units)):
             if len(piece.target) == len(piece.golden) == 1:
                 _link(sketch, sides, piece.target[0], piece.golden[0])
+            elif 1 in (len(piece.target), len(piece.golden)):
+                _link_stack(sketch, sides, piece)
 
 
 def _link(sketch: Sketch, sides: tuple[_Weights, _Weights], one: int, other: int) -> None:
@@ -430,6 +435,72 @@ def _link(sketch: Sketch, sides: tuple[_Weights, _Weights], one: int, other: int
     equal = row_values_agree(target.prints, rows[1][0], golden.prints, rows[1][1])
     reason = f"alone at this place, {count:.0f} weights in all" + (", equal values" if equal else "")
     sketch.link(Link((one,), (other,), WHOLE_RULE, reason, _BY_VALUES if equal else _BY_SIZE))
+
+
+def _link_stack(sketch: Sketch, sides: tuple[_Weights, _Weights], piece: Piece) -> None:
+    """Link a module that holds the weights of several networks, stacked, with all layers of these."""
+    turned = len(piece.target) > 1
+    whole, several = (piece.golden[0], piece.target) if turned else (piece.target[0], piece.golden)
+    held, parted = (sketch.golden, sketch.target) if turned else (sketch.target, sketch.golden)
+    counts = sides[turned].count[whole], sum(sides[not turned].count[node] for node in several)
+    layers, stack = list[int](), several[::-1]
+    while stack:
+        node = stack.pop()
+        if parted.is_layer[node]:
+            layers.append(node)
+        else:
+            stack.extend(reversed(parted.tree.children[node]))
+    if not held.is_layer[whole] or counts[0] != counts[1] or not all(parted.tree.is_module[node] for node in layers):
+        return
+    rows = [row for node in layers for row in parted.weights[node]]
+    stacks = stacked_rows(held.prints, held.weights[whole], parted.prints, rows)
+    if sum(map(len, stacks.values())) == len(rows):
+        reason = f"{len(layers)} layers, stacked: {counts[0]:.0f} weights in all"
+        mine, theirs = (tuple(layers), (whole,)) if turned else ((whole,), tuple(layers))
+        sketch.link(Link(mine, theirs, STACK_RULE, reason, _BY_SIZE, FUSED))
+
+
+def stacked_rows(whole: Prints, stacked: list[int], parts: Prints, rows: list[int]) -> dict[int, tuple[int, ...]]:
+    """Of which rows each stacked weight is made: [E, 2I, H] of E times [I, H] and [I, H], in whatever order."""
+    names: dict[str, list[int]] = defaultdict(list)
+    order: dict[int, tuple[tuple[int, ...], int]] = {}  # by number, whichever ran first
+    for row in rows:
+        path = parts.side.head_of[bisect_right(parts.side.starts, row) - 1].body
+        order[row] = numbers_of(path), row
+        names[f"{path.rpartition('.')[2]} {parts.side.names[row].rpartition('.')[2]}"].append(row)
+    found: dict[int, tuple[int, ...]] = {}
+    for row in stacked:
+        shape = whole.shape(row) or (0,)
+        taken = {one for way in found.values() for one in way}
+        free = [name for name, own in names.items() if len(own) == shape[0] and own[0] not in taken]
+        ways = {
+            tuple(sorted((one for name in chosen for one in names[name]), key=order.__getitem__)): turned
+            for turned in (True, False)
+            for size in range(1, len(free) + 1)
+            for chosen in combinations(free, size)
+            if _fills(shape[1:], [(parts.shape(names[name][0]) or ())[:: -1 if turned else 1] for name in chosen])
+        }
+        # As they are before transposed; square ones fit in several ways, then only equal values tell.
+        ways = {way: turned for way, turned in ways.items() if turned == min(ways.values())}
+        if len(ways) > 1:
+            ways = {way: turned for way, turned in ways.items() if _holds(whole, row, parts, way)}
+        if len(ways) == 1:
+            found[row] = next(iter(ways))
+    return found
+
+
+def _fills(whole: Shape, parts: list[Shape]) -> bool:
+    """Whether parts, side by side along one axis, are as large as the whole."""
+    return all(len(part) == len(whole) for part in parts) and any(
+        sum(part[axis] for part in parts) == size
+        and {part[:axis] + part[axis + 1 :] for part in parts} == {whole[:axis] + whole[axis + 1 :]}
+        for axis, size in enumerate(whole)
+    )
+
+
+def _holds(whole: Prints, row: int, parts: Prints, rows: tuple[int, ...]) -> bool:
+    norm = float(np.sqrt((parts.stats[list(rows), 3] ** 2).sum()))
+    return abs(norm - float(whole.stats[row, 3])) <= SAME_NORM * norm
 
 
 class _Weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from operator import mul
 
 from twinprobe._align.auto.fingerprints import Prints
 from twinprobe._align.calls import Shape
@@ -242,12 +243,12 @@ def behaviour(weights: list[Shape], taken: Shape | None, given: Shape | None, ta
 
 
 def convolution(weight: Shape, taken: Shape | None, given: Shape | None) -> str:
-    """What kind of convolution has this weight. One that covers its whole input at once is a linear layer on it."""
+    """What kind of convolution has this weight. One that cuts its input into patches is a linear layer on these."""
     if len(weight) < 3 or weight[1] <= 1:
         return CONV
     axes = len(weight) - 2
-    covers = taken and given and taken[-axes:] == weight[2:] and set(given[-axes:]) == {1}
-    return POINTWISE if covers or set(weight[2:]) == {1} else CONV
+    tiles = taken and given and taken[-axes:] == tuple(map(mul, weight[2:], given[-axes:]))
+    return POINTWISE if tiles or set(weight[2:]) == {1} else CONV
 
 
 def layer_kind(prints: Prints, op: int, cls: str, weights: list[Shape]) -> str:

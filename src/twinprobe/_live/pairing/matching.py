@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass, field
 from math import prod
 
-from twinprobe._align.auto.aligner import align_sides
-from twinprobe._align.auto.alignment import DOUBTFUL
-from twinprobe._align.auto.row_links import aligned_pairs, link_alignment
+from twinprobe._align.auto.row_links import aligned_pairs, link_automatically, link_equal_modules
 from twinprobe._align.calls import MINDSPORE, Head, Side
-from twinprobe._align.links import NONE, Board, modules_meet
-from twinprobe._align.rows import pairs_of
+from twinprobe._align.links import NONE, Board, modules_meet, needs_help
+from twinprobe._align.place import link_places
+from twinprobe._align.rows import fit_shapes, pairs_of
 from twinprobe._live.live_run import Values
 from twinprobe._live.pairing.layer_map import Group, LayerMap, Paths
 from twinprobe._runs.names import CONTAINERS, FORWARD, parse_op
@@ -24,6 +23,7 @@ _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 MAPPED = "layer map"
 EQUAL = "equal names"
 ROOTS = "the models"
+_NOT_SAID = ("construct.json", "names do not meet", "in one run only")  # of dumps; what is alone is listed by itself
 
 
 @dataclass
@@ -49,37 +49,29 @@ def match_runs(
     equal = _match_equal_runs(raw, base) if layer_map.is_empty else None
     if equal is not None:
         return equal
-    board = Board(raw, base)
     matches = Matches()
-    if raw_paths is not None and base_paths is not None:
-        _link_mapped(board, layer_map, raw_paths, base_paths, matches.notes)
-    # The two models themselves belong together, whatever they are called.
-    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
-    if roots[0] is not None and roots[1] is not None:
-        board.link_heads(roots[0], roots[1], ROOTS)
+    board = _known_links(raw, base, layer_map, raw_paths, base_paths, matches.notes)
     if raw.ops == base.ops:
         for name, op in board.target.number_of.items():
             board.link(op, board.golden.number_of[name], EQUAL)
+    elif not needs_help(raw, base, by_place=False):
+        link_equal_modules(board)
+    if _is_complete(board):
+        _follow(board)
         pairs = pairs_of(board)
     else:
-        _link_equal_modules(board)
-        if _is_complete(board):
-            _follow(board)
-            pairs = pairs_of(board)
+        raw.measure()
+        base.measure()
+        board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])  # anew: equal numbers are no places
+        if needs_help(raw, base):
+            links = link_automatically(board)
+            link_equal_modules(board)
         else:
-            raw.measure()
-            base.measure()
-            for side in (board.target, board.golden):  # what was derived from tables without statistics
-                for cached in ("names", "roles", "shapes", "starts"):
-                    side.__dict__.pop(cached, None)
-            known = [(raw.ops[op], base.ops[partner]) for op, partner in enumerate(board.partner) if partner != NONE]
-            alignment = align_sides(board.target, board.golden, known)
-            links = link_alignment(board, alignment)
-            doubtful = [relation.target for relation in alignment.relations if relation.confidence < DOUBTFUL]
-            matches.doubtful = {name for names in doubtful for name in names}
-            _follow(board)
-            pairs = aligned_pairs(board, links)
-    matches.notes += [note for note in board.notes if "construct.json" not in note]
+            links = link_places(board)
+        _follow(board)
+        matches.doubtful = links.doubtful if links is not None else set()
+        pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
+    matches.notes += [note for note in board.notes if not any(word in note for word in _NOT_SAID)]
     rows = zip(pairs.target.tolist(), pairs.golden.tolist(), pairs.rule, strict=True)
     matches.rows = [row for row in rows if NONE not in row[:2]]
     matches.groups = {int(pairs.target[place]): rows for place, rows in pairs.groups.items()}
@@ -89,6 +81,19 @@ def match_runs(
             _leave_joined(raw, base, group, raw_paths, matches)
     _note_alone(board, matches)
     return matches
+
+
+def _known_links(
+    raw: Values, base: Values, layer_map: LayerMap, raw_paths: Paths | None, base_paths: Paths | None, notes: list[str]
+) -> Board:
+    """A board with what the user has mapped; the two models themselves belong together, whatever they are called."""
+    board = Board(raw, base)
+    if raw_paths is not None and base_paths is not None:
+        _link_mapped(board, layer_map, raw_paths, base_paths, notes)
+    roots = [_head(side.modules, "") for side in (board.target, board.golden)]
+    if roots[0] is not None and roots[1] is not None:
+        board.link_heads(roots[0], roots[1], ROOTS)
+    return board
 
 
 def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
@@ -187,19 +192,6 @@ def _link_mapped(
 
 def _head(heads: list[Head], path: str) -> Head | None:
     return next((head for head in heads if head.body == path and FORWARD in head.calls), None)
-
-
-def _link_equal_modules(board: Board) -> None:
-    """Modules of the same path and class, where nearly all have their like."""
-    frameworks = {board.target.run.framework, board.golden.run.framework}
-    if MINDSPORE in frameworks and len(frameworks) > 1:
-        return
-    if not modules_meet(board.target.ops, board.golden.ops):
-        return
-    for head in board.target.modules:
-        other = board.golden.heads.get(head.name)
-        if other is not None:
-            board.link_heads(head, other, EQUAL, by_order=False)
 
 
 def _follow(board: Board) -> None:
