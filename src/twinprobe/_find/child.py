@@ -6,7 +6,6 @@ framework is imported that the program does not import itself.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import json
@@ -161,6 +160,7 @@ class Program:
         self._root: Any = None
         self._model: Any = None
         self._recorder: Any = None
+        self._stay: Callable[[], None] = lambda: None
         self._cycle: Any = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._went_back = False  # backward() was called in this step
@@ -266,6 +266,7 @@ class Program:
 
         from twinprobe._record.config import load_config
         from twinprobe._record.torch.recorder import TorchRecorder
+        from twinprobe._record.watch import before_exit
 
         self._recorder = TorchRecorder.of(load_config(**self._plan["record"]))
         if self._watches:
@@ -273,7 +274,7 @@ class Program:
             self._recorder.start(self._model)  # it counts the steps by itself, in the same way
         else:
             self._recorder.engine.step_number = self._plan["from_step"]
-        atexit.register(self.close)
+        self._stay = before_exit(self.close)
         Finalize(None, self.close, exitpriority=100)  # processes that multiprocessing started skip atexit
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -378,6 +379,7 @@ class Program:
         if self.closed:
             return
         self.closed = True
+        self._stay()
         self._remove_hooks()
         self._restore("__call__", "__init__")
         engine = self._recorder.engine

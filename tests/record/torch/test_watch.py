@@ -222,6 +222,19 @@ with twinprobe.record(network, {folder!r}, level="watch"):
 """
 
 
+def test_a_process_that_leaves_in_haste_loses_nothing(tmp_path: Path) -> None:
+    """os._exit() skips what Python does at its end; a child of a fork that calls it leaves the stream alone."""
+    ending = (
+        "            if not os.fork():\n                os._exit(0)\n            os.wait()\n            os._exit(7)\n"
+    )
+    program = KILLED.format(paths=sys.path, folder=str(tmp_path / "run"))
+    program = program.replace("            os.kill(os.getpid(), signal.SIGKILL)\n", ending)
+    done = run_warm(program, folder=Path(__file__).parent)
+    assert done.returncode == 7, done.stderr
+    found = watched(tmp_path / "run")
+    assert (found.steps.tolist(), found.notes) == (list(range(201)), [])
+
+
 def test_a_killed_run_can_be_read_up_to_its_last_whole_batch(tmp_path: Path) -> None:
     program = KILLED.format(paths=sys.path, folder=str(tmp_path / "run"))
     done = run_warm(program, folder=Path(__file__).parent)

@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,27 @@ from twinprobe.errors import BadInput, MissingPackage
 MOST_INPUTS, MOST_ELEMENTS = 8, 1 << 20  # inputs that get a digest, and elements that it looks at
 ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
+
+
+def before_exit(act: Callable[[], None]) -> Callable[[], None]:
+    """Call ``act`` when this process ends, by os._exit() too; returns how to take that back."""
+    original, own = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == own and not done:  # children of a fork end like this, as workers that load data do
+            act()
+        original(status)
+
+    def take_back() -> None:
+        done.append(True)
+        atexit.unregister(act)
+        if os._exit is leave:
+            os._exit = original
+
+    done: list[bool] = []
+    os._exit = leave
+    atexit.register(act)
+    return take_back
 
 
 class Step:
@@ -83,7 +104,7 @@ class Watcher(ABC):
         self._pid = os.getpid()
         self._written = 0
         self._sinks = [_sink(one, config.dump_path) for one in config.sinks]
-        atexit.register(self.close)
+        self._stay = before_exit(self.close)
 
     # -- what a framework knows -------------------------------------------------------------------------------------
 
@@ -150,7 +171,7 @@ class Watcher(ABC):
 
     def close(self) -> None:
         """The recording is over: all of it is written, every hook is gone."""
-        atexit.unregister(self.close)
+        self._stay()
         if self.forked:
             return
         if self.attached:
