@@ -163,6 +163,10 @@ class _Hunt:
             sentence = f"The program is deterministic: both runs are equal in all {len(self._steps)} steps."
         found.sentence = sentence
         self._end(WATCH, sentence)
+        if found.agrees and any(one.difference.any() for one in compared.trends):
+            hint = "--exact looks for the first call that differs at all"
+            self._say(f"  {hint}")
+            found.notes.append(hint)
 
     def _record_step(self) -> None:
         """Record the first differing step on both sides, and find the call where it begins."""
