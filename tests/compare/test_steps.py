@@ -233,3 +233,22 @@ def test_the_page_shows_the_curves_and_any_series_that_is_picked(
     page.locator("#names button").first.click()
     assert any("gradient.transformer.h.2.mlp" in text for text in page.locator("figcaption").all_inner_texts())
     assert errors == []
+
+
+def test_what_adam_makes_of_gradients_that_are_noise_is_noise(tmp_path: Path) -> None:
+    """Under autocast both forms of GELU agree within bfloat16; Adam's first update is a whole step either way."""
+    for form in ("tanh", "none"):
+        torch.manual_seed(0)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(form), torch.nn.Linear(64, 16))
+                  for _ in range(3)]  # fmt: skip
+        net = torch.nn.Sequential(*blocks)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+        with twinprobe.record(net, tmp_path / form, level="watch"):
+            for step in range(6):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = net(torch.randn(8, 16, generator=torch.Generator().manual_seed(step))).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    parting = twinprobe.compare(tmp_path / "tanh", tmp_path / "none").steps.parting
+    assert parting.cause in ("", "kernel"), parting.sentence  # it is one, when it has grown

@@ -128,7 +128,8 @@ class Program:
 
         def move(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
             moved = output.clone()
-            moved[row, column, :16] += 0.05
+            width = moved.shape[1] if moved.dim() == 3 else WIDTH if not len(moved) % WIDTH else len(moved)
+            moved.view(-1, width, moved.shape[-1])[row, column, :16] += 0.05
             return moved
 
         part = layers[layer].mlp if hasattr(layers[layer], "mlp") else layers[layer].fc2

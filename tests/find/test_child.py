@@ -31,7 +31,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
     (tmp_path / "facts").mkdir()
     record = {"dump_path": str(tmp_path / "dump"), "level": "mix", "step": [11, 12]}
     plan = {"record": record, "facts": str(tmp_path / "facts"), "seed": None, "from_step": 10, "last_step": None,
-            "swap": None}  # fmt: skip
+            "updates": (), "swap": None}  # fmt: skip
     started = Program(plan)
     before = torch.nn.Module.__call__, torch.optim.Optimizer.__init__, torch.autograd.backward
     started.attach(torch)
@@ -149,7 +149,7 @@ def test_a_watch_ends_with_its_last_step(tmp_path: Path, trains: bool) -> None:
     (tmp_path / "facts").mkdir()
     record = {"dump_path": str(tmp_path / "dump"), "level": "watch"}
     plan = {"record": record, "facts": str(tmp_path / "facts"), "seed": None, "from_step": 5, "last_step": 7,
-            "swap": None}  # fmt: skip
+            "updates": (), "swap": None}  # fmt: skip
     program = Program(plan)
     net = Net()
     program.attach(torch)

@@ -6,7 +6,6 @@ framework is imported that the program does not import itself.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import gc
 import json
@@ -145,9 +144,9 @@ class Program:
     """Finds the model by itself, and records its steps.
 
     The model is the outermost module called with gradients on (in a program without an optimizer: the outermost module
-    with parameters), or the larger module that holds it. A step begins with its first call and ends when an optimizer
-    that holds its parameters has made a step (with several, when all of them have, or the model is called again).
-    Without one it ends when the model is called again and gradients do not accumulate.
+    with parameters), or the larger module that holds it. A step begins with its first call and ends when the optimizers
+    that hold its parameters have made a step. Without one it ends when the model is called again and gradients do not
+    accumulate.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -161,9 +160,9 @@ class Program:
         self._root: Any = None
         self._model: Any = None
         self._recorder: Any = None
-        self._stepped: set[int] = set()  # optimizers of the model that have made their step
+        self._stay: Callable[[], None] = lambda: None
+        self._cycle: Any = None
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._own: set[int] = set()
         self._went_back = False  # backward() was called in this step
         self._version = -1
         self._swapped: Any = None
@@ -228,13 +227,14 @@ class Program:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
+        from twinprobe._record.torch.optimizer import Cycle
         from twinprobe._record.torch.values import rounding_settings
 
         self._remove_hooks()
         self._root, self._model = root, _holder(root, self._torch.nn.Module)
-        self._own = {id(one) for one in self._model.parameters()}
+        self._cycle = Cycle(self._plan["updates"])
+        self._cycle.follow(self._model.parameters())
         self._hooked.clear()
-        self._stepped.clear()
         if self._recorder is None:
             self._record()
         elif self._watches:
@@ -249,12 +249,12 @@ class Program:
             "model": type(self._model).__name__,
             "root": type(root).__name__,
             "training": training,
-            "step": "optimizer" if any(map(self._is_ours, self._optimizers)) else "forward",
+            "step": "optimizer" if any(map(self._cycle.holds, self._optimizers)) else "forward",
             "seeds": self.seeds.facts(self._torch),
             "settings": rounding_settings(),
             "arguments": sys.argv,
         }
-        for one in [one for one in self._optimizers if self._is_ours(one)]:
+        for one in [one for one in self._optimizers if self._cycle.holds(one)]:
             self._before_update(one)  # at once: with a closure, as Lightning has one, its first step is under way
         self._handles.append(register_optimizer_step_pre_hook(self._before_update))
         if self._facts["step"] == "forward":
@@ -266,6 +266,7 @@ class Program:
 
         from twinprobe._record.config import load_config
         from twinprobe._record.torch.recorder import TorchRecorder
+        from twinprobe._record.watch import before_exit
 
         self._recorder = TorchRecorder.of(load_config(**self._plan["record"]))
         if self._watches:
@@ -273,7 +274,7 @@ class Program:
             self._recorder.start(self._model)  # it counts the steps by itself, in the same way
         else:
             self._recorder.engine.step_number = self._plan["from_step"]
-        atexit.register(self.close)
+        self._stay = before_exit(self.close)
         Finalize(None, self.close, exitpriority=100)  # processes that multiprocessing started skip atexit
 
     # -- steps ------------------------------------------------------------------------------------------------------
@@ -296,11 +297,8 @@ class Program:
                 return
             if engine.begun:
                 self._end()
-        else:
-            if engine.begun and self._stepped:  # one of the model's optimizers has nothing to do in this step
-                self._end()
-            if engine.begun or not self._torch.is_grad_enabled():
-                return
+        elif engine.begun or not self._torch.is_grad_enabled():
+            return
         self._went_back = False
         self._recorder.start(self._model)
 
@@ -309,10 +307,13 @@ class Program:
 
     @_guarded
     def _before_update(self, optimizer: Any, *_: Any) -> None:
+        ours = self._cycle.holds(optimizer)
+        if ours:
+            self._cycle.repeats(optimizer)
         if optimizer in self._hooked:
             return
         self._hooked.add(optimizer)
-        if not self._is_ours(optimizer):
+        if not ours:
             self._facts["others"] = self._facts.get("others", 0) + 1
             return
         first = type(optimizer).__name__
@@ -324,18 +325,12 @@ class Program:
         if self._watches:
             self._swap_back(ended=True)
             return
-        self._stepped.add(id(optimizer))
-        ours = {id(one) for one in self._optimizers if self._is_ours(one)}
-        if self._recorder.engine.begun and ours <= self._stepped:
+        if self._cycle.completes(optimizer) and self._recorder.engine.begun:
             # An optimizer's own hooks come before the recorder's, which go when the step ends.
             self._recorder.optimizer.finish(optimizer)
             self._end()
 
-    def _is_ours(self, optimizer: Any) -> bool:
-        return any(id(one) in self._own for group in getattr(optimizer, "param_groups", ()) for one in group["params"])
-
     def _end(self) -> None:
-        self._stepped.clear()
         self._recorder.stop()
         done = self._recorder.engine.step_number
         self._recorder.next_step()
@@ -384,6 +379,7 @@ class Program:
         if self.closed:
             return
         self.closed = True
+        self._stay()
         self._remove_hooks()
         self._restore("__call__", "__init__")
         engine = self._recorder.engine
@@ -393,7 +389,9 @@ class Program:
         engine.close()
         # The last step of a program without an optimizer ends with the program.
         ended = engine.step.number if self._watches else engine.step_number
-        ended += unfinished and (self._facts["step"] == "forward" or bool(self._stepped))
+        ended += unfinished and (self._facts["step"] == "forward" or self._cycle.unfinished)
+        if self._watches:
+            self._facts["updates"] = self._recorder.cycle.lengths
         self._facts["steps"] = ended - self._plan["from_step"]
         self._write_facts()
 

@@ -106,6 +106,7 @@ class _Hunt:
         exact = request.exact or self._twice
         self.found = Found({"program": request.target}, {"program": request.golden}, exact)
         self._curves: dict[str, Any] = {}
+        self._updates: dict[str, tuple[tuple[int, int], ...]] = {}
         self._steps: list[tuple[int, int]] = []
         """The numbers that each pair of watched steps has on either side."""
 
@@ -162,6 +163,10 @@ class _Hunt:
             sentence = f"The program is deterministic: both runs are equal in all {len(self._steps)} steps."
         found.sentence = sentence
         self._end(WATCH, sentence)
+        if found.agrees and any(one.difference.any() for one in compared.trends):
+            hint = "--exact looks for the first call that differs at all"
+            self._say(f"  {hint}")
+            found.notes.append(hint)
 
     def _record_step(self) -> None:
         """Record the first differing step on both sides, and find the call where it begins."""
@@ -252,7 +257,7 @@ class _Hunt:
         request, (step, golden_step) = self._request, numbers
         values = request.output / TENSORS / "golden" / f"step{golden_step}"
         swap = {"module": first.module, "values": str(values.resolve()), "step": step}
-        task = Task({"level": "watch"}, request.seed, request.from_step, step, swap)
+        task = Task({"level": "watch"}, request.seed, request.from_step, step, swap=swap)
         one = self._sides[0]
         self._say(f"{CONFIRM}: running the target program with golden's values at {first.module}")
         folder = request.output / CONFIRM / one.name
@@ -303,12 +308,15 @@ class _Hunt:
                 continue
             digests = {"summary_mode": "md5"} if self.found.exact and record["level"] == "mix" else {}
             digests = {} if "task" in record else digests
-            task = Task({**record, **digests}, request.seed, request.from_step, end)
+            updates = self._updates.get(one.name, ())
+            task = Task({**record, **digests}, request.seed, request.from_step, end, updates)
             folder = request.output / stage / one.name
             self._say(f"{stage}: running the {one.name} program: {one.text}")
             facts = run_program(one, folder, task, reuse=request.resume)
             folders.append(folder)
             told.append(facts)
+            if stage == WATCH:
+                self._updates[one.name] = tuple((length, times) for length, times in facts[0].get("updates", ()))
             described = getattr(self.found, one.name)
             if "model" not in described:
                 described |= _description(facts)

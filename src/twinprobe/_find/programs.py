@@ -73,13 +73,24 @@ class Task:
     seed: int | None = None
     from_step: int = 0
     last_step: int | None = None
+    updates: tuple[tuple[int, int], ...] = ()
+    """How many steps of optimizers each step of the program has, as an earlier run told, and how often in a row."""
     swap: dict[str, Any] | None = None
     """Golden's values at one module: ``module``, ``values`` (a recording with tensors) and ``step``."""
 
     def mark(self, program: Side) -> str:
         """The same for two runs whose recordings are the same."""
         record = {key: value for key, value in self.record.items() if key != "dump_path"}
-        what = (program.words, program.variables, record, self.seed, self.from_step, self.last_step, self.swap)
+        what = (
+            program.words,
+            program.variables,
+            record,
+            self.seed,
+            self.from_step,
+            self.last_step,
+            self.swap,
+            self.updates,
+        )
         return hashlib.sha256(repr(what).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -107,6 +118,7 @@ def run_program(program: Side, folder: Path, task: Task, *, reuse: bool) -> list
             "seed": task.seed,
             "from_step": task.from_step,
             "last_step": task.last_step,
+            "updates": task.updates,
             "swap": task.swap,
         }
         (place / "plan.json").write_text(json.dumps(plan), encoding="utf-8")

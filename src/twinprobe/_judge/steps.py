@@ -136,11 +136,13 @@ def expected_noise(names: Sequence[str], golden: Floats, known: Bools, differenc
         noise[0, columns] = base[columns]
         noise[1:, columns] = np.maximum(_GROWTH * shown[:-1], base[columns])
     rates = [at for at, name in enumerate(names) if name.startswith("group.") and name.endswith(".lr")]
+    apart = np.logical_or.accumulate(difference[:-1, kinds == "gradient"].any(axis=1))
     for at, name in enumerate(names):
-        # Adam turns a gradient that is noise into a whole step, so one element may go the other way each time.
-        if rates and name.startswith("parameter.") and name.endswith(".max"):
+        # Adam turns a gradient that is noise into a whole step, so elements may go the other way each time: the largest
+        # by two rates, and so the norm, in which the others cancel. Equal gradients explain nothing.
+        if rates and name.startswith("parameter."):
             step = 2 * np.abs(golden[:, rates]).max(axis=1) / np.maximum(np.abs(golden[:, at]), _EXACT)
-            noise[1:, at] = np.maximum(noise[1:, at], step[1:])
+            noise[1:, at] = np.maximum(noise[1:, at], np.where(apart | name.endswith(".max"), step[1:], 0.0))
     return noise
 
 

@@ -66,6 +66,10 @@ class KernelEngine:
         load(f"tensor_{dtype}", 3)(address, size, addressof(row))
         return row[:]
 
+    def tensor_loop(self, dtype: str) -> Any:
+        """A function of the address and the number of elements and of the address of rows, one for each block."""
+        return load(f"tensor_{dtype}", 3)
+
     def crc32_at(self, address: int, size: int) -> int:
         if size < _LARGE or not _multiplies_polynomials():
             return zlib.crc32((c_ubyte * size).from_address(address))

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 import twinprobe
+from twinprobe._measure.engine import PLAIN
+from twinprobe._record.watch import torch_statistics
 from twinprobe._runs.watch import STREAM, Watched, read_watch
 from twinprobe.errors import BadInput
 from twinprobe.torch import PrecisionDebugger
@@ -222,6 +224,19 @@ with twinprobe.record(network, {folder!r}, level="watch"):
 """
 
 
+def test_a_process_that_leaves_in_haste_loses_nothing(tmp_path: Path) -> None:
+    """os._exit() skips what Python does at its end; a child of a fork that calls it leaves the stream alone."""
+    ending = (
+        "            if not os.fork():\n                os._exit(0)\n            os.wait()\n            os._exit(7)\n"
+    )
+    program = KILLED.format(paths=sys.path, folder=str(tmp_path / "run"))
+    program = program.replace("            os.kill(os.getpid(), signal.SIGKILL)\n", ending)
+    done = run_warm(program, folder=Path(__file__).parent)
+    assert done.returncode == 7, done.stderr
+    found = watched(tmp_path / "run")
+    assert (found.steps.tolist(), found.notes) == (list(range(201)), [])
+
+
 def test_a_killed_run_can_be_read_up_to_its_last_whole_batch(tmp_path: Path) -> None:
     program = KILLED.format(paths=sys.path, folder=str(tmp_path / "run"))
     done = run_warm(program, folder=Path(__file__).parent)
@@ -376,3 +391,32 @@ def test_the_kept_run_that_other_frameworks_are_compared_with_is_what_pytorch_gi
     (trend,) = steps.trends
     # Other versions round in other ways.
     assert trend.difference[trend.differs].max(initial=0.0) < 1e-6, steps.parting.sentence
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_host_tensors_of_every_kind_have_the_statistics_of_their_elements(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of the compiled loop, views, NaN and 16 bits; without numba PyTorch's own operations give the same."""
+    if not compiled:
+        monkeypatch.setattr(torch_statistics, "engine_for", lambda _size: PLAIN)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(300, 500, generator=generator)
+    wrong = values[0].clone()
+    wrong[7] = torch.nan
+    endless = values[1].clone()
+    endless[3] = -torch.inf
+    tensors = [values, values.t(), values[:, 1:3], values.bfloat16(), values.double(), wrong, endless, values[0, :1]]
+    host = torch_statistics.HostPass()
+    for _ in range(2):  # the second time the places of the results are known
+        with torch.inference_mode():
+            host.measure([((3 * at, 3 * at + 1, 3 * at + 2), one) for at, one in enumerate(tensors[:4])])
+        host.measure([((3 * at, 3 * at + 1), one) for at, one in enumerate(tensors) if at > 3])
+        series, found = host.collect()
+        by_place = dict(zip(series, found.tolist(), strict=True))
+        for at, one in enumerate(tensors):
+            exact = one.double().numpy()
+            expected = [np.sqrt(np.square(exact).sum()), np.abs(exact).max(), *([exact.mean()] if at < 4 else [])]
+            measured = [by_place.pop(3 * at + number) for number in range(len(expected))]
+            assert measured == pytest.approx(expected, rel=1e-5, abs=1e-6, nan_ok=True)
+        assert not by_place

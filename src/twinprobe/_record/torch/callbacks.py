@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import weakref
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from twinprobe._record.config import load_config
 from twinprobe._record.engine import refuse_earlier_dump
 from twinprobe._record.torch.hooks import keep_hooks_out_of_copies
+from twinprobe._record.torch.optimizer import Cycle
 from twinprobe._record.torch.recorder import TorchRecorder
 from twinprobe._record.writer import logger
 from twinprobe.errors import BadInput
@@ -120,8 +122,8 @@ def trainer_callback(name: str) -> type:
 class WholeScript:
     """Waits for the first call of a module with parameters, then records each of its training steps.
 
-    A step begins with the model's first call and ends when the first optimizer that holds its parameters has made a
-    step; without an optimizer everything is one step.
+    A step begins with the model's first call and ends when the optimizers that hold its parameters have made a step;
+    without an optimizer everything is one step.
     """
 
     def __init__(self, config_path: str) -> None:
@@ -130,7 +132,8 @@ class WholeScript:
             raise BadInput("level debug saves what the script names: there is nothing to record", where=config_path)
         refuse_earlier_dump(self._steps.recorder.config.dump_path, _own_folder())
         self._model: torch.nn.Module | None = None
-        self._optimizer: Any = None
+        self._cycle = Cycle()
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handles: list[Any] = [register_module_forward_pre_hook(self._first_call)]
 
     def close(self) -> None:
@@ -151,6 +154,7 @@ class WholeScript:
             return  # a loss function, a transformation of pictures
         self._remove_hooks()
         self._model = module
+        self._cycle.follow(module.parameters())
         logger.info("the first model seen is %s", type(module).__name__)
         keep_hooks_out_of_copies(self)
         self._handles.append(module.register_forward_pre_hook(self._model_called, with_kwargs=True))
@@ -161,21 +165,21 @@ class WholeScript:
         self._steps.begin(self._model)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
-        if self._optimizer is None and self._holds_parameters(optimizer):
-            self._optimizer = optimizer
+        if not self._cycle.holds(optimizer):
+            return
+        self._cycle.repeats(optimizer)  # then both make one step here: what the second one read is recorded already
+        if optimizer not in self._hooked:
+            self._hooked.add(optimizer)
             # On the optimizer itself: its own hooks run before the global ones, which ending a step takes away.
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._cycle.completes(optimizer):
+            return
         recorder = self._steps.recorder
         if self._steps.running and isinstance(recorder, TorchRecorder):  # a watcher has hooks of its own, which stay
             recorder.optimizer.finish(optimizer)
         self._steps.end()
-
-    def _holds_parameters(self, optimizer: Any) -> bool:
-        assert self._model is not None
-        own = {id(one) for one in self._model.parameters()}
-        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
 
 
 def _own_folder() -> str:

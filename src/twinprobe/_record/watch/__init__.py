@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,27 @@ ODD = 0x2545F4914F6CDD1D  # a multiplier that spreads bits
 Read = Callable[[], tuple[Sequence[int], NDArray[np.float64]]]  # series and their values, when these are there
 
 
+def before_exit(act: Callable[[], None]) -> Callable[[], None]:
+    """Call ``act`` when this process ends, by os._exit() too; returns how to take that back."""
+    original, own = os._exit, os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() == own and not done:  # children of a fork end like this, as workers that load data do
+            act()
+        original(status)
+
+    def take_back() -> None:
+        done.append(True)
+        atexit.unregister(act)
+        if os._exit is leave:
+            os._exit = original
+
+    done: list[bool] = []
+    os._exit = leave
+    atexit.register(act)
+    return take_back
+
+
 class Step:
     """What was seen in one step: numbers of the host, and numbers that a device is still computing."""
 
@@ -36,6 +57,24 @@ class Step:
         self.backward = False
         self.forwards = 0
         self.ended = False  # step() was called
+
+
+class _Layout:
+    """Where the numbers of a step belong: the same in most steps, and then worked out once."""
+
+    def __init__(
+        self, places: list[int], names: list[str], gradients: list[int], residues: list[tuple[int, int]]
+    ) -> None:
+        self.places = places
+        self.index = np.array(places, dtype=np.int64)
+        counts = np.bincount(self.index, minlength=len(names))
+        self.repeated: list[int] = np.flatnonzero(counts > 1).tolist()  # several calls of one module in a step
+        self.known = counts > 0
+        self.gradients = np.array([place for place in gradients if self.known[place]], dtype=np.int64)
+        self.known[names.index("grad_norm")] |= len(self.gradients) > 0
+        here = [pair for pair in residues if self.known[pair[0]]]
+        self.norms, self.residues = np.array(here, dtype=np.int64).reshape(-1, 2).T
+        self.known[self.residues] = True
 
 
 class Watcher(ABC):
@@ -53,17 +92,19 @@ class Watcher(ABC):
         self.active = self.begun = self.attached = False
         self.has_optimizer = False
         self.step = Step(0)
+        self._parts: list[Step] = []  # of the step at hand: what one of several optimizers has ended
         self._series: dict[str, int] = {}
         self._names: list[str] = []
         self._gradient_norms: list[int] = []
         self._residues: list[tuple[int, int]] = []
+        self._layout: _Layout | None = None
         self._last: Step | None = None  # its numbers are on the way from the device
         self._stream: WatchStream | None = None
         self._failed = False
         self._pid = os.getpid()
         self._written = 0
         self._sinks = [_sink(one, config.dump_path) for one in config.sinks]
-        atexit.register(self.close)
+        self._stay = before_exit(self.close)
 
     # -- what a framework knows -------------------------------------------------------------------------------------
 
@@ -130,13 +171,15 @@ class Watcher(ABC):
 
     def close(self) -> None:
         """The recording is over: all of it is written, every hook is gone."""
-        atexit.unregister(self.close)
+        self._stay()
         if self.forked:
             return
         if self.attached:
             self.attached = self.begun = self.active = False
             self._guarded("stopping", self.detach)
-            if not self.has_optimizer:  # otherwise what follows its last step is none
+            if self._parts:  # a step that others of the model's optimizers would have ended
+                self.end_parts()
+            elif not self.has_optimizer:  # otherwise what follows its last step is none
                 self.end_step()
         self._write_last()
         if self._stream is not None:
@@ -184,7 +227,25 @@ class Watcher(ABC):
         """The step is over; that before it is written, since its numbers have arrived by now."""
         step, wanted = self.step, self.wanted
         self.step = Step(step.number + 1)
+        self._hand_to_writer([*self._parts, step], wanted)
+
+    def end_part(self) -> None:
+        """One of the model's optimizers has stepped; whether that was all of the step shows later."""
+        self._parts.append(self.step)
+        self.step = Step(self.step.number)
+
+    def end_parts(self) -> None:
+        """The parts were the whole step. What was seen after them belongs to the next one."""
+        wanted = self.wanted
+        self.step.number += 1
+        self._hand_to_writer(self._parts, wanted)
+
+    def _hand_to_writer(self, parts: list[Step], wanted: bool) -> None:
         self._write_last()
+        step, self._parts = parts[0], []
+        for part in parts[1:]:
+            step.numbers += part.numbers
+            step.pending += part.pending
         if wanted and (step.numbers or step.pending):
             self._last = step
 
@@ -195,24 +256,24 @@ class Watcher(ABC):
 
     def _write(self, step: Step) -> None:
         total = self.series("grad_norm")
-        arrived = [
-            ([at for at, _ in step.numbers], [one for _, one in step.numbers]),
-            *(read() for read in step.pending),
-        ]
-        places = np.concatenate([at for at, _ in arrived]).astype(np.int64)
-        values = np.concatenate([found for _, found in arrived])
+        arrived = [read() for read in step.pending]
+        places = [place for place, _ in step.numbers]
+        for series, _ in arrived:
+            places += series
+        layout = self._layout
+        if layout is None or layout.places != places or len(layout.known) != len(self._names):
+            layout = self._layout = _Layout(places, self._names, self._gradient_norms, self._residues)
+        values = np.concatenate([[value for _, value in step.numbers], *(found for _, found in arrived)])
         exact = np.zeros(len(self._names))
-        known = np.bincount(places, minlength=len(exact))
-        exact[places] = values
-        for place in np.flatnonzero(known > 1).tolist():  # several calls of the model, or of one module, in a step
-            exact[place] = _together(self._names[place], values[places == place].tolist())
+        exact[layout.index] = values
+        for place in layout.repeated:
+            exact[place] = _together(self._names[place], values[layout.index == place].tolist())
         row = exact.astype(np.float32)
-        for norm, residue in self._residues:
-            row[residue], known[residue] = exact[norm] - row[norm], known[norm]
-        norms = [place for place in self._gradient_norms if known[place]]
-        if norms:
-            row[total], known[total] = math.sqrt(np.square(exact[norms]).sum()), 1
-        row[known == 0] = MISSING
+        row[layout.residues] = exact[layout.norms] - row[layout.norms]
+        if len(layout.gradients):
+            row[total] = math.sqrt(np.square(exact[layout.gradients]).sum())
+        known = layout.known
+        row[~known] = MISSING
         if self._stream is None:
             path = self.config.dump_path / f"rank{self.rank() or 0}" / STREAM
             self.problems.folder = path.parent

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,14 +14,21 @@ import torch
 from numpy.typing import NDArray
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from twinprobe._measure.cuda import DeviceMeasure
 from twinprobe._record.calls import tensors_in
 from twinprobe._record.config import RecordConfig
-from twinprobe._record.torch.device import add_line
 from twinprobe._record.torch.hooks import CompiledBoundary, has_fast_path, keep_hooks_out_of_copies, watched_modules
+from twinprobe._record.torch.optimizer import Cycle
 from twinprobe._record.torch.tensors import DEVICE_TYPES, silence
 from twinprobe._record.torch.values import rounding_settings
-from twinprobe._record.watch import MOST_ELEMENTS, MOST_INPUTS, ODD, Read, Watcher
+from twinprobe._record.watch import MOST_INPUTS, Read, Watcher
+from twinprobe._record.watch.torch_statistics import (
+    FLOATS,
+    DevicePass,
+    Digests,
+    HostPass,
+    norms_and_largest,
+    output_statistics,
+)
 from twinprobe._runs.watch import DIGEST
 from twinprobe.errors import BadInput, did_you_mean
 
@@ -32,13 +37,9 @@ _set_grad_enabled: Callable[[bool], Any] = torch._C._set_grad_enabled
 _in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 # torch.compiler has it since 2.3.
 _is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", torch._utils.is_compiling)
-_NORM_HAS_DTYPE = "dtype" in str(torch.ops.aten._foreach_norm.Scalar._schema)  # since 2.3
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PLAIN = (bool, int, float)
 _PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-_FINE = {"mps": torch.float32}  # which has no float64
 
 
 class TorchWatcher(Watcher):
@@ -53,13 +54,18 @@ class TorchWatcher(Watcher):
         self._models: list[torch.nn.Module] = []
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         self._values: list[tuple[list[int], torch.Tensor]] = []  # series of this step, and their numbers
-        self._passes: dict[torch.device, OnePass | None] = {}
+        self._on_host = HostPass()
+        self._passes: dict[torch.device, DevicePass | None] = {}
         self._places: dict[str, dict[str, tuple[int, int]]] = {}  # series of a parameter and of its gradient
         self._settings: tuple[dict[str, Any], list[tuple[int, float]]] = {}, []
         self._losses: dict[str, list[torch.Tensor]] = {}  # by where they were seen: log(), output, backward()
-        self._optimizer: Any = None
-        self._beside: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # others, their first group
-        self._weights: dict[torch.device, torch.Tensor] = {}
+        self.cycle = Cycle()
+        # Of each optimizer: the number of its first group, and the parameters whose gradients are noted when it steps.
+        self._updates: weakref.WeakKeyDictionary[Any, tuple[int, list[tuple[str, torch.nn.Parameter]]]]
+        self._updates = weakref.WeakKeyDictionary()
+        self._groups = 0
+        self._graded: set[str] = set()  # parameters whose gradients are noted in this step
+        self._digests = Digests()
         self._host: dict[torch.device, list[Any]] = {}
         self._version: int | None = None
         self._noted = False  # the parameters of this step
@@ -99,6 +105,7 @@ class TorchWatcher(Watcher):
             known = [name for model in self._models for name, _ in model.named_modules() if name]
             raise BadInput(f"list holds '{missed[0]}', which is no module", hint=did_you_mean(missed[0], known) or None)
         keep_hooks_out_of_copies(self)
+        self.cycle.follow(one for _, one in self._parameters)
         self._handles += [
             register_optimizer_step_pre_hook(self._before_update),
             register_optimizer_step_post_hook(self._after_update),
@@ -212,15 +219,8 @@ class TorchWatcher(Watcher):
                 return
             values = _local(tensor.detach())
             self.step.numbers.append((eps, torch.finfo(values.dtype).eps))
-            if self._once(values.device, [(ids, values)]):
-                return
-            norm = torch.linalg.vector_norm(values, dtype=_FINE.get(values.device.type, torch.float64))
-            if values.device.type == "cpu":
-                largest = list(torch.aminmax(values))  # put together on the host: each operation costs 20 us here
-            else:
-                largest = [torch.linalg.vector_norm(values, math.inf, dtype=torch.float32)]
-            self._values += [([ids[0]], norm), *(([ids[1]], one) for one in largest)]
-            self._values.append(([ids[2]], values.mean(dtype=torch.float32)))
+            if not self._once(values.device, [(ids, values)]):
+                self._values += [([at], one) for at, one in zip(ids, output_statistics(values), strict=True)]
 
         def after(_module: Any, _args: Any, _kwargs: Any, output: Any) -> None:
             if self._observing:
@@ -249,58 +249,30 @@ class TorchWatcher(Watcher):
                 self._values.append(([self.series(name)], value.detach()))
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._is_ours(optimizer):
-            if self.attached and self._optimizer is not None:
-                self._work(self._note_beside, optimizer)
+        if not self.attached or not self.cycle.holds(optimizer):
             return
+        if self.cycle.repeats(optimizer):
+            self._noted = False
+            self._graded.clear()
+            self.end_parts()
         self.has_optimizer = True
         # With a closure, as Lightning has one, forward and backward are still to come.
         self._late = any(callable(one) for one in (*args[1:], *kwargs.values()))
-        if self.active or self.step.forwards:
+        if self.active or self.step.forwards or self._parts:
             self._work(self._note_update, optimizer, not self._late)
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        if not self._is_ours(optimizer):
+        if not self.attached or not self.cycle.holds(optimizer):
             return
         if self._late:
             self._late = False
             if self.step.backward and self.wanted:
-                self._work(self._note_gradients)
-                self._work(self._note_groups, optimizer)
-        self.end_step()
-
-    def _is_ours(self, optimizer: Any) -> bool:
-        """Whether this is the optimizer whose steps count: the first that holds parameters of the model."""
-        if not self.attached:
-            return False
-        if self._optimizer is None or self._optimizer() is None:
-            if not self._holds_parameters(optimizer):
-                return False
-            self._optimizer = weakref.ref(optimizer)
-        return self._optimizer() is optimizer
-
-    def _holds_parameters(self, optimizer: Any) -> bool:
-        own = {id(one) for _, one in self._parameters}
-        return any(id(one) in own for group in optimizer.param_groups for one in group["params"])
-
-    def _note_beside(self, _gradients: bool, optimizer: Any) -> None:
-        """Another optimizer of the same model, as where matrices have one of their own: its settings are the step's.
-
-        It may come after the one that counts the steps; then the step it belongs to has just ended.
-        """
-        first = self._beside.get(optimizer)
-        if first is None:
-            counting = self._optimizer()
-            first = -1
-            if counting is not None and self._holds_parameters(optimizer):
-                first = sum(len(one.param_groups) for one in (counting, *self._beside) if self._beside.get(one, 0) >= 0)
-            self._beside[optimizer] = first
-        step = self.step if self.step.forwards else self._last
-        if first >= 0 and step is not None and (step is self._last or self.wanted):
-            for name, value in _settings(optimizer):
-                if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
-                    group, _, key = name.partition(".")
-                    step.numbers.append((self.series(f"group.{first + int(group)}.{key}"), float(value)))
+                self._work(self._note_gradients, optimizer)
+        if self.cycle.completes(optimizer):
+            self.end_step()
+        elif _in_backward() < 0:  # many optimizers may step in one backward pass, which is never cut into two steps
+            self._work(self._hand_over)
+            self.end_part()
 
     def _note_update(self, _gradients: bool, optimizer: Any, with_gradients: bool) -> None:
         if not self.wanted:
@@ -308,55 +280,65 @@ class TorchWatcher(Watcher):
         if not self._noted:
             self._note_parameters()
         if with_gradients:
-            self._note_gradients(False)
-            self._note_groups(False, optimizer)
-
-    def _note_groups(self, _gradients: bool, optimizer: Any) -> None:
-        """Learning rate, weight decay and whatever else the update uses, of each group of parameters."""
-        for name, value in _settings(optimizer):
-            if isinstance(value, torch.Tensor):
-                self._values.append(([self.series(f"group.{name}")], value.detach().clone()))
-            else:
-                self.note(f"group.{name}", value)
+            self._note_gradients(False, optimizer)
 
     def _note_parameters(self) -> None:
         """The parameters that this step's forward has used."""
         self._noted = True
         self._measure("parameter", [(name, one) for name, one in self._parameters if one.requires_grad])
 
-    def _note_gradients(self, _gradients: bool) -> None:
-        """The gradients as the optimizer sees them: exchanged between ranks, unscaled, clipped."""
-        self._measure("gradient", [(name, one.grad) for name, one in self._parameters if one.grad is not None])
+    def _note_gradients(self, _gradients: bool, optimizer: Any) -> None:
+        """What an update uses: gradients as exchanged between ranks, unscaled and clipped; rates, other settings."""
+        if optimizer not in self._updates:
+            held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+            if not self._updates:  # what no optimizer holds is noted with the first
+                others = self.cycle.all_alive()
+                every = held | {id(one) for other in others for group in other.param_groups for one in group["params"]}
+                held |= {id(one) for _, one in self._parameters if id(one) not in every}
+            self._updates[optimizer] = self._groups, [pair for pair in self._parameters if id(pair[1]) in held]
+            self._groups += len(optimizer.param_groups)
+        first, own = self._updates[optimizer]
+        found = [(name, one.grad) for name, one in own if one.grad is not None]
+        if len(self._updates) > 1:  # two may hold the same parameter
+            found = [(name, one) for name, one in found if name not in self._graded]
+            self._graded.update(name for name, _ in found)
+        self._measure("gradient", found)
+        for at, key, value in _settings(optimizer):
+            name = f"group.{first + at}.{key}"
+            if isinstance(value, torch.Tensor):
+                self._values.append(([self.series(name)], value.detach().clone()))
+            else:
+                self.note(name, value)
 
     def _measure(self, kind: str, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """The norm and the largest magnitude of each, a few kernels for all of them."""
         known = self._places.setdefault(kind, {})
-        groups: dict[tuple[torch.device, torch.dtype], tuple[list[Sequence[int]], list[torch.Tensor]]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], list[tuple[Sequence[int], torch.Tensor]]] = {}
         for name, tensor in tensors:
-            here = _local(tensor)
-            if here.numel() and here.is_floating_point() and here.layout is torch.strided and not here.is_meta:
-                place = known.get(name)
-                if place is None:
-                    title = f"{kind}.{name}"
-                    place = known[name] = self.series(f"{title}.norm"), self.series(f"{title}.max")
-                places, found = groups.setdefault((here.device, here.dtype), ([], []))
-                places.append(place)
-                found.append(here)
-        for (device, _), (places, found) in groups.items():
-            if self._once(device, list(zip(places, found, strict=True))):
+            here = tensor if type(tensor) in _PLAIN_TENSORS else _local(tensor)
+            if not here.is_floating_point() or here.layout is not torch.strided or not here.numel():
                 continue
-            norms, largest = _norms_and_largest(device, found)
-            self._values.append(([place[0] for place in places], norms))
-            self._values.append(([place[1] for place in places], largest))
+            place = known.get(name)
+            if place is None:
+                place = known[name] = self.series(f"{kind}.{name}.norm"), self.series(f"{kind}.{name}.max")
+            groups.setdefault((here.device, here.dtype), []).append((place, here))
+        for (device, _), found in groups.items():
+            if device.type != "meta" and not self._once(device, found):
+                norms, largest = norms_and_largest([one for _, one in found])
+                self._values.append(([place[0] for place, _ in found], norms))
+                self._values.append(([place[1] for place, _ in found], largest))
 
     def _once(self, device: torch.device, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> bool:
-        """Whether these were measured by kernels that read each tensor once."""
+        """Whether these were measured by a pass that reads each tensor once."""
         if device.type not in DEVICE_TYPES:
-            return False
+            on_host: bool = device.type == "cpu"
+            if on_host:
+                self._on_host.measure(tensors)
+            return on_host
         if device not in self._passes:
-            self._passes[device] = OnePass(device) if find_spec("triton") else None
+            self._passes[device] = DevicePass(device) if find_spec("triton") else None
         one = self._passes[device]
-        if one is None or not all(tensor.dtype in _FLOATS and tensor.is_contiguous() for _, tensor in tensors):
+        if one is None or not all(tensor.dtype in FLOATS and tensor.is_contiguous() for _, tensor in tensors):
             return False
         try:
             one.measure(tensors)
@@ -384,29 +366,15 @@ class TorchWatcher(Watcher):
         self.step.numbers += self._settings[1]
 
     def _note_input(self, name: str, tensor: torch.Tensor) -> None:
-        """Two digests of one input: of its elements in their order, and of its samples in any order."""
-        if (
-            not tensor.numel()
-            or tensor.layout is not torch.strided
-            or tensor.is_meta
-            or tensor.element_size() not in _BITS
-        ):
+        """Digests of one input, and of real numbers the norm."""
+        digests = self._digests.of(tensor)
+        if digests is None:
             return
-        samples = tensor.shape[0] if tensor.dim() else 1
-        values = tensor.reshape(samples, -1)
-        if values.shape[1] * samples > MOST_ELEMENTS:
-            values = values[:, :: 1 + values.shape[1] * samples // MOST_ELEMENTS]
-        bits = values.contiguous().view(_BITS.get(values.element_size(), torch.int64)).to(torch.int64)
-        weights = self._weights.get(tensor.device)
-        if weights is None or len(weights) < max(bits.shape):
-            weights = torch.arange(1, 2 * max(bits.shape) + 1, device=tensor.device) * ODD | 1
-            self._weights[tensor.device] = weights
-        rows = (bits * weights[: bits.shape[1]]).sum(1)
-        rows = (rows ^ (rows >> 29)) * ODD
-        mixed = (rows ^ (rows >> 32)) & (DIGEST - 1)
-        whole = (mixed * weights[:samples]).sum()
-        digests = torch.stack((mixed.sum(), whole ^ (whole >> 32))) & (DIGEST - 1)
-        self._values.append(([self.series(f"{name}.samples"), self.series(f"{name}.digest")], digests))
+        series = [self.series(f"{name}.samples"), self.series(f"{name}.digest")]
+        if isinstance(digests, torch.Tensor):
+            self._values.append((series, digests))
+        else:
+            self.step.numbers += zip(series, digests, strict=True)
         if tensor.is_floating_point():
             self._values.append(([self.series(f"{name}.norm")], torch.linalg.vector_norm(tensor, dtype=torch.float32)))
 
@@ -414,13 +382,17 @@ class TorchWatcher(Watcher):
 
     def end_step(self) -> None:
         self._work(self._hand_over)
+        self._noted = False
+        self._graded.clear()
         super().end_step()
 
     def _hand_over(self, _gradients: bool) -> None:
         """Send this step's numbers to the host, all that one device has in one copy."""
+        if self.wanted and not self._noted and self.step.forwards:
+            self._note_parameters()
+        measured = self._on_host.collect()
+        arriving = [one.collect() for one in self._passes.values() if one is not None]
         if self.wanted:
-            if not self._noted and self.step.forwards:
-                self._note_parameters()
             for seen in ("log", "output", "backward"):
                 if self._losses.get(seen):
                     self._values += [([self.series("loss")], one) for one in self._losses[seen]]
@@ -428,13 +400,16 @@ class TorchWatcher(Watcher):
             by_device: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
             for places, values in self._values:
                 here = _local(values)
+                if here.is_cpu:
+                    self.step.numbers += zip(places, here.reshape(-1).tolist(), strict=True)
+                    continue
                 series, found = by_device.setdefault(here.device, ([], []))
                 series += places
                 found.append(here.reshape(-1))
             for device, (series, found) in by_device.items():
                 self.step.pending.append(self._sent(device, series, torch.cat(found)))
-            self.step.pending += [one.collect() for one in self._passes.values() if one is not None]
-        self._values, self._losses, self._noted = [], {}, False
+            self.step.pending += [*arriving, lambda: measured]
+        self._values, self._losses = [], {}
 
     def _sent(self, device: torch.device, series: list[int], values: torch.Tensor) -> Read:
         """How to get these numbers one step later, when they have long arrived."""
@@ -457,52 +432,8 @@ class TorchWatcher(Watcher):
         return read
 
 
-class OnePass:
-    """Measures tensors of one device with the recorder's kernels, which read each of them once for all statistics."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._measure = DeviceMeasure(device)
-        self._streams: dict[int, Any] = {}
-
-    def measure(self, tensors: list[tuple[Sequence[int], torch.Tensor]]) -> None:
-        """Measure now, on the current stream; beside each tensor stand its series: norm, max and perhaps mean."""
-        stream = 0
-        with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-            if self._device.type == "cuda":
-                current = torch.cuda.current_stream(self._device)
-                stream = current.cuda_stream
-                self._streams[stream] = current
-            lane = self._measure.lane(stream)
-            for series, tensor in tensors:
-                address, elements = tensor.data_ptr(), tensor.numel()
-                queue = self._measure.statistics(lane, tensor.dtype, not address & 15)
-                add_line(queue, lane, address, elements, (series, elements))
-            lane.launch()
-
-    def collect(self) -> Read:
-        """Start the copy to the host."""
-        for stream in self._streams.values():
-            torch.cuda.current_stream(self._device).wait_stream(stream)
-        self._streams.clear()
-        results = self._measure.collect()
-
-        def read() -> tuple[list[int], NDArray[np.float64]]:
-            places: list[int] = []
-            values: list[float] = []
-            for _, receivers, found in results():
-                for (series, count), one in zip(receivers, found, strict=True):
-                    # The largest value is taken without regard to NaN; the sums show it.
-                    largest = math.nan if one.nan else max(abs(one.max), abs(one.min))
-                    places += series
-                    values += (math.sqrt(one.squares), largest, one.total / count)[: len(series)]
-            return places, np.array(values, dtype=np.float64)
-
-        return read
-
-
-def _settings(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """The numbers in the groups of an optimizer: ``0.lr``, ``0.betas.1``."""
+def _settings(optimizer: Any) -> Iterator[tuple[int, str, Any]]:
+    """The numbers in the groups of an optimizer: group, ``lr`` or ``betas.1``, value."""
     for at, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key in ("params", "param_names"):
@@ -510,7 +441,7 @@ def _settings(optimizer: Any) -> Iterator[tuple[str, Any]]:
             several = isinstance(value, list | tuple)
             for place, one in enumerate(value if several else [value]):
                 if isinstance(one, _PLAIN) or (isinstance(one, torch.Tensor) and one.numel() == 1):
-                    yield (f"{at}.{key}.{place}" if several else f"{at}.{key}"), one
+                    yield at, (f"{key}.{place}" if several else key), one
 
 
 def _nothing(*_: Any) -> None:
@@ -525,27 +456,6 @@ def _unwrapped(name: str) -> str:
 def _code(value: Any) -> int:
     """A setting that is a text, as a number."""
     return 0 if value is None else zlib.crc32(str(value).encode()) % DIGEST
-
-
-def _norms_and_largest(device: torch.device, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The norm and the largest magnitude of each tensor; they are of one dtype."""
-    dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    if device.type == "cpu":
-        # One tensor after the other, while it is in the cache. The norm of infinite order takes twenty times as long.
-        norms, lows, highs = [], [], []
-        for one in tensors:
-            norms.append(torch.linalg.vector_norm(one, dtype=dtype))
-            low, high = torch.aminmax(one)
-            lows.append(low)
-            highs.append(high)
-        return torch.stack(norms), torch.maximum(torch.stack(highs), -torch.stack(lows))
-    if tensors[0].dtype == dtype:
-        found = [torch._foreach_norm(tensors, order) for order in (2.0, math.inf)]
-    elif _NORM_HAS_DTYPE:
-        found = [torch._foreach_norm(tensors, order, dtype=dtype) for order in (2.0, math.inf)]
-    else:
-        found = [[torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors] for order in (2.0, math.inf)]
-    return torch.stack(found[0]), torch.stack(found[1])
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
