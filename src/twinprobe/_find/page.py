@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._report.console import visible
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from twinprobe._find.hunt import Found
     from twinprobe._judge.steps import Trend
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 62, 20
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
 _MOST_POINTS = 1000
 _TITLES = {"loss": "loss", "grad_norm": "gradient norm", "group.0.lr": "learning rate"}
 _STAGES = {
@@ -40,6 +41,7 @@ svg .parting { stroke: var(--warning-mark); stroke-width: 1.5; stroke-dasharray:
 .key.parting { border-color: var(--warning-mark); border-top-style: dashed; }
 .wide { width: 100%; } .wide td { font-family: var(--sans); } .wide td.mono { font-family: var(--mono); }
 a { color: var(--accent); }
+@media (max-width: 600px) { svg { font-size: 16px; } }
 """
 
 
@@ -47,7 +49,8 @@ def write_page(path: Path, found: Found, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
     parts = [_verdict(found), _curves(found, curves), _stages(found), _programs(found), _notes(found)]
     body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
-    fill(path, body, title="TwinProbe find", style=asset("page.css") + _STYLE, script=asset("chinese.js"))
+    title = _safe(shorten(f"TwinProbe: {found.sentence}", 200, placeholder=" …"))
+    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
 def _safe(text: object) -> str:
@@ -194,7 +197,7 @@ def _plot(
 
     def place(step: float, value: float) -> tuple[float, float]:
         return (_LEFT + (step - first) / (last - first) * (_WIDTH - _LEFT - 8),
-                8 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 8))  # fmt: skip
+                14 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 14))  # fmt: skip
 
     shown = []
     for value in (low, high):

@@ -6,9 +6,11 @@ import html
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -20,7 +22,7 @@ from twinprobe._judge.steps import StepsComparison, Trend
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
-from twinprobe._report.html import asset, fill
+from twinprobe._report.html import asset, brand, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
@@ -178,50 +180,89 @@ def _report_of(cell: Cell, folder: Path) -> str:
 
 _KINDS = (
     (re.compile(r"compare_summary_.*\.html"), "All ranks and steps"),
-    (re.compile(r"(?:debug_)?compare_result_.*\.html"), "Reports"),
-    (re.compile(r".*\.html"), "Pages"),
+    (re.compile(r"(?!(?:debug_)?compare_result_).*\.html"), "Pages"),
+    (re.compile(r".*\.html"), "Reports"),
     (re.compile(r".*\.vis(\.db)?"), "Graphs (open with twinprobe view)"),
     (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
+    (re.compile(r".*\.ya?ml"), "Mapping files"),
     (re.compile(r".*"), "Other files"),
 )
+_TABLES, _OTHERS = "Tables", "Other files"
 _DATASETS = "Datasets (parquet by step and rank)"
+_FOLDERS = "Folders"
 INDEX = "index.html"
-_RESULTS = ("step*/", "graph/", "pynative/", "graph/step*/", "pynative/step*/")
+_PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
 _MOST_LINKS = 5000
+_TITLE = re.compile(rb"<title>TwinProbe:? ?([^<]*)</title>")
 
 
 def write_index(folder: Path) -> Path | None:
     """Write ``index.html`` with links to everything that lies in a folder of results.
 
-    None for a folder elsewhere, and where there is an ``index.html`` that is not ours.
+    None for a folder elsewhere, for the one that somebody works in, for a table alone, and where there is an
+    ``index.html`` that is not ours.
     """
-    if remote(folder) is not None:
+    if remote(folder) is not None or not folder.is_dir() or folder.resolve() == Path.cwd():
         return None
     target = folder / INDEX
     if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
         return None
     groups: dict[str, list[str]] = {}
-    # Results lie here and in the folders of steps and modes; a folder that somebody works in may hold much more.
-    places = [folder, *(path for pattern in _RESULTS for path in folder.glob(pattern))]
-    found = sorted(path.relative_to(folder).as_posix() for at in places for path in at.iterdir() if path.is_file())
-    for name in [name for name in found if not any(part.startswith(".") for part in name.split("/"))][:_MOST_LINKS]:
-        if name == INDEX or DATASET in name.split("/", 1)[0]:
-            continue
-        kind = next(words for pattern, words in _KINDS if pattern.fullmatch(name.rpartition("/")[2]))
-        size = (folder / name).stat().st_size
-        shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
-        link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-        groups.setdefault(kind, []).append(f"<li>{link} <small>{shown}</small></li>")
-    for dataset in sorted(path.name for path in folder.glob(f"{DATASET}_*/")):
-        item = f"<li><bdi>{html.escape(visible(dataset))}</bdi></li>"
-        groups.setdefault(_DATASETS, []).append(item)
-    order = [words for _, words in _KINDS if words in groups] + [kind for kind in groups if kind == _DATASETS]
-    lists = [f"<h2>{kind}</h2><ul>{''.join(groups[kind])}</ul>" for kind in order]
+    for path, name in islice(_entries(folder), _MOST_LINKS):
+        kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
+        if path.is_dir():
+            kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
+        groups.setdefault(kind, []).append(_link(path, name))
+    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and sum(map(len, groups.values())) == 1):
+        return None
+    order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
+    lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
     name = html.escape(visible(folder.resolve().name))
     with Staging() as staging:
-        body = f"<main><h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
+        body = f"<main>{brand(())}<h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
         fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
+
+
+def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
+    """What is linked, with its name seen from the folder: files here and in the folders of steps and modes.
+
+    Of other folders (recordings of a search, mostly) only what is to be looked at; each is linked as a whole.
+    """
+    pending = [folder]
+    while pending:
+        place = pending.pop(0)
+        inside = place.relative_to(folder).as_posix()
+        is_result = place == folder or _PLACES.fullmatch(inside) is not None
+        for path in sorted(place.iterdir()):
+            name = path.relative_to(folder).as_posix()
+            if path.name.startswith(".") or name == INDEX:
+                continue
+            if path.is_file():
+                if is_result or any(pattern.fullmatch(path.name) for pattern, words in _KINDS if words != _OTHERS):
+                    yield path, name
+            elif path.is_dir() and is_result:
+                is_place = _PLACES.fullmatch(name) is not None
+                if is_place or (place == folder and not name.startswith(f"{DATASET}_")):
+                    pending.append(path)
+                if not is_place:
+                    yield path, name
+
+
+def _link(path: Path, name: str) -> str:
+    """An entry of the index; pages of TwinProbe with what they say in their titles."""
+    shown = ""
+    if path.is_dir():
+        name += "/"
+    else:
+        size = path.stat().st_size
+        shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+        if path.suffix == ".html":
+            with path.open("rb") as page:
+                said = _TITLE.search(page.read(4096))
+            shown = shown if said is None or not said[1] else f"{said[1].decode('utf-8', 'replace')} · {shown}"
+    link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
+    return f"<li>{link} <small>{shown}</small></li>"
 
 
 class _Failed(msgspec.Struct):
@@ -378,7 +419,7 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
         "head": _HEAD,
         "trends": [_curves(trend, every) for trend in chosen],
     }
-    title = html.escape(visible(f"TwinProbe: {found.parting.sentence}")[:200])
+    title = html.escape(shorten(visible(f"TwinProbe: {found.parting.sentence}"), 200, placeholder=" …"))
     fill(
         path,
         asset("steps.html"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections import OrderedDict
@@ -152,6 +153,7 @@ def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any
 
 
 _MOST_POINTS, _MOST_LAYERS, _MOST_PARTS = 400, 128, 80
+_BEYOND = 3
 # The number of a layer is the first in a module's path: blocks.3.attention.out is attention.out of layer 3 of blocks.
 _LAYER = re.compile(
     r"(?:Module|Cell)\.(?P<stack>.*?)\.(?P<layer>\d+)(?:\.(?P<part>.+))?\.\w+\.(?P<way>forward|backward)\.\d+"
@@ -176,15 +178,15 @@ def growth(graph: Graph) -> dict[str, Any]:
 
 def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any] | None:
     """The errors of layers that are built alike, part by part; of several stacks of layers the one with most."""
-    stacks: dict[str, dict[int, dict[str, tuple[float, int]]]] = {}
-    for name, order, error, _ in rows:
+    stacks: dict[str, dict[int, dict[str, tuple[float, int, float | None]]]] = {}
+    for name, order, error, expected in rows:
         at = _LAYER.fullmatch(name)
         if at is None or at["way"] != way:
             continue
         parts = stacks.setdefault(at["stack"], {}).setdefault(int(at["layer"]), {})
         part = at["part"] or ""
         if part not in parts or error > parts[part][0]:
-            parts[part] = (error, order)
+            parts[part] = (error, order, error / expected if isinstance(expected, float) and expected > 0 else None)
     if not stacks:
         return None
     stack, layers = max(stacks.items(), key=lambda entry: len(entry[1]))
@@ -192,9 +194,28 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any]
     names = list(dict.fromkeys(part for number in numbers for part in layers[number]))[:_MOST_PARTS]
     if len(numbers) < 2:
         return None
-    lines = [[layers[number].get(part, (None, None)) for part in names] for number in numbers]
-    errors, orders = ([[point[at] for point in line] for line in lines] for at in (0, 1))
-    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders}
+    lines = [[layers[number].get(part, (None, None, None)) for part in names] for number in numbers]
+    errors, orders, times = ([[point[at] for point in line] for line in lines] for at in range(3))
+    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders,
+            "leaves": _leaving(errors, times)}  # fmt: skip
+
+
+def _leaving(errors: list[list[Any]], times: list[list[Any]]) -> int | None:
+    """The place of the layer that leaves the pack; None where all stay together.
+
+    That is the one furthest beyond noise, since later layers inherit its error and noise explains that; where nothing
+    is beyond noise, the one that stands furthest above its siblings.
+    """
+    beyond = [max((value for value in line if value is not None), default=0.0) for line in times]
+    if max(beyond) > _BEYOND:
+        return beyond.index(max(beyond))
+    least = max((value for line in errors for value in line if value), default=0.0) / 1000  # an error of 0 is no pack
+    if not 0 < least < math.inf:
+        return None
+    parts = [[max(value or 0.0, least) for value in part] for part in zip(*errors, strict=True)]
+    usual = [sorted(part)[(len(part) - 1) // 2] for part in parts]
+    above = [max(part[at] / middle for part, middle in zip(parts, usual, strict=True)) for at in range(len(errors))]
+    return above.index(max(above)) if max(above) > _BEYOND else None
 
 
 _EQUAL = 1e-9

@@ -2,7 +2,7 @@
 if (navigator.language.toLowerCase().startsWith("zh")) {
   const words = {
     "All ranks and steps": "全部 rank 与 step", Reports: "报告", Pages: "页面", "Graphs (open with twinprobe view)": "图（用 twinprobe view 打开）",
-    Tables: "表格", "Other files": "其他文件", "Datasets (parquet by step and rank)": "数据集（按 step 与 rank 的 parquet）",
+    Tables: "表格", "Mapping files": "映射文件", Folders: "文件夹", "Other files": "其他文件", "Datasets (parquet by step and rank)": "数据集（按 step 与 rank 的 parquet）",
     target: "待调试侧", golden: "标杆侧", noise: "噪声", rank: "rank", show: "筛选", "only what differs": "仅显示有差异的",
     "part of a name, e.g. layers.3 gradient": "名称的一部分，例如 layers.3 gradient", series: "序列", curves: "曲线",
     Alignment: "对齐", Find: "查找", "API calls": "API 调用", "only what stays alone or is doubtful": "仅显示未配对或存疑的", "Open all": "全部展开",
