@@ -82,11 +82,14 @@ def test_the_page_draws_it_and_a_key_goes_to_the_node(
 @pytest.mark.parametrize(("errors", "times", "leaves"), [
     # The second half of layer 1 is off by itself; layers 2 and 3 inherit that, and noise explains it.
     ([[0.0, 0.0], [0.0, 1.0], [0.4, 0.4], [0.4, 0.4]], [[None, None], [None, 4e7], [0.6, 0.6], [0.7, 0.6]], 1),
-    ([[1e-7, 2e-7], [1e-7, 2e-7], [1.2e-7, 2.1e-7]], [[0.5, 0.5], [0.5, 0.6], [0.7, 0.5]], None),
+    # The same with another weight: what that does to the output is expected.
+    ([[0.0, 0.0], [0.0, 1.0], [0.4, 0.4], [0.4, 0.4]], [[None, None], [None, 0.6], [0.6, 0.6], [0.7, 0.6]], 1),
     ([[0.1, 0.1], [0.1, 3.0], [0.1, 0.1], [0.1, 0.2]], [[0.5, 0.5], [0.5, 0.9], [0.7, 0.5], [0.5, 0.5]], 1),
+    ([[0.4, 0.4], [0.4, 0.5], [0.5, 0.6]], [[0.5, 0.5], [0.5, 0.6], [0.7, 0.5]], None),  # it began before all layers
     ([[0.0, None], [0.0, 0.0]], [[None, None], [None, None]], None),
 ])  # fmt: skip
 def test_the_layer_that_leaves_the_pack_is_where_the_error_arose_not_the_one_that_inherits_it(
     errors: list[list[float | None]], times: list[list[float | None]], leaves: int | None
 ) -> None:
-    assert _leaving(errors, times) == leaves
+    orders = [[10 * layer + part for part in range(len(line))] for layer, line in enumerate(errors)]
+    assert _leaving(errors, orders, times, injected=True) == leaves

@@ -437,9 +437,8 @@ def curves(
         x = _LEFT + (place - first) / ((last - first) or 1.0) * (_WIDE - _LEFT - 14)
         return x, 12 + (1 - (float(scale(value)) - low) / span) * (_HIGH - _BOTTOM - 12)
 
-    drawn = [
-        f'<svg class="curves" width="100%" viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="{shown(series[0][0])}">'
-    ]
+    size = f'width="100%" viewBox="0 0 {_WIDE} {_HIGH}"'
+    drawn = [f'<svg class="curves" {size} role="img" aria-label="{shown(series[0][0])}">']
     for at in np.linspace(low, high, 5).tolist():
         y = 12 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 12)
         label = f"{10**at if logarithmic else at:.3g}"

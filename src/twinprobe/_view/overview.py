@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -164,6 +163,7 @@ def growth(graph: Graph) -> dict[str, Any]:
     """How the error grows along the run, with what noise explains: forward and backward apart, and layer by layer."""
     rows = [(str(name), order, error, expected) for name, order, error, expected in graph.growth(TARGET)
             if isinstance(order, int) and isinstance(error, (int, float))]  # fmt: skip
+    injected = bool(graph.injected(TARGET))
     found: dict[str, Any] = {}
     for way in ("forward", "backward"):
         chosen = [row for row in rows if f".{way}" in row[0]]
@@ -172,11 +172,11 @@ def growth(graph: Graph) -> dict[str, Any]:
         worst = [max(group, key=lambda row: row[2]) for group in groups]
         bounds = [max((row[3] for row in group if isinstance(row[3], float)), default=None) for group in groups]
         found[way] = {"order": [row[1] for row in worst], "error": [row[2] for row in worst], "expected": bounds,
-                      "layers": _layers(chosen, way)}  # fmt: skip
+                      "layers": _layers(chosen, way, injected=injected)}  # fmt: skip
     return found
 
 
-def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any] | None:
+def _layers(rows: list[tuple[str, int, float, Any]], way: str, *, injected: bool) -> dict[str, Any] | None:
     """The errors of layers that are built alike, part by part; of several stacks of layers the one with most."""
     stacks: dict[str, dict[int, dict[str, tuple[float, int, float | None]]]] = {}
     for name, order, error, expected in rows:
@@ -197,25 +197,30 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any]
     lines = [[layers[number].get(part, (None, None, None)) for part in names] for number in numbers]
     errors, orders, times = ([[point[at] for point in line] for line in lines] for at in range(3))
     return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders,
-            "leaves": _leaving(errors, times)}  # fmt: skip
+            "leaves": _leaving(errors, orders, times, injected=injected)}  # fmt: skip
 
 
-def _leaving(errors: list[list[Any]], times: list[list[Any]]) -> int | None:
-    """The place of the layer that leaves the pack; None where all stay together.
+def _leaving(errors: list[list[Any]], orders: list[list[Any]], times: list[list[Any]], *, injected: bool) -> int | None:
+    """The place of the layer that leaves the pack; None where all stay together, or where noise explains all.
 
-    That is the one furthest beyond noise, since later layers inherit its error and noise explains that; where nothing
-    is beyond noise, the one that stands furthest above its siblings.
+    That is the one furthest beyond noise; else the one that raises the error most over all that ran before it: later
+    layers only inherit. What the first layer of all has can have come from before it.
     """
     beyond = [max((value for value in line if value is not None), default=0.0) for line in times]
     if max(beyond) > _BEYOND:
         return beyond.index(max(beyond))
-    least = max((value for line in errors for value in line if value), default=0.0) / 1000  # an error of 0 is no pack
-    if not 0 < least < math.inf:
+    run = sorted((order, error, at) for at, line in enumerate(errors)
+                 for order, error in zip(orders[at], line, strict=True) if error is not None)  # fmt: skip
+    if not injected or not run:
         return None
-    parts = [[max(value or 0.0, least) for value in part] for part in zip(*errors, strict=True)]
-    usual = [sorted(part)[(len(part) - 1) // 2] for part in parts]
-    above = [max(part[at] / middle for part, middle in zip(parts, usual, strict=True)) for at in range(len(errors))]
-    return above.index(max(above)) if max(above) > _BEYOND else None
+    so_far = max(error for _, error, _ in run) / 1000  # from nothing to something is no larger a step than that
+    steps = dict.fromkeys(range(len(errors)), 0.0)
+    for _, error, at in run:
+        if at != run[0][2]:
+            steps[at] = max(steps[at], error / so_far if so_far else 0.0)
+        so_far = max(so_far, error)
+    leader = max(steps, key=lambda at: steps[at])
+    return leader if steps[leader] > _BEYOND else None
 
 
 _EQUAL = 1e-9
