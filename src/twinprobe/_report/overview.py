@@ -234,7 +234,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
         place = pending.pop(0)
         inside = place.relative_to(folder).as_posix()
         is_result = place == folder or _PLACES.fullmatch(inside) is not None
-        for path in sorted(place.iterdir()):
+        for path in sorted(place.iterdir(), key=_by_number):
             name = path.relative_to(folder).as_posix()
             if path.name.startswith(".") or name == INDEX:
                 continue
@@ -247,6 +247,11 @@ def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
                     pending.append(path)
                 if not is_place:
                     yield path, name
+
+
+def _by_number(path: Path) -> list[str | int]:
+    """What sorts rank2 before rank10: texts and numbers in turn."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", path.name))]
 
 
 def _link(path: Path, name: str) -> str:

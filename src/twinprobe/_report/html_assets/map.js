@@ -2,7 +2,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const MODE = 0, STEP = 1, RANK = 2, VERDICT = 3, ERRORS = 4, WARNINGS = 5, WORDS = 6, TIMES = 7;
-  const PER_LINE = 32, LABEL = 64, TOP = 18, WORST = 6; // WORST: powers of ten of the noise at which the colours end
+  const LABEL = 64, TOP = 18, WORST = 6; // WORST: powers of ten of the noise at which the colours end
+  const PER_LINE = Math.min(32, Math.max(8, 8 * Math.floor((innerWidth - LABEL - 60) / 160))); // ranks of a single step: whole eights
   const chinese = navigator.language.toLowerCase().startsWith("zh");
   const english = {
     ranks: "{n} ranks", steps: "{n} steps", places: "{n} results (ranks × steps)", compared: "{n} of {all} compared",
@@ -114,7 +115,7 @@
       pen.font = "11px system-ui, sans-serif";
       pen.textBaseline = "middle";
       pen.fillStyle = colour("soft");
-      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : columns).length + 4) / size);
+      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : `+${columns}`).length + 4) / size);
       if (lines) pen.fillText("rank", 0, TOP / 2);
       for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? ranks[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
       for (let at = 0; at < high; at += Math.ceil(13 / size)) {
