@@ -181,9 +181,12 @@ def main(
         args.usual_pair = pair
         with tidy_on_signals(_without_framework(words, prog)[0]):
             try:
-                return int(args.run(args))
-            finally:  # what an interrupted command has finished is linked, too
-                _index(args)
+                code = int(args.run(args))
+            except KeyboardInterrupt:
+                _index(args)  # of what it has finished
+                raise
+            _index(args)
+            return code
     except TwinProbeError as error:
         complain(prog, str(error))
         return BAD_INPUT
