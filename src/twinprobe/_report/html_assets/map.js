@@ -55,7 +55,10 @@
   if (chinese) document.documentElement.lang = "zh-CN";
   for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
   byId("title").textContent = document.title.replace(/^TwinProbe: /, "");
-  if (chinese) byId("title").textContent = say(data.noun, { n: number(data.cells.length) });
+  if (chinese) {
+    const counts = ["error", "warning", "failed"].filter((name) => data.counts[name]).map((name) => `${say(name)} ${number(data.counts[name])}`);
+    byId("title").textContent = `${say(data.noun, { n: number(data.cells.length) })}：${counts.join("，") || say("nothing")}`;
+  }
   byId("summary").textContent = [
     data.counts.failed && say("compared", { n: number(data.cells.length - data.counts.failed), all: number(data.cells.length) }),
     !data.finished && say("interrupted"), data.dataset && say("all_rows", { where: data.dataset })].filter(Boolean).join("; ");
