@@ -21,12 +21,27 @@ from twinprobe._cli import main
 from twinprobe._view.export import export_page
 
 WIDTHS = {1440: 900, 390: 844}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from tiny_transformer import VOCABULARY, TinyTransformer
+torch.manual_seed(0)
+model = TinyTransformer()
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+tokens = torch.randint(0, VOCABULARY, (2, 12))
+for _ in range(3):
+    torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real recordings with tensors, and every page that can be made of them."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    sys.path.insert(0, str(EXAMPLES))
     try:
         import torch
         from make_demo import make_paths_neutral
@@ -73,7 +88,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer.zero_grad()
     watched = [str(root / f"{side}_watched") for side in ("target", "golden")]
     assert main([*compare, *watched, "-o", str(root / "steps")]) == 0
-    assert main(["find", *watched, "-o", str(root / "find")]) == 0
+    (root / "program.py").write_text(PROGRAM)
+    programs = [f"{sys.executable} {root / 'program.py'} {EXAMPLES} {rate}" for rate in (0.2, 0.1)]
+    assert main(["find", *programs, "-o", str(root / "find"), "--quiet"]) == 0
     assert main([*compare, *sides, "-o", str(root / "tokens"), "--tokens", "on"]) == 0
     rows = [json.dumps({"input_ids": [3, 4, 5], "logprobs": [-0.1, -2.0, gap], "step": step})
             for step, gap in enumerate((-0.5, -0.6, -1.5))]  # fmt: skip
