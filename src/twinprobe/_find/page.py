@@ -164,12 +164,13 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
     for name, one in curves["series"].items():
         title = _TITLES.get(name, name)
         lines = {"golden": one["golden"], "target": one["target"]}
-        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(steps, lines, found.step)}</div>")
+        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, found.step)}</div>")
         apart = {"difference": one["difference"], "noise": one["noise"]}
+        apart_title = f"{title}: relative difference, and noise (dotted)"
         plot = '<p class="hint">equal in all steps</p>'
         if any(value and value > 0 for value in one["difference"]):
-            plot = _plot(steps, apart, found.step, logarithmic=True)
-        parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
+            plot = _plot(apart_title, steps, apart, found.step, logarithmic=True)
+        parts.append(f"<div><h3>{_safe(apart_title)}</h3>{plot}</div>")
     legend = ('<p class="legend"><span><span class="key target"></span>target</span><span>'
               '<span class="key golden"></span>golden</span><span><span class="key parting"></span>'
               'first differing step</span></p>')  # fmt: skip
@@ -178,7 +179,12 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
 
 
 def _plot(
-    steps: Sequence[int], lines: dict[str, list[float | None]], parting: int | None, *, logarithmic: bool = False
+    title: str,
+    steps: Sequence[int],
+    lines: dict[str, list[float | None]],
+    parting: int | None,
+    *,
+    logarithmic: bool = False,
 ) -> str:
 
     def height(value: float | None) -> float | None:
@@ -213,7 +219,7 @@ def _plot(
     for name, values in scaled.items():
         points = [None if value is None else place(step, value) for step, value in zip(steps, values, strict=True)]
         shown += _polylines(name, points)
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(shown)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_safe(title)}">{"".join(shown)}</svg>'
 
 
 def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]:

@@ -85,7 +85,7 @@ def html_table(table: pl.DataFrame, most: int = _MOST_ROWS) -> str:
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
     more = f'<p class="hint">{table.height - most:,} more rows are in the table</p>' if table.height > most else ""
-    return f'<div class="scroll"><table class="plain"><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
+    return f'<div class="scroll" tabindex="0"><table class="plain"><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
 
 
 def _cell(value: object) -> str:
@@ -297,7 +297,7 @@ def _fill_page(found: TokenFindings, path: Path) -> None:
             for name, text in key
         )
         hint = '<p class="hint">A row for each module in the order of the calls, a column for each token.</p>'
-        picture = f'<div class="scroll">{_strips(table, modules)}</div>'
+        picture = f'<div class="scroll" tabindex="0">{_strips(table, modules)}</div>'
         body.append(
             panel("Error of each token, in multiples of the noise", f'{hint}<p class="key">{marks}</p>{picture}')
         )
