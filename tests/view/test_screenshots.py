@@ -92,10 +92,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     programs = [f"{sys.executable} {root / 'program.py'} {EXAMPLES} {rate}" for rate in (0.2, 0.1)]
     assert main(["find", *programs, "-o", str(root / "find"), "--quiet"]) == 0
     assert main([*compare, *sides, "-o", str(root / "tokens"), "--tokens", "on"]) == 0
-    rows = [json.dumps({"input_ids": [3, 4, 5], "logprobs": [-0.1, -2.0, gap], "step": step})
-            for step, gap in enumerate((-0.5, -0.6, -1.5))]  # fmt: skip
-    for side in ("target", "golden"):
-        (root / f"{side}.jsonl").write_text("\n".join(rows if side == "target" else [rows[0]] * 3))
+    for side, gaps in (("target", (-0.5, -0.6, -1.5)), ("golden", (-0.5, -0.5, -0.5))):
+        rows = [{"input_ids": [3, 4, 5], "logprobs": [-0.1, -2.0, gap], "step": step} for step, gap in enumerate(gaps)]
+        (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     scored = [str(root / f"{side}.jsonl") for side in ("target", "golden")]
     assert main(["llm", "logprobs", *scored, "-o", str(root / "logprobs")]) == 0
     auto_diff(TinyTransformer(), TinyTransformer(faulty=True), tokens).save(root / "auto", formats=["html"])

@@ -180,12 +180,12 @@ def main(
             args.allow_missing = allow_missing
         args.usual_pair = pair
         with tidy_on_signals(_without_framework(words, prog)[0]):
-            try:
-                code = int(args.run(args))
-            except KeyboardInterrupt:
-                _index(args)  # of what it has finished
-                raise
-            _index(args)
+            code = int(args.run(args))
+            if args.results is not None:
+                from twinprobe._report.overview import write_index
+
+                with suppress(TwinProbeError, OSError):  # the results are there without it
+                    write_index(getattr(args, args.results))
             return code
     except TwinProbeError as error:
         complain(prog, str(error))
@@ -198,16 +198,6 @@ def main(
         return INTERRUPTED
     except BrokenPipeError:
         return 0
-
-
-def _index(args: argparse.Namespace) -> None:
-    """Write the index page of the folder that a command has written results to."""
-    if args.results is None:
-        return
-    from twinprobe._report.overview import write_index
-
-    with suppress(TwinProbeError, OSError):  # the results are there, or the command has said why they are not
-        write_index(getattr(args, args.results))
 
 
 def _parse(words: list[str], prog: str) -> argparse.Namespace:

@@ -6,9 +6,8 @@ import html
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from twinprobe._judge.steps import StepsComparison, Trend
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
-from twinprobe._report.html import asset, brand, fill
+from twinprobe._report.html import asset, fill
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
@@ -193,7 +192,8 @@ _FOLDERS = "Folders"
 INDEX = "index.html"
 _PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
 _MOST_LINKS = 5000
-_TITLE = re.compile(rb"<title>TwinProbe:? ?([^<]*)</title>")
+_DIGITS = re.compile("([0-9]+)")  # rank2 comes before rank10
+_TITLE = re.compile(r"<title>TwinProbe:? ?([^<]*)</title>")
 
 
 def write_index(folder: Path) -> Path | None:
@@ -208,66 +208,48 @@ def write_index(folder: Path) -> Path | None:
     if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
         return None
     groups: dict[str, list[str]] = {}
-    for path, name in islice(_entries(folder), _MOST_LINKS):
-        kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
-        if path.is_dir():
-            kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
-        groups.setdefault(kind, []).append(_link(path, name))
-    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and sum(map(len, groups.values())) == 1):
+    pending, links = [folder], 0
+    while pending and links < _MOST_LINKS:
+        place = pending.pop(0)
+        # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
+        is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
+        for path in sorted(
+            place.iterdir(),
+            key=lambda path: [(part.isdigit(), len(part) * part.isdigit(), part) for part in _DIGITS.split(path.name)],
+        ):
+            name = path.relative_to(folder).as_posix()
+            kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
+            said = ""
+            if path.name.startswith(".") or name == INDEX or not (is_result or (path.is_file() and kind != _OTHERS)):
+                continue
+            if path.is_dir():
+                kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
+                is_place = _PLACES.fullmatch(name) is not None
+                if is_place or (place == folder and kind == _FOLDERS):
+                    pending.append(path)
+                if is_place:
+                    continue
+                name += "/"
+            else:
+                size = path.stat().st_size
+                said = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+                if path.suffix == ".html":
+                    with path.open("rb") as page:
+                        title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
+                    said = said if title is None or not title[1] else f"{html.unescape(title[1])} · {said}"
+            link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
+            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(said))}</small></li>")
+            links += 1
+    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
         return None
     order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
     lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
     name = html.escape(visible(folder.resolve().name))
+    brand = '<p class="brand">Twin<b>Probe</b></p>'
     with Staging() as staging:
-        body = f"<main>{brand(())}<h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
+        body = f"<main>{brand}<h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
         fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
-
-
-def _entries(folder: Path) -> Iterator[tuple[Path, str]]:
-    """What is linked, with its name seen from the folder: files here and in the folders of steps and modes.
-
-    Of other folders (recordings of a search, mostly) only what is to be looked at; each is linked as a whole.
-    """
-    pending = [folder]
-    while pending:
-        place = pending.pop(0)
-        inside = place.relative_to(folder).as_posix()
-        is_result = place == folder or _PLACES.fullmatch(inside) is not None
-        for path in sorted(place.iterdir(), key=_by_number):
-            name = path.relative_to(folder).as_posix()
-            if path.name.startswith(".") or name == INDEX:
-                continue
-            if path.is_file():
-                if is_result or any(pattern.fullmatch(path.name) for pattern, words in _KINDS if words != _OTHERS):
-                    yield path, name
-            elif path.is_dir() and is_result:
-                is_place = _PLACES.fullmatch(name) is not None
-                if is_place or (place == folder and not name.startswith(f"{DATASET}_")):
-                    pending.append(path)
-                if not is_place:
-                    yield path, name
-
-
-def _by_number(path: Path) -> list[str | int]:
-    """What sorts rank2 before rank10: texts and numbers in turn."""
-    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", path.name))]
-
-
-def _link(path: Path, name: str) -> str:
-    """An entry of the index; pages of TwinProbe with what they say in their titles."""
-    shown = ""
-    if path.is_dir():
-        name += "/"
-    else:
-        size = path.stat().st_size
-        shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
-        if path.suffix == ".html":
-            with path.open("rb") as page:
-                said = _TITLE.search(page.read(4096))
-            shown = shown if said is None or not said[1] else f"{said[1].decode('utf-8', 'replace')} · {shown}"
-    link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-    return f"<li>{link} <small>{shown}</small></li>"
 
 
 class _Failed(msgspec.Struct):
