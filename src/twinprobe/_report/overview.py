@@ -192,7 +192,7 @@ _FOLDERS = "Folders"
 INDEX = "index.html"
 _PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
 _MOST_LINKS = 5000
-_DIGITS = re.compile("([0-9]+)")  # rank2 comes before rank10
+_DIGITS = re.compile("[0-9]+")  # rank2 comes before rank10
 _TITLE = re.compile(r"<title>TwinProbe:? ?([^<]*)</title>")
 
 
@@ -213,10 +213,7 @@ def write_index(folder: Path) -> Path | None:
         place = pending.pop(0)
         # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
         is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
-        for path in sorted(
-            place.iterdir(),
-            key=lambda path: [(part.isdigit(), len(part) * part.isdigit(), part) for part in _DIGITS.split(path.name)],
-        ):
+        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda found: found[0].zfill(20), path.name)):
             name = path.relative_to(folder).as_posix()
             kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
             said = ""
