@@ -231,6 +231,7 @@ def find(
     send each other (``compare -da``); ``rank``, ``step`` and ``rounding`` belong to these.
     """
     from twinprobe._find.programs import is_command
+    from twinprobe._report.overview import write_index
 
     if any(map(is_command, (target, golden))):
         from twinprobe._find.hunt import PAGE, RESULT, hunt
@@ -239,6 +240,7 @@ def find(
         folder = as_path(output_path)
         found = hunt(Hunt(str(target), str(golden), folder, **options), lambda _line: None)
         files = [folder / name for name in (PAGE, RESULT, *found.files)]
+        write_index(folder)
         return Found([found.sentence, *found.stages.values()], files, [], bool(found.agrees))
     if options:
         raise BadInput(f"{next(iter(options))} belongs to a search over programs, and these are two recordings")
@@ -251,6 +253,7 @@ def find(
         thresholds=Thresholds(rounding=rounding), ranks=_numbers_of(rank), steps=_numbers_of(step),
     )  # fmt: skip
     outcome = analyze(request, lambda *_: None)
+    write_index(request.output)
     agrees = not outcome.failures and all(one.first is None for one in outcome.summaries)
     first = next((one.first for one in outcome.summaries if one.first), None)
     return Found(outcome.findings, outcome.calls + outcome.reports, outcome.failures, agrees, first)
@@ -363,6 +366,7 @@ def draw(
     from twinprobe._graph.draw_place import GraphRequest
     from twinprobe._graph.job import run_request
     from twinprobe._judge.verdicts import Thresholds
+    from twinprobe._report.overview import write_index
 
     request = GraphRequest(
         target=as_path(target),
@@ -378,7 +382,9 @@ def draw(
         sizes=() if layout is None else (layout,) if isinstance(layout, str) else tuple(layout),
         thresholds=Thresholds(rounding=rounding),
     )  # fmt: skip
-    return list(run_request(request, lambda *_: None).files)
+    files = list(run_request(request, lambda *_: None).files)
+    write_index(request.output)
+    return files
 
 
 def record(model: Any, dump_path: PathLike, **options: Any) -> AbstractContextManager[Any]:

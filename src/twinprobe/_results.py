@@ -99,6 +99,7 @@ class Comparison:
     def save(self, folder: PathLike, formats: str | Iterable[str] = ("xlsx",)) -> list[Path]:
         """Write the result files of the command, for each rank, and return their paths."""
         from twinprobe._report.files import own_timestamp, prepare_folder, result_stem, timestamp_now
+        from twinprobe._report.overview import write_index
         from twinprobe._report.tables import write_reports
 
         root, wanted = as_path(folder), [formats] if isinstance(formats, str) else list(formats)
@@ -116,6 +117,7 @@ class Comparison:
                 from twinprobe._report.overview import write_steps
 
                 files += write_steps(self.steps, root, stamp, wanted)
+        write_index(root)
         return files
 
     def show(self) -> Path:
@@ -220,8 +222,11 @@ class Aligned:
     def save(self, folder: PathLike) -> list[Path]:
         """Write alignment.json, the mapping files and alignment.html, and return their paths."""
         from twinprobe._report.alignment import write_alignment
+        from twinprobe._report.overview import write_index
 
-        return write_alignment(self.alignment, self.target, self.golden, as_path(folder))
+        files = write_alignment(self.alignment, self.target, self.golden, as_path(folder))
+        write_index(as_path(folder))
+        return files
 
     def show(self) -> Path:
         """Write the files into a new folder and open both trees side by side in the browser."""

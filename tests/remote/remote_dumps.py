@@ -78,8 +78,8 @@ def rank_folders(folder: Path, *, ranks: int = 3, steps: int = 2, shift: float =
 
 
 def local_results(folder: Path) -> dict[str, bytes]:
-    """The files below a folder by name without the time in it."""
-    files = (path for path in folder.rglob("*") if path.is_file())
+    """The files below a folder by name without the time in it; folders elsewhere have no index page."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "index.html")
     return {_STAMP.sub("T", path.relative_to(folder).as_posix()): path.read_bytes() for path in files}
 
 

@@ -112,7 +112,7 @@ def results(out: Path) -> dict[str, object]:
     """What a command has written, whatever its time."""
     found: dict[str, object] = {}
     for path in out.iterdir():
-        if path.is_file():
+        if path.is_file() and path.name != "index.html":
             found[_STAMP.sub("T", path.name)] = rows(path) if path.suffix == ".db" else path.read_bytes()
     return found
 

@@ -15,6 +15,7 @@ from twinprobe._graph.draw_place import GraphRequest
 from twinprobe._graph.job import run_request
 from twinprobe._view.answers import Question, Workspace, counts, error_growth, nodes
 from twinprobe._view.export import export_page
+from twinprobe._view.overview import _leaving
 
 LAYERS, ODD = 6, 4
 
@@ -51,7 +52,7 @@ def test_layers_lie_over_each_other_and_the_odd_one_stands_out(drawn: Path) -> N
     layers = found["layers"]
     assert (layers["stack"], layers["numbers"], layers["parts"]) == ("blocks", list(range(LAYERS)), ["norm", "mlp"])
     largest = max(range(LAYERS), key=lambda layer: layers["error"][layer][1])
-    assert largest == ODD
+    assert largest == layers["leaves"] == ODD
     assert f"Module.blocks.{ODD}.mlp.Linear.forward.0" in [node["name"] for node in injected["nodes"]]
 
 
@@ -78,3 +79,19 @@ def test_the_page_draws_it_and_a_key_goes_to_the_node(
     page.keyboard.press("Enter")
     becomes(page, lambda: current(page), lambda name: name == "Module.blocks.0.mlp.Linear.forward.0")
     becomes(page, lambda: page.url, lambda now: "growth=1" in now)
+
+
+@pytest.mark.parametrize(("errors", "times", "leaves"), [
+    # The second half of layer 1 is off by itself; layers 2 and 3 inherit that, and noise explains it.
+    ([[0.0, 0.0], [0.0, 1.0], [0.4, 0.4], [0.4, 0.4]], [[None, None], [None, 4e7], [0.6, 0.6], [0.7, 0.6]], 1),
+    # The same with another weight: what that does to the output is expected.
+    ([[0.0, 0.0], [0.0, 1.0], [0.4, 0.4], [0.4, 0.4]], [[None, None], [None, 0.6], [0.6, 0.6], [0.7, 0.6]], 1),
+    ([[0.1, 0.1], [0.1, 3.0], [0.1, 0.1], [0.1, 0.2]], [[0.5, 0.5], [0.5, 0.9], [0.7, 0.5], [0.5, 0.5]], 1),
+    ([[0.4, 0.4], [0.4, 0.5], [0.5, 0.6]], [[0.5, 0.5], [0.5, 0.6], [0.7, 0.5]], None),  # it began before all layers
+    ([[0.0, None], [0.0, 0.0]], [[None, None], [None, None]], None),
+])  # fmt: skip
+def test_the_layer_that_leaves_the_pack_is_where_the_error_arose_not_the_one_that_inherits_it(
+    errors: list[list[float | None]], times: list[list[float | None]], leaves: int | None
+) -> None:
+    orders = [[10 * layer + part for part in range(len(line))] for layer, line in enumerate(errors)]
+    assert _leaving(errors, orders, times, injected=True) == leaves

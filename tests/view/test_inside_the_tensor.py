@@ -185,3 +185,21 @@ def test_summaries_are_small_and_a_damaged_one_is_left_out(summarised: Path, tmp
     text = "\n".join(map(json.dumps, kept)).replace('": ', '":').replace(", ", ",") + '\n{"name":"d","summ'
     (tmp_path / "dump.summaries.jsonl").write_text(text)
     assert set(read_summaries(tmp_path / "dump.json", {"a", "b", "c", "d"})) == {"b", "c"}
+
+
+def test_resume_makes_a_report_anew_for_a_run_that_has_summaries_now(summarised: Path, tmp_path: Path) -> None:
+    for side in ("t", "g"):
+        shutil.copytree(summarised / side, tmp_path / side)
+    files = [tmp_path / side / "step0" / "rank0" / "dump.summaries.jsonl" for side in "tg"]
+    told = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    command = ["compare", "-tp", str(tmp_path / "t"), "-gp", str(tmp_path / "g"), "-o", str(tmp_path / "out")]
+    sizes = []
+    for _ in range(2):
+        assert main([*command, "--format", "html,dataset", "--resume", "--quiet"]) == 0
+        sizes.append([path.stat().st_size for path in (tmp_path / "out").glob("step0/compare_result_*.html")])
+        for file, content in zip(files, told, strict=True):
+            file.write_bytes(content)
+    (before,), (after,) = sizes  # one report, and now it draws what is inside
+    assert after > before + 10_000

@@ -21,12 +21,27 @@ from twinprobe._cli import main
 from twinprobe._view.export import export_page
 
 WIDTHS = {1440: 900, 390: 844}
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from tiny_transformer import VOCABULARY, TinyTransformer
+torch.manual_seed(0)
+model = TinyTransformer()
+optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
+tokens = torch.randint(0, VOCABULARY, (2, 12))
+for _ in range(3):
+    torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two real recordings with tensors, and every page that can be made of them."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    sys.path.insert(0, str(EXAMPLES))
     try:
         import torch
         from make_demo import make_paths_neutral
@@ -73,6 +88,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 optimizer.zero_grad()
     watched = [str(root / f"{side}_watched") for side in ("target", "golden")]
     assert main([*compare, *watched, "-o", str(root / "steps")]) == 0
+    (root / "program.py").write_text(PROGRAM)
+    programs = [f"{sys.executable} {root / 'program.py'} {EXAMPLES} {rate}" for rate in (0.2, 0.1)]
+    assert main(["find", *programs, "-o", str(root / "find"), "--quiet"]) == 0
+    assert main([*compare, *sides, "-o", str(root / "tokens"), "--tokens", "on"]) == 0
+    for side, gaps in (("target", (-0.5, -0.6, -1.5)), ("golden", (-0.5, -0.5, -0.5))):
+        rows = [{"input_ids": [3, 4, 5], "logprobs": [-0.1, -2.0, gap], "step": step} for step, gap in enumerate(gaps)]
+        (root / f"{side}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    scored = [str(root / f"{side}.jsonl") for side in ("target", "golden")]
+    assert main(["llm", "logprobs", *scored, "-o", str(root / "logprobs")]) == 0
     auto_diff(TinyTransformer(), TinyTransformer(faulty=True), tokens).save(root / "auto", formats=["html"])
     return root
 
@@ -87,13 +111,17 @@ def address(made: Path, page: str, serve: Callable[..., str]) -> str:
     files = {"report": report, "report_row": report, "map": overview, "index": made / "map" / "index.html",
              "exported": made / "exported.html", "index_one": made / "report" / "index.html",
              "align": made / "align" / "alignment.html", "auto_diff": made / "auto" / "auto_diff.html",
-             "steps": next((made / "steps").glob("compare_steps*.html"))}  # fmt: skip
+             "index_find": made / "find" / "index.html", "find": made / "find" / "find.html",
+             "steps": next((made / "steps").glob("compare_steps*.html")),
+             "tokens": next((made / "tokens").glob("compare_tokens*.html")),
+             "logprobs": next((made / "logprobs").glob("logprobs_*.html"))}  # fmt: skip
     return files[page].as_uri()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page_name", ["view", "view_growth", "view_inside", "exported", "report", "report_row", "map",
-                                       "index", "index_one", "steps", "align", "auto_diff"])  # fmt: skip
+                                       "index", "index_one", "index_find", "steps", "align", "auto_diff", "find",
+                                       "tokens", "logprobs"])  # fmt: skip
 def test_every_page_fits_every_screen(
     made: Path,
     chromium: Any,
@@ -139,7 +167,8 @@ def _settle(page: Any, page_name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("page_name", "said"), [
     ("index_one", "报告"), ("steps", "仅显示有差异的"), ("align", "一对一"),
-    ("auto_diff", "未对齐"), ("map", "结论"), ("report", "相对误差"),
+    ("auto_diff", "未对齐"), ("map", "结论"), ("report", "相对误差"), ("find", "逐 step 曲线"), ("tokens", "全部词元"),
+    ("logprobs", "差异随 step 的变化"), ("index_find", "文件夹"),
 ])  # fmt: skip
 def test_pages_speak_chinese(made: Path, chromium: Any, serve: Callable[..., str], page_name: str, said: str) -> None:
     page = chromium.new_page(locale="zh-CN")

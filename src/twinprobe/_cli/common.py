@@ -249,7 +249,7 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         return
     from rich.console import Console
 
-    from twinprobe._report.console import print_ranks, visible
+    from twinprobe._report.console import counted, print_ranks, visible
     from twinprobe._report.overview import step_lines
 
     sys.stdout.write(visible(parting.sentence) + "\n")
@@ -260,10 +260,12 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         print_ranks(outcome.summaries, Console(highlight=False))
     elif outcome.summaries:
         apart = sum(summary.first is not None for summary in outcome.summaries)
-        sys.stdout.write(f"{apart:,} of {len(outcome.summaries):,} steps and ranks differ; --each-step lists them\n")
+        of = counted([summary.rank for summary in outcome.summaries])
+        sys.stdout.write(f"{apart:,} of {of} differ; --each-step lists them\n")
         sys.stdout.write(f"results of each step in {visible(str(outcome.overview[0].parent))}\n")
     for path in outcome.overview:
-        sys.stdout.write(f"{'curves' if path.suffix == '.html' else 'table'}: {visible(str(path))}\n")
+        what = "summary" if path.stem.startswith("compare_summary") else "curves" if path.suffix == ".html" else "table"
+        sys.stdout.write(f"{what}: {visible(str(path))}\n")
     sys.stdout.flush()
     warn(list(dict.fromkeys([*outcome.notes, *(note for one in outcome.summaries for note in one.notes)])))
     warn(outcome.failures)

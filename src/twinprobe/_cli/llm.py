@@ -70,6 +70,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="print nothing but errors")
     add("--json", action="store_true", help="print one JSON object instead of the summary")
     add_engine_arguments(parser, resume=True)
+    parser.set_defaults(results="output")
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -191,7 +192,7 @@ def _logprobs_arguments(parser: argparse.ArgumentParser) -> None:
         help="exit with code 1 if more than this share of the tokens is beyond the limit (default: 0)")  # fmt: skip
     add_allow_missing(parser)
     add("--json", action="store_true", help="print one JSON object instead of the summary")
-    parser.set_defaults(log_level="info")
+    parser.set_defaults(log_level="info", results="output")
 
 
 def _logprobs(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -33,6 +33,13 @@ _HOMES = {
 _TIDY = frozenset({
     "compare", "find", "align", "graph", "graph_visualize", "merge_result", "sketch", "replay", "reproduce",
 })  # fmt: skip
+
+
+# Commands that write a folder of results, and the argument that names it.
+_RESULTS = {
+    "compare": "output_path", "find": "output_path", "align": "output_path", "graph": "output_path",
+    "graph_visualize": "output_path", "merge_result": "output_dir",
+}  # fmt: skip
 
 
 class Terminated(KeyboardInterrupt):
@@ -173,7 +180,13 @@ def main(
             args.allow_missing = allow_missing
         args.usual_pair = pair
         with tidy_on_signals(_without_framework(words, prog)[0]):
-            return int(args.run(args))
+            code = int(args.run(args))
+            if args.results is not None:
+                from twinprobe._report.overview import write_index
+
+                with suppress(TwinProbeError, OSError):  # the results are there without it
+                    write_index(getattr(args, args.results))
+            return code
     except TwinProbeError as error:
         complain(prog, str(error))
         return BAD_INPUT
@@ -202,14 +215,15 @@ def _parse(words: list[str], prog: str) -> argparse.Namespace:
             name, help=summary, description=summary.capitalize() + ".", allow_abbrev=False,
             formatter_class=_formatter(),
         )  # fmt: skip
-        command.set_defaults(prog=prog, parser=command)
+        command.set_defaults(prog=prog, parser=command, results=_RESULTS.get(name))
         if first in (name, "--completion"):  # each is a module to import
             home, declare, run = _HOMES.get(name, (name, "add_arguments", "run"))
             module = import_module(f"twinprobe._cli.{home}")
             getattr(module, declare)(command)
             command.set_defaults(run=getattr(module, run))
     if first == "--completion":
-        return argparse.Namespace(run=_complete, shell=words[1:], prog=prog, parser=parser, commands=commands.choices)
+        commands_known = {"commands": commands.choices, "results": None}
+        return argparse.Namespace(run=_complete, shell=words[1:], prog=prog, parser=parser, **commands_known)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         args.parser.refuse(unknown)

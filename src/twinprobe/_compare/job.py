@@ -34,7 +34,6 @@ from twinprobe._report.analysis import call_report, write_calls, write_culprits
 from twinprobe._report.console import log_rows
 from twinprobe._report.dataset import write_part
 from twinprobe._report.files import prepare_folder, result_stem
-from twinprobe._report.overview import write_index
 from twinprobe._report.tables import write_reports
 from twinprobe._runs.kernel_dump import is_kernel_folder
 from twinprobe._runs.other_tools import is_foreign
@@ -74,8 +73,6 @@ def run_request(request: Request, advance: Callable[[str, int, int], None]) -> O
         notes += remarks
         if jobs[0].session is None:  # one pair, done at once in this process
             summary = run_job(jobs[0], lambda done, total: advance("MiB", done, total))
-            if "html" in request.formats:
-                write_index(request.output)
             return Outcome([summary], [*lost, *summary.lost], notes)
 
         def interrupted(gathered: Gathered) -> None:

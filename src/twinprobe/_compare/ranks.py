@@ -16,7 +16,7 @@ from twinprobe._judge.origin import Summary, unread_rows
 from twinprobe._judge.ranks import Culprit, Exchanges, Meeting, RankFacts, find_culprits, meetings
 from twinprobe._judge.search import BETWEEN, OUTSIDE
 from twinprobe._report.dataset import MEETINGS, Place
-from twinprobe._report.overview import Cell, Overview, write_index, write_overview
+from twinprobe._report.overview import Cell, Overview, write_overview
 from twinprobe._runs.remote.contents import local_copies
 from twinprobe._scale.engine import Stream, open_stream
 from twinprobe._scale.ledger import Session
@@ -230,7 +230,6 @@ def conclude(
         ),
         request.output,
     )  # fmt: skip
-    write_index(request.output)
     return outcome
 
 

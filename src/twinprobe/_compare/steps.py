@@ -27,7 +27,7 @@ from twinprobe._judge.steps import (
 )
 from twinprobe._measure.sketch import estimate
 from twinprobe._report.files import own_timestamp, prepare_folder
-from twinprobe._report.overview import write_index, write_steps
+from twinprobe._report.overview import write_steps
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe._runs.run import OPTIMIZER_FILE, Run, RunFolder, open_run, run_folders
 from twinprobe._runs.sketches import ROW, Rows
@@ -97,8 +97,6 @@ def add_steps(request: Request, jobs: Sequence[Job], gathered: Gathered, outcome
     if outcome.steps is not None:
         stamp = jobs[0].request.timestamp
         outcome.overview = [*outcome.overview, *write_steps(outcome.steps, request.output, stamp, request.formats)]
-        if "html" in request.formats:  # now with links to these
-            write_index(request.output)
 
 
 def steps_of(

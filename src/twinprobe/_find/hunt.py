@@ -156,7 +156,7 @@ class _Hunt:
         trend = next(one for one in compared.trends if one.rank == parting.rank)
         self._steps = list(zip(trend.steps.tolist(), trend.golden_steps.tolist(), strict=True))
         self._curves = curves(trend, parting.module)
-        files = write_steps(compared, self._request.output / WATCH, timestamp_now())
+        files = write_steps(compared, prepare_folder(self._request.output / WATCH), timestamp_now())
         found.files += [f"{WATCH}/{file.name}" for file in files if file.suffix == ".html"]
         sentence = parting.sentence[:1].upper() + parting.sentence[1:] + "."
         if self._twice and found.agrees:

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._report.console import visible
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from twinprobe._find.hunt import Found
     from twinprobe._judge.steps import Trend
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 62, 20
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 150, 74, 20
 _MOST_POINTS = 1000
 _TITLES = {"loss": "loss", "grad_norm": "gradient norm", "group.0.lr": "learning rate"}
 _STAGES = {
@@ -40,6 +41,7 @@ svg .parting { stroke: var(--warning-mark); stroke-width: 1.5; stroke-dasharray:
 .key.parting { border-color: var(--warning-mark); border-top-style: dashed; }
 .wide { width: 100%; } .wide td { font-family: var(--sans); } .wide td.mono { font-family: var(--mono); }
 a { color: var(--accent); }
+@media (max-width: 600px) { svg { font-size: 16px; } }
 """
 
 
@@ -47,7 +49,8 @@ def write_page(path: Path, found: Found, curves: dict[str, Any]) -> None:
     """Write the page to exactly this path."""
     parts = [_verdict(found), _curves(found, curves), _stages(found), _programs(found), _notes(found)]
     body = "\n".join(["<main>", brand(["find"]), *(part for part in parts if part), "</main>\n"])
-    fill(path, body, title="TwinProbe find", style=asset("page.css") + _STYLE, script=asset("chinese.js"))
+    title = _safe(shorten(f"TwinProbe: {found.sentence}", 200, placeholder=" …"))
+    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 
 
 def _safe(text: object) -> str:
@@ -161,12 +164,13 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
     for name, one in curves["series"].items():
         title = _TITLES.get(name, name)
         lines = {"golden": one["golden"], "target": one["target"]}
-        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(steps, lines, found.step)}</div>")
+        parts.append(f"<div><h3>{_safe(title)}</h3>{_plot(title, steps, lines, found.step)}</div>")
         apart = {"difference": one["difference"], "noise": one["noise"]}
+        apart_title = f"{title}: relative difference, and noise (dotted)"
         plot = '<p class="hint">equal in all steps</p>'
         if any(value and value > 0 for value in one["difference"]):
-            plot = _plot(steps, apart, found.step, logarithmic=True)
-        parts.append(f"<div><h3>{_safe(title)}: relative difference, and noise (dotted)</h3>{plot}</div>")
+            plot = _plot(apart_title, steps, apart, found.step, logarithmic=True)
+        parts.append(f"<div><h3>{_safe(apart_title)}</h3>{plot}</div>")
     legend = ('<p class="legend"><span><span class="key target"></span>target</span><span>'
               '<span class="key golden"></span>golden</span><span><span class="key parting"></span>'
               'first differing step</span></p>')  # fmt: skip
@@ -175,7 +179,12 @@ def _curves(found: Found, curves: dict[str, Any]) -> str:
 
 
 def _plot(
-    steps: Sequence[int], lines: dict[str, list[float | None]], parting: int | None, *, logarithmic: bool = False
+    title: str,
+    steps: Sequence[int],
+    lines: dict[str, list[float | None]],
+    parting: int | None,
+    *,
+    logarithmic: bool = False,
 ) -> str:
 
     def height(value: float | None) -> float | None:
@@ -194,7 +203,7 @@ def _plot(
 
     def place(step: float, value: float) -> tuple[float, float]:
         return (_LEFT + (step - first) / (last - first) * (_WIDTH - _LEFT - 8),
-                8 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 8))  # fmt: skip
+                14 + (high - value) / (high - low) * (_HEIGHT - _BOTTOM - 14))  # fmt: skip
 
     shown = []
     for value in (low, high):
@@ -210,7 +219,7 @@ def _plot(
     for name, values in scaled.items():
         points = [None if value is None else place(step, value) for step, value in zip(steps, values, strict=True)]
         shown += _polylines(name, points)
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(shown)}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{_safe(title)}">{"".join(shown)}</svg>'
 
 
 def _polylines(name: str, points: list[tuple[float, float] | None]) -> list[str]:

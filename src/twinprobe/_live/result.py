@@ -16,6 +16,7 @@ from twinprobe._live.options import FORMATS
 from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, brand, fill
+from twinprobe._report.overview import write_index
 from twinprobe._report.tables import fill_csv, fill_parquet
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe.errors import BadInput, listed
@@ -351,6 +352,7 @@ def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Pa
     with Staging() as staging:
         for path in written:
             _fill(path.suffix, result, staging.file(path))
+    write_index(folder)
     return written
 
 
@@ -416,7 +418,7 @@ _STYLE = (
 
 def fill_page(result: Result, path: Path) -> None:
     """Write a page of its own, with every difference."""
-    title = f"{_safe(result.raw)} against {_safe(result.base)}"
+    title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
     body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
     fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
 

@@ -213,7 +213,7 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
     from rich.table import Table
 
     table = Table(
-        title=f"{_places([summary.rank for summary in summaries])} compared", title_justify="left", header_style="bold"
+        title=f"{counted([summary.rank for summary in summaries])} compared", title_justify="left", header_style="bold"
     )
     unread = any(summary.unread for summary in summaries)
     titles = ["rank", "rows", "matched", "pass", "warning", "error", "first divergence"]
@@ -243,13 +243,13 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
         console.print(f"results in {escape(visible(folder))}", soft_wrap=True)
 
 
-def _places(names: Sequence[str]) -> str:
+def counted(names: Sequence[str]) -> str:
     """How many ranks, steps or both these are: step1/rank0 is a step and a rank."""
     found = {what: {at[0] for name in names if (at := re.findall(rf"{what}\d+", name))} for what in ("step", "rank")}
     steps, ranks = len(found["step"]), len(found["rank"])
-    if steps > 1 and ranks <= 1:
-        return f"{len(names)} steps"
-    return f"{ranks} ranks at {steps} steps" if steps > 1 else f"{len(names)} ranks"
+    if steps > 1 and ranks > 1:
+        return f"{len(names):,} results ({ranks:,} ranks at {steps:,} steps)"
+    return f"{len(names):,} {'steps' if steps > 1 else 'ranks'}"
 
 
 def _folder(path: str) -> str:

@@ -213,9 +213,9 @@ def fill_html(table: pl.DataFrame, summary: Summary, path: Path, *, rows_per_pag
     data = b'{"summary":%s,"table":%s,"inside":%s}' % (
         json_bytes(shown), msgspec.json.encode(packed), msgspec.json.encode(inside),
     )  # fmt: skip
-    errors, warnings = summary.verdicts.get("error", 0), summary.verdicts.get("warning", 0)
-    parts = ("TwinProbe", summary.rank, f"{errors:,} errors, {warnings:,} warnings")
-    title = html.escape(visible(" ".join(part for part in parts if part)))
+    counted = [(summary.verdicts.get(verdict, 0), verdict) for verdict in ("error", "warning")]
+    counts = [f"{count:,} {verdict}{'' if count == 1 else 's'}" for count, verdict in counted]
+    title = html.escape(visible(": ".join(part for part in ("TwinProbe", summary.rank, ", ".join(counts)) if part)))
     needed = ("shared/tensor.js", *_SCRIPTS) if inside else _SCRIPTS
     scripts = "\n".join(asset(name) for name in needed)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -178,48 +179,72 @@ def _report_of(cell: Cell, folder: Path) -> str:
 
 _KINDS = (
     (re.compile(r"compare_summary_.*\.html"), "All ranks and steps"),
-    (re.compile(r"(?:debug_)?compare_result_.*\.html"), "Reports"),
-    (re.compile(r".*\.html"), "Pages"),
+    (re.compile(r"(?!(?:debug_)?compare_result_).*\.html"), "Pages"),
+    (re.compile(r".*\.html"), "Reports"),
     (re.compile(r".*\.vis(\.db)?"), "Graphs (open with twinprobe view)"),
     (re.compile(r".*\.(xlsx|csv|parquet)"), "Tables"),
+    (re.compile(r".*\.ya?ml"), "Mapping files"),
     (re.compile(r".*"), "Other files"),
 )
+_TABLES, _OTHERS = "Tables", "Other files"
 _DATASETS = "Datasets (parquet by step and rank)"
+_FOLDERS = "Folders"
 INDEX = "index.html"
-_RESULTS = ("step*/", "graph/", "pynative/", "graph/step*/", "pynative/step*/")
+_PLACES = re.compile(r"(graph|pynative|step-?\d+)(/step-?\d+)?")
 _MOST_LINKS = 5000
+_DIGITS = re.compile("[0-9]+")  # rank2 comes before rank10
+_TITLE = re.compile(r"<title>TwinProbe:? ?([^<]*)</title>")
 
 
 def write_index(folder: Path) -> Path | None:
     """Write ``index.html`` with links to everything that lies in a folder of results.
 
-    None for a folder elsewhere, and where there is an ``index.html`` that is not ours.
+    None for a folder elsewhere, for the one that somebody works in, for a table alone, and where there is an
+    ``index.html`` that is not ours.
     """
-    if remote(folder) is not None:
+    if remote(folder) is not None or not folder.is_dir() or folder.resolve() == Path.cwd():
         return None
     target = folder / INDEX
     if target.exists() and b"<title>TwinProbe: " not in target.read_bytes()[:4096]:
         return None
     groups: dict[str, list[str]] = {}
-    # Results lie here and in the folders of steps and modes; a folder that somebody works in may hold much more.
-    places = [folder, *(path for pattern in _RESULTS for path in folder.glob(pattern))]
-    found = sorted(path.relative_to(folder).as_posix() for at in places for path in at.iterdir() if path.is_file())
-    for name in [name for name in found if not any(part.startswith(".") for part in name.split("/"))][:_MOST_LINKS]:
-        if name == INDEX or DATASET in name.split("/", 1)[0]:
-            continue
-        kind = next(words for pattern, words in _KINDS if pattern.fullmatch(name.rpartition("/")[2]))
-        size = (folder / name).stat().st_size
-        shown = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
-        link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
-        groups.setdefault(kind, []).append(f"<li>{link} <small>{shown}</small></li>")
-    for dataset in sorted(path.name for path in folder.glob(f"{DATASET}_*/")):
-        item = f"<li><bdi>{html.escape(visible(dataset))}</bdi></li>"
-        groups.setdefault(_DATASETS, []).append(item)
-    order = [words for _, words in _KINDS if words in groups] + [kind for kind in groups if kind == _DATASETS]
-    lists = [f"<h2>{kind}</h2><ul>{''.join(groups[kind])}</ul>" for kind in order]
+    pending, links = [folder], 0
+    while pending and links < _MOST_LINKS:
+        place = pending.pop(0)
+        # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
+        is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
+        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda found: found[0].zfill(20), path.name)):
+            name = path.relative_to(folder).as_posix()
+            kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
+            said = ""
+            if path.name.startswith(".") or name == INDEX or not (is_result or (path.is_file() and kind != _OTHERS)):
+                continue
+            if path.is_dir():
+                kind = _DATASETS if name.startswith(f"{DATASET}_") else _FOLDERS
+                is_place = _PLACES.fullmatch(name) is not None
+                if is_place or (place == folder and kind == _FOLDERS):
+                    pending.append(path)
+                if is_place:
+                    continue
+                name += "/"
+            else:
+                size = path.stat().st_size
+                said = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{max(1, round(size / 1e3))} kB"
+                if path.suffix == ".html":
+                    with path.open("rb") as page:
+                        title = _TITLE.search(page.read(4096).decode("utf-8", "replace"))
+                    said = said if title is None or not title[1] else f"{html.unescape(title[1])} · {said}"
+            link = f'<a href="{html.escape(quote(name))}"><bdi>{html.escape(visible(name))}</bdi></a>'
+            groups.setdefault(kind, []).append(f"<li>{link} <small>{html.escape(visible(said))}</small></li>")
+            links += 1
+    if not groups or (groups.keys() <= {_TABLES, _OTHERS} and links == 1):
+        return None
+    order = [*dict.fromkeys(words for _, words in _KINDS), _DATASETS, _FOLDERS]
+    lists = [f"<section><h2>{kind}</h2><ul>{''.join(groups[kind])}</ul></section>" for kind in order if kind in groups]
     name = html.escape(visible(folder.resolve().name))
+    brand = '<p class="brand">Twin<b>Probe</b></p>'
     with Staging() as staging:
-        body = f"<main><h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
+        body = f"<main>{brand}<h1><bdi>{name}</bdi></h1>{''.join(lists)}</main>"
         fill(staging.file(target), body, title=f"TwinProbe: {name}", style=asset("map.css"), script=asset("chinese.js"))
     return target
 
@@ -378,7 +403,7 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
         "head": _HEAD,
         "trends": [_curves(trend, every) for trend in chosen],
     }
-    title = html.escape(visible(f"TwinProbe: {found.parting.sentence}")[:200])
+    title = html.escape(shorten(visible(f"TwinProbe: {found.parting.sentence}"), 200, placeholder=" …"))
     fill(
         path,
         asset("steps.html"),

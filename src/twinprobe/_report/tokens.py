@@ -48,7 +48,9 @@ svg .lim { stroke: var(--warning-mark); stroke-dasharray: 5 4; }
 svg .h { fill: var(--line); } svg .h0 { fill: var(--pass-mark); opacity: 0.35; }
 svg .h1 { fill: var(--warning-mark); opacity: 0.55; } svg .h2 { fill: var(--warning-mark); }
 svg .h3 { fill: var(--error-mark); opacity: 0.7; } svg .h4 { fill: var(--error-mark); }
-.key { display: flex; gap: 18px; flex-wrap: wrap; font-size: 12.5px; color: var(--soft); }
+svg.curves { max-width: 1000px; display: block; }
+@media (max-width: 600px) { svg.curves text { font-size: 22px; } svg.curves .t, svg.curves .m { stroke-width: 3; } }
+.key { display: flex; gap: 2px 18px; flex-wrap: wrap; font-size: 12.5px; color: var(--soft); }
 """
 _MOST_MODULES = 160
 _MOST_COLUMNS = 480
@@ -83,7 +85,7 @@ def html_table(table: pl.DataFrame, most: int = _MOST_ROWS) -> str:
         )
         lines.append(f"<tr>{''.join(cells)}</tr>")
     more = f'<p class="hint">{table.height - most:,} more rows are in the table</p>' if table.height > most else ""
-    return f'<div class="scroll"><table class="plain"><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
+    return f'<div class="scroll" tabindex="0"><table class="plain"><tr>{head}</tr>{"".join(lines)}</table></div>{more}'
 
 
 def _cell(value: object) -> str:
@@ -295,7 +297,7 @@ def _fill_page(found: TokenFindings, path: Path) -> None:
             for name, text in key
         )
         hint = '<p class="hint">A row for each module in the order of the calls, a column for each token.</p>'
-        picture = f'<div class="scroll">{_strips(table, modules)}</div>'
+        picture = f'<div class="scroll" tabindex="0">{_strips(table, modules)}</div>'
         body.append(
             panel("Error of each token, in multiples of the noise", f'{hint}<p class="key">{marks}</p>{picture}')
         )
@@ -303,7 +305,7 @@ def _fill_page(found: TokenFindings, path: Path) -> None:
         body.append(panel("Tokens that differ", html_table(differing)))
     body.append(panel("All tokens", html_table(table)))
     badges = (f"{table.height:,} tokens", f"{differing.height:,} differ")
-    fill_static(path, "TwinProbe tokens", badges, "\n".join(body))
+    fill_static(path, f"TwinProbe: {badges[0]}, {badges[1]}", badges, "\n".join(body))
 
 
 def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
@@ -405,10 +407,10 @@ class LogprobReport:
         body.append(panel("Sequences, the worst first", html_table(self.sequences)))
         total = self.table.row(-1, named=True)
         badges = (f"{total['tokens']:,} tokens", f"{beyond:.2%} beyond {self.limit:g}")
-        fill_static(path, "TwinProbe log-probabilities", badges, "\n".join(body))
+        fill_static(path, f"TwinProbe: log-probabilities of {badges[0]}, {badges[1]}", badges, "\n".join(body))
 
 
-_WIDE, _HIGH, _LEFT, _BOTTOM = 1100, 240, 78, 40
+_WIDE, _HIGH, _LEFT, _BOTTOM = 760, 240, 84, 54
 
 
 def curves(
@@ -433,19 +435,20 @@ def curves(
 
     def point(place: float, value: float) -> tuple[float, float]:
         x = _LEFT + (place - first) / ((last - first) or 1.0) * (_WIDE - _LEFT - 14)
-        return x, 8 + (1 - (float(scale(value)) - low) / span) * (_HIGH - _BOTTOM - 8)
+        return x, 12 + (1 - (float(scale(value)) - low) / span) * (_HIGH - _BOTTOM - 12)
 
-    drawn = [f'<svg width="100%" viewBox="0 0 {_WIDE} {_HIGH}" role="img" aria-label="{shown(series[0][0])}">']
+    size = f'width="100%" viewBox="0 0 {_WIDE} {_HIGH}"'
+    drawn = [f'<svg class="curves" {size} role="img" aria-label="{shown(series[0][0])}">']
     for at in np.linspace(low, high, 5).tolist():
-        y = 8 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 8)
+        y = 12 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 12)
         label = f"{10**at if logarithmic else at:.3g}"
         drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
         drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for place in dict.fromkeys(np.linspace(first, last, 9).round().tolist()):
         drawn.append(
-            f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 18}" text-anchor="middle">{place:.0f}</text>'
+            f'<text x="{point(place, values[0])[0]:.1f}" y="{_HIGH - 30}" text-anchor="middle">{place:.0f}</text>'
         )
-    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 4}" text-anchor="middle">{shown(across)}</text>')
+    drawn.append(f'<text x="{_WIDE / 2}" y="{_HIGH - 6}" text-anchor="middle">{shown(across)}</text>')
     if limit is not None:
         y = point(first, limit)[1]
         drawn.append(f'<path class="lim" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')

@@ -19,6 +19,7 @@ from twinprobe._runs.names import NAMES_KEPT, OpName, parse_op
 from twinprobe._runs.other_tools import is_foreign, read_foreign
 from twinprobe._runs.remote.path import marks_below, version_of
 from twinprobe._runs.sketches import SUFFIX, Sketches, read_file, sketches_of
+from twinprobe._runs.summaries import SUMMARIES
 from twinprobe._runs.table import build_table
 from twinprobe._runs.tensors.tensor_files import open_named
 from twinprobe._runs.whole_files import open_file, remote
@@ -294,23 +295,22 @@ _CHUNK = 1 << 20
 # directory with the checksum of the data, and the statistics of every tensor stand in dump.json, which counts whole.
 _SAMPLE = 4096
 _WHOLE = 16 * _SAMPLE
-_BESIDE = ("stack.json", "construct.json", f"dump{SUFFIX}", f"debug{SUFFIX}")
+_BESIDE = ("stack.json", "construct.json", OPTIMIZER_FILE, f"dump{SUFFIX}", f"debug{SUFFIX}")
+_SUMMARIES = tuple(f"{name}{SUMMARIES}" for name in ("dump", "debug"))
 
 
 def run_fingerprint(path: Path) -> str:
     """The fingerprint of the run whose dump.json, debug.json or ``.part`` this is, with its tensor files."""
     elsewhere = remote(path)
     if elsewhere is not None:
-        marks = marks_below(elsewhere.parent)
-        return _of_marks(
-            marks, [name for name in marks if name.partition("/")[0] in (path.name, *_BESIDE, TENSOR_FOLDER)]
-        )
+        marks, counted = marks_below(elsewhere.parent), (path.name, *_BESIDE, *_SUMMARIES, TENSOR_FOLDER)
+        return _of_marks(marks, [name for name in marks if name.partition("/")[0] in counted])
     if path.is_dir():
         return files_fingerprint(path, files_below(path))
     digest = hashlib.sha256()
     for file in (path, *(path.parent / name for name in _BESIDE)):
         digest.update(_whole(file))
-    for file in files_below(path.parent / TENSOR_FOLDER):
+    for file in (*(path.parent / name for name in _SUMMARIES), *files_below(path.parent / TENSOR_FOLDER)):
         digest.update(f"{file.name}\0".encode("utf-8", "surrogateescape") + _sampled(file))
     return digest.hexdigest()
 

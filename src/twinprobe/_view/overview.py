@@ -152,6 +152,7 @@ def strip(overview: Overview, values: Floats | None, bins: int) -> dict[str, Any
 
 
 _MOST_POINTS, _MOST_LAYERS, _MOST_PARTS = 400, 128, 80
+_BEYOND = 3
 # The number of a layer is the first in a module's path: blocks.3.attention.out is attention.out of layer 3 of blocks.
 _LAYER = re.compile(
     r"(?:Module|Cell)\.(?P<stack>.*?)\.(?P<layer>\d+)(?:\.(?P<part>.+))?\.\w+\.(?P<way>forward|backward)\.\d+"
@@ -162,6 +163,7 @@ def growth(graph: Graph) -> dict[str, Any]:
     """How the error grows along the run, with what noise explains: forward and backward apart, and layer by layer."""
     rows = [(str(name), order, error, expected) for name, order, error, expected in graph.growth(TARGET)
             if isinstance(order, int) and isinstance(error, (int, float))]  # fmt: skip
+    injected = bool(graph.injected(TARGET))
     found: dict[str, Any] = {}
     for way in ("forward", "backward"):
         chosen = [row for row in rows if f".{way}" in row[0]]
@@ -170,21 +172,21 @@ def growth(graph: Graph) -> dict[str, Any]:
         worst = [max(group, key=lambda row: row[2]) for group in groups]
         bounds = [max((row[3] for row in group if isinstance(row[3], float)), default=None) for group in groups]
         found[way] = {"order": [row[1] for row in worst], "error": [row[2] for row in worst], "expected": bounds,
-                      "layers": _layers(chosen, way)}  # fmt: skip
+                      "layers": _layers(chosen, way, injected=injected)}  # fmt: skip
     return found
 
 
-def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any] | None:
+def _layers(rows: list[tuple[str, int, float, Any]], way: str, *, injected: bool) -> dict[str, Any] | None:
     """The errors of layers that are built alike, part by part; of several stacks of layers the one with most."""
-    stacks: dict[str, dict[int, dict[str, tuple[float, int]]]] = {}
-    for name, order, error, _ in rows:
+    stacks: dict[str, dict[int, dict[str, tuple[float, int, float | None]]]] = {}
+    for name, order, error, expected in rows:
         at = _LAYER.fullmatch(name)
         if at is None or at["way"] != way:
             continue
         parts = stacks.setdefault(at["stack"], {}).setdefault(int(at["layer"]), {})
         part = at["part"] or ""
         if part not in parts or error > parts[part][0]:
-            parts[part] = (error, order)
+            parts[part] = (error, order, error / expected if isinstance(expected, float) and expected > 0 else None)
     if not stacks:
         return None
     stack, layers = max(stacks.items(), key=lambda entry: len(entry[1]))
@@ -192,9 +194,33 @@ def _layers(rows: list[tuple[str, int, float, Any]], way: str) -> dict[str, Any]
     names = list(dict.fromkeys(part for number in numbers for part in layers[number]))[:_MOST_PARTS]
     if len(numbers) < 2:
         return None
-    lines = [[layers[number].get(part, (None, None)) for part in names] for number in numbers]
-    errors, orders = ([[point[at] for point in line] for line in lines] for at in (0, 1))
-    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders}
+    lines = [[layers[number].get(part, (None, None, None)) for part in names] for number in numbers]
+    errors, orders, times = ([[point[at] for point in line] for line in lines] for at in range(3))
+    return {"stack": stack, "numbers": numbers, "parts": names, "error": errors, "order": orders,
+            "leaves": _leaving(errors, orders, times, injected=injected)}  # fmt: skip
+
+
+def _leaving(errors: list[list[Any]], orders: list[list[Any]], times: list[list[Any]], *, injected: bool) -> int | None:
+    """The place of the layer that leaves the pack; None where all stay together, or where noise explains all.
+
+    That is the one furthest beyond noise; else the one that raises the error most over all that ran before it: later
+    layers only inherit. What the first layer of all has can have come from before it.
+    """
+    beyond = [max((value for value in line if value is not None), default=0.0) for line in times]
+    if max(beyond) > _BEYOND:
+        return beyond.index(max(beyond))
+    run = sorted((order, error, at) for at, line in enumerate(errors)
+                 for order, error in zip(orders[at], line, strict=True) if error is not None)  # fmt: skip
+    if not injected or not run:
+        return None
+    so_far = max(error for _, error, _ in run) / 1000  # from nothing to something is no larger a step than that
+    steps = dict.fromkeys(range(len(errors)), 0.0)
+    for _, error, at in run:
+        if at != run[0][2]:
+            steps[at] = max(steps[at], error / so_far if so_far else 0.0)
+        so_far = max(so_far, error)
+    leader = max(steps, key=lambda at: steps[at])
+    return leader if steps[leader] > _BEYOND else None
 
 
 _EQUAL = 1e-9

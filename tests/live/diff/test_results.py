@@ -41,7 +41,8 @@ def test_files_are_written_beside_what_is_there(differing, tmp_path: Path) -> No
     (folder / "precious.txt").write_text("mine")
     files = differing.save(folder, ["csv", "json", "html", "xlsx", "parquet"])
     assert sorted(path.name for path in folder.iterdir()) == [
-        "auto_diff.csv", "auto_diff.html", "auto_diff.json", "auto_diff.parquet", "auto_diff.xlsx", "precious.txt",
+        "auto_diff.csv", "auto_diff.html", "auto_diff.json", "auto_diff.parquet", "auto_diff.xlsx", "index.html",
+        "precious.txt",
     ]  # fmt: skip
     assert differing.files[-5:] == files
     document = json.loads((folder / "auto_diff.json").read_text())

@@ -2,7 +2,7 @@
 if (navigator.language.toLowerCase().startsWith("zh")) {
   const words = {
     "All ranks and steps": "全部 rank 与 step", Reports: "报告", Pages: "页面", "Graphs (open with twinprobe view)": "图（用 twinprobe view 打开）",
-    Tables: "表格", "Other files": "其他文件", "Datasets (parquet by step and rank)": "数据集（按 step 与 rank 的 parquet）",
+    Tables: "表格", "Mapping files": "映射文件", Folders: "文件夹", "Other files": "其他文件", "Datasets (parquet by step and rank)": "数据集（按 step 与 rank 的 parquet）",
     target: "待调试侧", golden: "标杆侧", noise: "噪声", rank: "rank", show: "筛选", "only what differs": "仅显示有差异的",
     "part of a name, e.g. layers.3 gradient": "名称的一部分，例如 layers.3 gradient", series: "序列", curves: "曲线",
     Alignment: "对齐", Find: "查找", "API calls": "API 调用", "only what stays alone or is doubtful": "仅显示未配对或存疑的", "Open all": "全部展开",
@@ -24,14 +24,29 @@ if (navigator.language.toLowerCase().startsWith("zh")) {
     "Log-probabilities of the same tokens": "相同词元的对数概率", "Difference over steps": "差异随 step 的变化", "The worst sequence, token by token": "差异最大的序列，逐词元",
     "Its difference": "其差异", Steps: "step", "Sequences, the worst first": "序列（差异大者在前）", "mean size of the difference": "差异的平均大小", largest: "最大",
     "share of tokens beyond the limit": "超出限值的词元比例", "size of the difference": "差异大小", "nothing to draw": "没有可绘制的内容",
-    aligned: "已对齐", "not aligned": "未对齐", phase: "阶段", what: "内容", cause: "原因", why: "说明", cosine: "余弦", "max abs": "最大绝对差",
+    "error of each token in each module": "各模块中各词元的误差", sequences: "序列数", tokens: "词元数", aligned: "已对齐", "not aligned": "未对齐", phase: "阶段", what: "内容", cause: "原因", why: "说明", cosine: "余弦", "max abs": "最大绝对差",
   };
+  // Counts and titles: whole texts first, then what stands in badges and beside links, piece by piece.
+  const sentences = [
+    [/^limit (\S+)$/, "限值 $1"], [/^Tokens beyond (\S+) over steps$/, "超出 $1 的词元随 step 的变化"],
+    [/^(.+): relative difference, and noise \(dotted\)$/, "$1：相对差异与噪声（虚线）"], [/^step (\d+), in (.+)$/, "step $1，位于 $2"],
+    [/^([\d,]+) more rows are in the table$/, "表格中还有 $1 行"],
+  ];
+  const pieces = [
+    [/([\d,]+) with errors/, "$1 个有错误"], [/([\d,]+) with warnings/, "$1 个有告警"], [/([\d,]+) not compared/, "$1 个未比对"], [/all pass/, "全部通过"],
+    [/([\d,]+) errors?/, "$1 个错误"], [/([\d,]+) warnings?/, "$1 个告警"], [/([\d,]+) results/, "$1 个结果"], [/([\d,]+) ranks?/, "$1 个 rank"],
+    [/([\d,]+) steps?/, "$1 个 step"], [/([\d,]+) tokens/, "$1 个词元"], [/([\d,]+) differ\b/, "$1 个有差异"], [/(\S+%) beyond (\S+)/, "$1 超出 $2"],
+    [/log-probabilities of/, "对数概率："],
+  ];
   document.documentElement.lang = "zh-CN";
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
     const node = texts.currentNode;
     const text = node.textContent.trim();
-    if (Object.hasOwn(words, text) && !node.parentElement.closest("td, bdi, code, pre, script")) node.textContent = node.textContent.replace(text, words[text]);
+    if (!text || node.parentElement.closest("td, bdi, code, pre, script")) continue;
+    let said = Object.hasOwn(words, text) ? words[text] : sentences.reduce((now, [pattern, better]) => now.replace(pattern, better), text);
+    if (node.parentElement.matches("small, .badge")) said = pieces.reduce((now, [pattern, better]) => now.replace(pattern, better), said);
+    if (said !== text) node.textContent = node.textContent.replace(text, () => said);
   }
   for (const name of ["placeholder", "aria-label"]) {
     for (const element of document.querySelectorAll(`[${name}]`)) {

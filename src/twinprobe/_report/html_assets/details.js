@@ -53,7 +53,7 @@ class Details {
     const title = make("div", {}, make("p", { class: "name" }, foreign(table.text("NPU Name", row))));
     const facts = make("p", { class: "hint" }, say("row", { n: table.number(row).toLocaleString("en") }) + " ");
     const origin = table.text("Origin", row);
-    if (origin) facts.append("· " + visible(origin));
+    if (origin) facts.append("· " + (origin === "injected" || origin === "inherited" ? say(origin) : visible(origin)));
     const verdict = make("p", { class: "why" }, verdictLabel(table.text("Result", row)), " ", foreign(table.text("Reason", row)));
     const sides = PAIRED.filter(([, target]) => table.byName.has(target));
     const rows = sides.map(([name, target, golden]) => [name, table.text(target, row), table.text(golden, row)])

@@ -2,7 +2,8 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const MODE = 0, STEP = 1, RANK = 2, VERDICT = 3, ERRORS = 4, WARNINGS = 5, WORDS = 6, TIMES = 7;
-  const PER_LINE = 32, LABEL = 64, TOP = 18, WORST = 6; // WORST: powers of ten of the noise at which the colours end
+  const LABEL = 64, TOP = 18, WORST = 6; // WORST: powers of ten of the noise at which the colours end
+  const PER_LINE = Math.min(32, Math.max(8, 8 * Math.floor((innerWidth - LABEL - 60) / 160))); // ranks of a single step: whole eights
   const chinese = navigator.language.toLowerCase().startsWith("zh");
   const english = {
     ranks: "{n} ranks", steps: "{n} steps", places: "{n} results (ranks × steps)", compared: "{n} of {all} compared",
@@ -12,7 +13,7 @@
     point_open: "Point at a square to see its rank; click to open its report. Arrow keys move, Enter opens.",
     step: "step {n}", rank: "rank {n}", counts: "{errors} errors, {warnings} warnings", times_noise: "{n} times the noise", open: "report",
     began: "where the difference began", map: "map of ranks and steps", differ: "what does not pass", column_steps: "steps", column_ranks: "ranks", column_places: "steps and ranks", at: "step {steps}: rank {ranks}",
-    column_verdict: "verdict", column_count: "how many", column_times: "times noise", column_where: "where it begins", groups: "Findings: {n}; results that do not pass: {cells}",
+    column_verdict: "verdict", column_count: "how many", column_times: "worst, times noise", column_where: "where it begins", groups: "Findings: {n}; results that do not pass: {cells}",
     nothing: "Everything passes.", elsewhere: "differs, but nothing begins here",
   };
   const words = chinese ? {
@@ -23,7 +24,7 @@
     point_open: "指向方块查看对应 rank；点击打开其报告。方向键移动，Enter 打开。",
     step: "step {n}", rank: "rank {n}", counts: "{errors} 个错误，{warnings} 个告警", times_noise: "噪声的 {n} 倍", open: "报告",
     began: "差异的起点", map: "rank 与 step 分布图", differ: "未通过的结果", column_steps: "step", column_ranks: "rank", column_places: "step 与 rank", at: "step {steps}：rank {ranks}",
-    column_verdict: "结论", column_count: "个数", column_times: "噪声倍数", column_where: "起点", groups: "{n} 类发现，{cells} 个结果未通过",
+    column_verdict: "结论", column_count: "个数", column_times: "最大噪声倍数", column_where: "起点", groups: "{n} 类发现，{cells} 个结果未通过",
     nothing: "全部通过。", elsewhere: "有差异，但起点不在此处",
   } : english;
   const say = (key, values = {}) => words[key].replace(/\{(\w+)\}/g, (whole, name) => String(values[name] ?? whole));
@@ -54,7 +55,10 @@
   if (chinese) document.documentElement.lang = "zh-CN";
   for (const element of document.querySelectorAll("[data-label]")) element.setAttribute("aria-label", say(element.dataset.label));
   byId("title").textContent = document.title.replace(/^TwinProbe: /, "");
-  if (chinese) byId("title").textContent = say(data.noun, { n: number(data.cells.length) });
+  if (chinese) {
+    const counts = ["error", "warning", "failed"].filter((name) => data.counts[name]).map((name) => `${say(name)} ${number(data.counts[name])}`);
+    byId("title").textContent = `${say(data.noun, { n: number(data.cells.length) })}：${counts.join("，") || say("nothing")}`;
+  }
   byId("summary").textContent = [
     data.counts.failed && say("compared", { n: number(data.cells.length - data.counts.failed), all: number(data.cells.length) }),
     !data.finished && say("interrupted"), data.dataset && say("all_rows", { where: data.dataset })].filter(Boolean).join("; ");
@@ -104,7 +108,7 @@
     canvas.style.height = `${height}px`;
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "application");
-    canvas.setAttribute("aria-label", `${title}. ${hint}`);
+    canvas.setAttribute("aria-label", `${title || say("map")}. ${hint}`);
     const pen = canvas.getContext("2d");
     const spots = new Map(cells.map((cell, at) => [spot(cell, at).join(), cell]));
     let now = [0, 0];
@@ -114,7 +118,7 @@
       pen.font = "11px system-ui, sans-serif";
       pen.textBaseline = "middle";
       pen.fillStyle = colour("soft");
-      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : columns).length + 4) / size);
+      const every = Math.ceil((8 * String(lines ? Math.max(...ranks) : `+${columns}`).length + 4) / size);
       if (lines) pen.fillText("rank", 0, TOP / 2);
       for (let at = 0; at < columns; at += every) pen.fillText(String(lines ? ranks[at] : `+${at}`), LABEL + at * size + 2, TOP / 2);
       for (let at = 0; at < high; at += Math.ceil(13 / size)) {
@@ -165,7 +169,7 @@
     if (!modes.has(cell[MODE])) modes.set(cell[MODE], []);
     modes.get(cell[MODE]).push(cell);
   }
-  for (const [mode, cells] of modes) draw(mode || say(data.noun, { n: number(cells.length) }), cells);
+  for (const [mode, cells] of modes) draw(mode, cells);
 
   // Ranks with the same finding are one line.
   const bad = data.cells.filter((cell) => cell[VERDICT] > 0).length;

@@ -30,6 +30,7 @@
     option.selected = one === trend;
     byId("rank").append(option);
   }
+  byId("rank").parentElement.hidden = data.trends.length < 2;
 
   // What is shown at first: loss, norms and learning rate, then what differs first.
   const start = () => {

@@ -4,7 +4,7 @@ import { shown } from "./colors.js";
 import { h, prepare } from "./dom.js";
 import { t } from "./i18n.js";
 
-/** @typedef {{stack: string, numbers: number[], parts: string[], error: (number | null)[][], order: (number | null)[][]}} Layers */
+/** @typedef {{stack: string, numbers: number[], parts: string[], error: (number | null)[][], order: (number | null)[][], leaves: number | null}} Layers */
 /** @typedef {{order: number[], error: number[], expected: (number | null)[], layers: Layers | null}} Way */
 /** @typedef {{forward: Way, backward: Way}} Growth */
 /** @typedef {{x: number, y: number, order: number, text: string}} Spot */
@@ -120,22 +120,15 @@ export class GrowthView {
   }
 
   /** @param {CanvasRenderingContext2D} pen @param {number} width @param {number} height @param {Layers} layers @returns {Spot[]} */
-  #layers(pen, width, height, { numbers, parts, error, order }) {
+  #layers(pen, width, height, { numbers, parts, error, order, leaves }) {
     const { y, style } = this.#scale(pen, width, height, error.flat().map((value) => value ?? 0));
     const x = (/** @type {number} */ part) => inset.left + ((part + 0.5) / parts.length) * (width - inset.left - inset.right);
-    // The layer that leaves the pack: whose errors stand furthest above the median of its siblings.
-    const median = parts.map((_, part) => {
-      const sorted = error.map((line) => Math.log10(Math.max(line[part] ?? 0, 1e-12))).sort((a, b) => a - b);
-      return sorted[Math.floor((sorted.length - 1) / 2)];
-    });
-    const lead = error.map((line) => Math.max(...line.map((value, part) => Math.log10(Math.max(value ?? 0, 1e-12)) - median[part])));
-    const leader = lead.indexOf(Math.max(...lead));
     /** @type {Spot[]} */
     const spots = [];
     error.forEach((line, at) => {
-      pen.strokeStyle = style.getPropertyValue(at === leader && lead[at] > 0.5 ? "--level-4" : "--flow");
-      pen.lineWidth = at === leader ? 2 : 1;
-      pen.globalAlpha = at === leader ? 1 : 0.6;
+      pen.strokeStyle = style.getPropertyValue(at === leaves ? "--level-4" : "--flow");
+      pen.lineWidth = at === leaves ? 2 : 1;
+      pen.globalAlpha = at === leaves ? 1 : 0.6;
       pen.beginPath();
       line.forEach((value, part) => {
         if (value === null) return;
@@ -146,10 +139,10 @@ export class GrowthView {
       pen.stroke();
     });
     pen.globalAlpha = 1;
-    if (lead[leader] > 0.5) {
+    if (leaves !== null) {
       pen.fillStyle = style.getPropertyValue("--level-4");
       pen.textAlign = "left";
-      pen.fillText(t("layer", { n: numbers[leader] }), inset.left + 4, inset.top + 6);
+      pen.fillText(t("layer", { n: numbers[leaves] }), inset.left + 4, inset.top + 6);
     }
     return spots;
   }

@@ -149,6 +149,11 @@ export class Pane {
     const now = top - this.scroller.scrollTop;
     if (at !== undefined) this.scroller.scrollTop = top - at;
     else if (now < 8 || now + row * this.zoom > room - 8) this.scroller.scrollTop = top - room * 0.38;
+    // Boxes lie inside each other around one middle: there the innermost one is whole on the narrowest screen.
+    const { scrollLeft, scrollWidth, clientWidth } = this.scroller;
+    const left = this.left + item.depth * inset * this.zoom - scrollLeft;
+    const wide = (this.full - 2 * inset * item.depth) * this.zoom;
+    if (left < 0 || left + wide > clientWidth) this.scroller.scrollLeft = (scrollWidth - clientWidth) / 2;
     this.draw();
   }
 

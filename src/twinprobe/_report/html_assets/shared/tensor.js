@@ -406,6 +406,7 @@ export class TensorView {
       counts.forEach((row, side) => {
         pen.strokeStyle = colours[side];
         pen.lineWidth = 1.6;
+        pen.setLineDash(side === 2 ? [5, 4] : []); // what lies under it stays in sight
         pen.beginPath();
         row.forEach((count, bin) => {
           const y = height - bottom - (Math.log10(1 + count) / most) * (height - bottom - 6);
