@@ -248,7 +248,8 @@ def _ends(program: Any, loss: Any) -> dict[str, Any]:
     for one in (*program.model.parameters(), *program.model.buffers()):
         for tensor in (one, one.grad):
             if tensor is not None:
-                digest.update(tensor.detach().double().contiguous().numpy().tobytes())
+                plain = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+                digest.update(plain.double().contiguous().numpy().tobytes())
     return {"loss": float(loss), "digest": digest.hexdigest()[:16]}
 
 

@@ -187,6 +187,7 @@ def host_digest(tensor: torch.Tensor, mode: str) -> str | float | None:
 # Kinds of tensors: what each is called in a dump, and which plain tensor holds its values, if one does.
 
 _PLAIN_DEVICES = frozenset({"cpu", "cuda", "mps", "npu", "xpu", "hpu"})
+_DENSE = 1 << 28  # bytes: larger sparse tensors are measured by what they store
 
 
 def measurable(tensor: torch.Tensor) -> bool:
@@ -232,8 +233,11 @@ def plain_type(tensor: torch.Tensor) -> torch.Tensor | None:  # noqa: PLR0911
             return tensor.dequantize()
         if tensor.is_nested:
             return tensor.values() if tensor.layout is torch.jagged else None
-        if tensor.layout is torch.sparse_coo:
-            return tensor._values()
+        if tensor.layout in (torch.sparse_coo, torch.sparse_csr):
+            # What is not stored is zero, and what is stored twice adds up: a sparse gradient is a dense one's equal.
+            if tensor.numel() * tensor.element_size() <= _DENSE:
+                return tensor.to_dense()
+            return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
         if tensor.layout is not torch.strided:
             return tensor.values() if hasattr(tensor, "values") else None
         plain = tensor.as_subclass(torch.Tensor)
