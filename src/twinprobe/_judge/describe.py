@@ -11,7 +11,7 @@ import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
-from twinprobe._judge.flow import NONE, Flow
+from twinprobe._judge.flow import NONE, Flow, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
 from twinprobe._judge.operations import argument_name
 from twinprobe._judge.origin import Divergence, Result
@@ -25,7 +25,6 @@ from twinprobe._judge.search import (
     OUTSIDE,
     PARAMETER_DIFFERS,
     Beginning,
-    result_rows,
 )
 from twinprobe._judge.tensor_kinds import tensor_cause, tensor_kinds
 from twinprobe._judge.verdicts import RULES, Evidence, Judged

@@ -197,6 +197,26 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     return ignored
 
 
+def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
+    """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
+    call = np.maximum(flow.of_row, 0)
+    matched = matched & (flow.of_row >= 0)
+    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
+    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
+    module = np.array([op.is_module for op in flow.ops] or [False])
+    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
+    updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
+    # A loss has a way back; norms and coefficients of an optimiser have none.
+    scalar = outputs & (flow.elements[0] == 1)
+    derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
+    return {
+        "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
+        "outputs": np.flatnonzero(outermost),
+        "parameter gradients": np.flatnonzero(matched & (flow.role == GRADIENT)),
+        "updated parameters": np.flatnonzero(updated),
+    }
+
+
 def grouped_calls(pairs: pl.DataFrame, of_row: Ints) -> dict[int, set[int]]:
     """Let the rows of a group of calls that are equal in meaning belong to its last call, in place."""
     if "group" not in pairs.columns or pairs["group"].null_count() == pairs.height:

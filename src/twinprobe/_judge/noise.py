@@ -19,6 +19,7 @@ from twinprobe._judge.operations import (
     OTHER_MODULE,
     Family,
     Operation,
+    hidden_precision,
     is_inverse,
     is_kinked,
     is_over_batch,
@@ -179,11 +180,8 @@ def expected_errors(
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         matters = _settled(flow, values, operands, matters, abnormal)
         coarsest = np.maximum(grain, hidden_precision(settings))
-        far = (
-            (values.distance > np.maximum(_FAR * depth * coarsest, _FAR_LEAST) * values.norm)
-            & (values.epsilon > 0)
-            & ~values.masked
-        )
+        far = values.distance > np.maximum(_FAR * depth * coarsest, _FAR_LEAST) * values.norm
+        far &= (values.epsilon > 0) & ~values.masked
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
@@ -324,15 +322,6 @@ def _flips(flow: Flow, values: _Values) -> Bools:
     whole = (flow.role == OUTPUT) & (values.epsilon == 0) & (values.elements > 0)
     flips: Bools = whole & unsure[flow.of_row] & (np.nan_to_num(values.error) != 0)
     return flips
-
-
-def hidden_precision(settings: dict[str, Any]) -> float:
-    """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
-    if settings.get("matmul_precision") == "medium":
-        return 2.0**-7
-    # cuDNN's switch is on by default and means nothing on other devices.
-    hidden = settings.get("tf32_matmul") or (settings.get("tf32_cudnn") and settings.get("device", "cpu") != "cpu")
-    return 2.0**-10 if hidden else 0.0
 
 
 def _values(pairs: pl.DataFrame, flow: Flow, error: Floats, epsilon: Floats) -> _Values:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import Any
 
 from twinprobe._runs.names import OpName
 
@@ -156,6 +157,15 @@ def _of_class(cls: str) -> Operation:
 def is_smooth(name: str) -> bool:
     """Whether a function or a class of modules, by its bare name, is an activation or the like: gelu, GELU, sigmoid."""
     return Family.SMOOTH in (_of_name(name).family, _of_class(name).family)
+
+
+def hidden_precision(settings: dict[str, Any]) -> float:
+    """The epsilon of a type that products are computed in without its name in the dump; 0 where there is none."""
+    if settings.get("matmul_precision") == "medium":
+        return 2.0**-7
+    # cuDNN's switch is on by default and means nothing on other devices.
+    hidden = settings.get("tf32_matmul") or (settings.get("tf32_cudnn") and settings.get("device", "cpu") != "cpu")
+    return 2.0**-10 if hidden else 0.0
 
 
 _KINKED = frozenset({

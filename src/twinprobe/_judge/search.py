@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Flow, ignored_rows
+from twinprobe._judge.flow import NONE, Flow, ignored_rows, result_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
@@ -368,26 +368,6 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
             or bool(flow.updates[beginning.call])
             or _reaches(flow, link, beginning, abnormal, unsettled, size, ends, rows_of, facts.called)
         )
-
-
-def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
-    """The rows people look at first: the loss, the model's outputs, gradients, updated parameters."""
-    call = np.maximum(flow.of_row, 0)
-    matched = matched & (flow.of_row >= 0)
-    forward = np.array([op.direction == FORWARD for op in flow.ops] or [False])[call]
-    outputs = matched & floating & forward & (flow.role == OUTPUT) & ~flow.updates[call]
-    module = np.array([op.is_module for op in flow.ops] or [False])
-    outermost = outputs & module[call] & (flow.parent[call] == NONE) & (flow.elements[0] > 1)
-    updated = matched & flow.updates[call] & flow.in_place[call] & (flow.role == OUTPUT)
-    # A loss has a way back; norms and coefficients of an optimiser have none.
-    scalar = outputs & (flow.elements[0] == 1)
-    derived = scalar & np.isin(call, flow.twin[flow.twin != NONE])
-    return {
-        "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
-        "outputs": np.flatnonzero(outermost),
-        "parameter gradients": np.flatnonzero(matched & (flow.role == GRADIENT)),
-        "updated parameters": np.flatnonzero(updated),
-    }
 
 
 def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> list[Beginning]:
