@@ -179,9 +179,8 @@ def expected_errors(
         abnormal = values.distance > _SEEN * local * few
         matters = values.distance > depth * grain * np.where(output, np.fmax(values.norm, scale[row_call]), values.norm)
         matters = _settled(flow, values, operands, matters, abnormal)
-        coarsest = np.maximum(grain, hidden_precision(settings))
-        far = values.distance > np.maximum(_FAR * depth * coarsest, _FAR_LEAST) * values.norm
-        far &= (values.epsilon > 0) & ~values.masked
+        far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
+        far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
 
 
