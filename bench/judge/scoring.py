@@ -137,6 +137,8 @@ def dump_of(side: Path) -> Path:
 
 def locate(op: str, *dumps: Path) -> str:
     """``module path:API:direction`` of a call's name; calls outside modules have an empty path."""
+    if op.startswith("Optimizer."):  # what optimizer.json says
+        return f"optimizer:{op.split('.')[-3]}:forward"
     module = MODULE.fullmatch(op)
     if module is not None:
         way = module["way"]

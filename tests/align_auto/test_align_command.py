@@ -40,7 +40,7 @@ def test_it_tells_what_fits_by_which_rule_and_what_stays_alone(
     assert "the other run has no call of reshape" in told
     assert {path.name for path in tmp_path.iterdir()} == {
         "alignment.json", "layer_mapping.yaml", "cell_mapping.yaml", "api_mapping.yaml", "data_mapping.yaml",
-        "alignment.html",
+        "alignment.html", "index.html",
     }  # fmt: skip
     assert len(read_alignment(tmp_path / "alignment.json").relations) > 50
 

@@ -119,7 +119,7 @@ def test_full_recordings_are_compared_over_their_steps_too(tmp_path: Path, capsy
     assert main(["compare", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "the parameter update of step 2 (gradients agree, weight decay 0.5 against 0)" in shown
-    assert "2 of 5 steps differ; --each-step lists them" in shown
+    assert "3 of 5 steps differ; --each-step lists them" in shown
     assert len(list((tmp_path / "out").glob("step*/compare_result_*.xlsx"))) == 5
 
 

@@ -170,7 +170,7 @@ def test_another_dtype_is_told_where_it_explains_the_difference() -> None:
 def test_a_factor_is_found_and_named(sketched: bool, role: str) -> None:
     counts = {"world size": 6}
     for factor, words in (
-        (2.0, "2 = 2 x"),
+        (2.0, "target = 2 x"),
         (1 / 8, "1/8"),
         (1.3, "1.3 x"),
         (64**-0.25, "1/sqrt(8)"),

@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
 OPTIMIZER = "optimizer"  # what stands around an optimiser's calls
-_MANY = 0.25  # of all updated parameters
+_MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
+GRADIENTS = "parameter gradients"
+_KERNELS = {"fused", "foreach", "capturable", "differentiable"}  # how an optimiser computes, not what
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -189,17 +191,25 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     except TwinProbeError as error:
         return replace(summary, notes=[*summary.notes, f"what optimizers did was not compared: {error}"])
     updates, first = compared.summary, summary.first
-    wrong = [result.differing > _MANY * result.values for result in updates.results]
-    # Nothing in this file explains the noise of a gradient, and Adam makes a whole step of it: single ones say nothing.
-    if updates.first is not None and updates.first.begins != ARGUMENT and not any(wrong):
-        return summary
-    summary = replace(summary, results=[*summary.results, *updates.results])
     earlier = first is not None and (first.begins != PARAMETER_DIFFERS or parse_op(first.op).call in (0, NONE))
-    if updates.first is None or earlier:
+    found = updates.first
+    if found is not None and found.begins != ARGUMENT:
+        # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
+        # nothing, nor do those that are as far off in a run that agrees.
+        gradients = (result.worst for result in summary.results if result.name == GRADIENTS and first is None)
+        single = not any(result.differing > _MANY * result.values for result in updates.results)
+        if single or (found.relative_error or 0.0) < _MORE * max(gradients, default=0.0):
+            return summary
+    elif found is not None:
+        settings = found.sentence.partition("argument differs: ")[2].split("; ")
+        if {setting.partition(":")[0] for setting in settings} <= _KERNELS:
+            return summary
+    summary = replace(summary, results=[*summary.results, *updates.results])
+    if found is None or earlier:
         return summary
-    said = updates.first.sentence.partition(" (")[0]  # settings differ for all parameters alike
+    said = found.sentence.partition(" (")[0]  # settings differ for all parameters alike
     others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
-    return replace(summary, first=replace(updates.first, order=NONE, module=OPTIMIZER), others=others)
+    return replace(summary, first=replace(found, order=NONE, module=OPTIMIZER), others=others)
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

@@ -386,6 +386,8 @@ class Program:
         unfinished = engine.begun and not self._watches
         if unfinished:
             self._recorder.stop()
+        elif not self._watches:  # a step that ended within a backward pass has left its function mode behind
+            self._recorder.mode.detach()
         engine.close()
         # The last step of a program without an optimizer ends with the program.
         ended = engine.step.number if self._watches else engine.step_number

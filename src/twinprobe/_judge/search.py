@@ -343,14 +343,15 @@ def _around(flow: Flow, calls: Bools) -> Bools:
 
 def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginning]) -> None:
     """Find which beginnings are still seen at an end of the run: a result that nothing reads, or a gradient."""
-    abnormal = noise.abnormal | facts.whole
+    abnormal = noise.abnormal | facts.whole | (facts.shape & facts.matched)
     size = np.nan_to_num(noise.error, nan=np.inf)
     ends = (ends_of(flow, facts) & (noise.matters | facts.whole)) | _predictions(flow, noise)
-    # A loss may be scaled, and its gradients scaled back: where these are known and agree, it counts for nothing.
+    # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
+    # are known and agree, these count for nothing.
     back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
-    loss = (flow.role == OUTPUT) & (flow.elements[0] == 1) & (flow.of_row < back)
-    if (flow.role == GRADIENT).any() and not (ends & ~loss).any():
-        ends &= ~loss
+    before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(flow.updates | flow.in_place)
+    if (flow.role == GRADIENT).any() and not (ends & ~before).any():
+        ends &= ~before
     # An optimiser makes much of little: what it is given must matter by itself.
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)

@@ -332,24 +332,27 @@ class WatchMode(TorchFunctionMode):  # type: ignore[misc]  # torch is not follow
         self._recorder = recorder
         self._effects: dict[Any, int] = {}
         self._gradients = True
-        self.attached = False
+        self.attached = self.leaving = False
         self._aside = 0
         self._removed = False
         self._resting: tuple[int, int] | None = None  # the modes beneath its place, and the thread that has it
 
     def attach(self) -> None:
         """Become the innermost mode."""
+        if self.leaving:
+            self.detach()
         _push_mode(self)
         self.attached = True
 
     def detach(self) -> None:
-        """Leave the stack of modes for good."""
+        """Leave the stack of modes for good. A backward pass puts the stack back when it ends: then again."""
         self._aside = 0
         self._removed = False
         self._resting = None
-        if self.attached:
+        if self.attached or self.leaving:
             self._leave()
             self.attached = False
+            self.leaving = torch._C._current_graph_task_id() >= 0
 
     def _leave(self) -> int:
         """Leave the stack of modes, wherever in it this mode is by now; gives the number of those beneath, or -1."""
