@@ -349,7 +349,8 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     # A loss may be scaled, and its gradients scaled back; outputs go into a loss that nobody records. Where gradients
     # are known and agree, these count for nothing.
     back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
-    before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(flow.updates | flow.in_place)
+    kept = flow.updates | (flow.in_place & np.array([not op.body.startswith("__") for op in flow.ops], dtype=bool))
+    before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
     if (flow.role == GRADIENT).any() and not (ends & ~before).any():
         ends &= ~before
     # An optimiser makes much of little: what it is given must matter by itself.
