@@ -18,7 +18,7 @@ MOST = {
     # Two models that differ: since the judge of recordings is asked, its files are on the way (66 files before).
     # It asks for weights in another order, and the aligner has a rule more.
     # It pairs as compare does, in place of a matcher of its own (78 files, 757 functions, 158 changes before).
-    "auto_diff": {"files": 71, "functions": 653, "changes": 171},
+    "auto_diff": {"files": 71, "functions": 654, "changes": 171},
 }
 
 

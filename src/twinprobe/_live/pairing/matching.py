@@ -23,7 +23,12 @@ _MODULES = tuple(f"{container}." for container in sorted(CONTAINERS))
 MAPPED = "layer map"
 EQUAL = "equal names"
 ROOTS = "the models"
-_NOT_SAID = ("construct.json", "names do not meet", "in one run only")  # of dumps; what is alone is listed by itself
+_NOT_SAID = (
+    "construct.json",
+    "names do not meet",
+    "in one run only",
+    "paired by place",
+)  # of dumps; what is alone is listed by itself
 
 
 @dataclass
@@ -65,9 +70,9 @@ def match_runs(
         board = _known_links(raw, base, layer_map, raw_paths, base_paths, [])  # anew: equal numbers are no places
         if needs_help(raw, base):
             links = link_automatically(board)
-            link_equal_modules(board)
         else:
             links = link_places(board)
+        link_equal_modules(board)
         _follow(board)
         matches.doubtful = links.doubtful if links is not None else set()
         pairs = fit_shapes(raw, base, pairs_of(board) if links is None else aligned_pairs(board, links))
