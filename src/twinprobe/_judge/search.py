@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -60,7 +61,6 @@ _MANY_GRADIENTS = 0.25  # of all: single ones that are zero in theory are nothin
 _HALF = 0.5
 _NEAR = 3  # modules around a call: its own, an attention or experts, the layer
 _JUMP = 4.0  # times the error that came in
-_NOBODY = np.zeros(0, dtype=np.int64)
 _DEEPEST = 64  # modules around a call that are looked through
 _MOST = 32  # beginnings that are followed; the first ones are what people read
 
@@ -441,7 +441,7 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         for call, mark in zip(flow.of_row[made].tolist(), flow.mark[made].tolist(), strict=True):
             if (call, mark) not in inner:
                 later.setdefault((call, flow.ops[call].direction), []).append(call)
-    readers = {place: np.sort(calls) for place, calls in later.items()}
+    readers = {place: sorted(calls) for place, calls in later.items()}
     back = np.flatnonzero([op.direction == BACKWARD for op in flow.ops])
     rows = np.flatnonzero(unread)
     calls = flow.of_row[rows]
@@ -449,8 +449,8 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
     until = np.append(back, len(flow.ops))[np.searchsorted(back, calls)].tolist()
     for row, call, place, update, end in zip(rows.tolist(), calls.tolist(), around, updates, until, strict=True):
         direction = flow.ops[call].direction
-        reader = readers.get((place, direction), _NOBODY)
-        after = int(np.searchsorted(reader, call, side="right"))
+        reader = readers.get((place, direction), ())
+        after = bisect_right(reader, call)
         if not update and after < len(reader) and (direction != FORWARD or reader[after] <= end):
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
