@@ -193,6 +193,7 @@ def ignored_rows(flow: Flow, error: Floats) -> Bools:
     compared = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row >= 0)
     compared[main] = True
     same[flow.of_row[compared & (np.nan_to_num(error) != 0)]] = False
+    same[flow.of_row[main[np.isnan(error[main])]]] = False
     ignored |= (flow.role == OUTPUT) & flow.spread(same) & ~compared & ~flow.read
     return ignored
 

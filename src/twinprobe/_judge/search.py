@@ -351,7 +351,7 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
     kept = flow.updates | (flow.in_place & np.array([not op.body.startswith("__") for op in flow.ops], dtype=bool))
     before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
-    if (flow.role == GRADIENT).any() and not (ends & ~before).any():
+    if ((flow.role == GRADIENT) & facts.matched).any() and not (ends & ~before).any():
         ends &= ~before
     # An optimiser makes much of little: what it is given must matter by itself.
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
