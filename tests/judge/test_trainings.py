@@ -16,14 +16,16 @@ import twinprobe
 WIDTH = 32
 
 
-def compared(folder: Path, program: Callable[[bool], None], model: Callable[[], nn.Module], level: str = "mix") -> Any:
+def compared(
+    folder: Path, program: Callable[[Any, bool], None], model: Callable[[], nn.Module], level: str = "mix"
+) -> Any:
     """Record a program right and wrong, each from the same seed, and compare: the wrong one is the target."""
     dumps = []
     for wrong in (True, False):
         torch.manual_seed(0)
         with twinprobe.record(made := model(), folder / str(wrong), level=level):
             torch.manual_seed(1)
-            program(made, wrong)  # type: ignore[call-arg]
+            program(made, wrong)
         dumps.append(next((folder / str(wrong)).rglob("dump.json")))
     return twinprobe.compare(*dumps)
 
@@ -45,7 +47,7 @@ def test_a_loss_that_is_not_divided_is_found_although_clipping_hides_it(tmp_path
         nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
         optimizer.step()
 
-    assert "__truediv__" in said(found := compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+    assert "__truediv__" in said(found := compared(tmp_path, train, mlp))
     assert "1 against 4" in said(found)
     assert "loss differs" in found.summary
 
@@ -55,9 +57,9 @@ def test_an_optimiser_that_is_written_by_hand(tmp_path: Path) -> None:
         model(torch.randn(8, WIDTH)).square().mean().backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(parameter.grad.sign(), alpha=-0.02 if wrong else -0.01)  # type: ignore[union-attr]
+                parameter.add_(parameter.grad.sign(), alpha=-0.02 if wrong else -0.01)
 
-    assert "add_" in said(found := compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+    assert "add_" in said(found := compared(tmp_path, train, mlp))
     assert "alpha: -0.02 against -0.01" in said(found)
 
 
@@ -69,7 +71,7 @@ def test_a_setting_of_the_optimiser_is_named_where_only_modules_were_recorded(tm
             model(torch.randn(8, WIDTH)).square().mean().backward()
             optimizer.step()
 
-    found = compared(tmp_path, train, mlp, level="L0")  # type: ignore[arg-type]
+    found = compared(tmp_path, train, mlp, level="L0")
     assert "Optimizer." in said(found)
     assert "eps: 0.001 against 1e-08" in said(found)
     assert "updated parameters differ" in found.summary
@@ -81,7 +83,7 @@ def test_a_parameter_that_only_one_run_trains(tmp_path: Path) -> None:
         model[2].weight.requires_grad_(not wrong)
         model(torch.randn(8, WIDTH)).square().mean().backward()
 
-    assert "requires_grad of weight: False against True" in said(compared(tmp_path, train, mlp))  # type: ignore[arg-type]
+    assert "requires_grad of weight: False against True" in said(compared(tmp_path, train, mlp))
 
 
 class Attention(nn.Module):
@@ -112,8 +114,8 @@ def test_arguments_of_an_attention(tmp_path: Path, name: str, value: Any, call: 
             setattr(model, name, value)
         model(torch.randn(2, 6, WIDTH)).square().mean().backward()
 
-    found = compared(tmp_path, train, Attention)  # type: ignore[arg-type]
-    assert call in found.first.op  # type: ignore[union-attr]
+    found = compared(tmp_path, train, Attention)
+    assert call in found.first.op
     assert sentence in said(found)
 
 
@@ -144,8 +146,8 @@ def test_a_call_that_is_missing_is_named(tmp_path: Path, flag: str, call: str) -
         setattr(model, flag, not wrong)
         model(torch.randn(24, WIDTH)).square().mean().backward()
 
-    found = compared(tmp_path, train, Experts)  # type: ignore[arg-type]
-    assert call in found.first.op  # type: ignore[union-attr]
+    found = compared(tmp_path, train, Experts)
+    assert call in found.first.op
     assert "only the golden run makes this call" in said(found)
 
 
@@ -164,7 +166,7 @@ def test_sums_in_another_order_are_noise(tmp_path: Path) -> None:
 
     def train(model: nn.Module, wrong: bool) -> None:
         layout = torch.channels_last if wrong else torch.contiguous_format
-        model.to(memory_format=layout)  # type: ignore[call-overload]
+        model.to(memory_format=layout)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for _ in range(2):
             optimizer.zero_grad()
@@ -172,4 +174,4 @@ def test_sums_in_another_order_are_noise(tmp_path: Path) -> None:
             functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
             optimizer.step()
 
-    assert compared(tmp_path, train, Convolutions).first is None  # type: ignore[arg-type]
+    assert compared(tmp_path, train, Convolutions).first is None

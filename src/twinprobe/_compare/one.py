@@ -12,7 +12,7 @@ import numpy as np
 
 from twinprobe._align.links import Pairs, match_names
 from twinprobe._compare.pair_table import pair_table
-from twinprobe._judge.flow import NONE
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, PARAMETER_GRADIENTS
 from twinprobe._judge.origin import RunInfo, Summary
 from twinprobe._judge.search import ARGUMENT, PARAMETER_DIFFERS
 from twinprobe._judge.verdicts import Thresholds
@@ -47,10 +47,7 @@ if TYPE_CHECKING:
 
 # Reading both runs at once, each on its own core, where they are large enough to be worth it.
 
-OPTIMIZER = "optimizer"  # what stands around an optimiser's calls
 _MANY, _MORE = 0.25, 4.0  # of all updated parameters; times the noise
-GRADIENTS = "parameter gradients"
-_KERNELS = {"fused", "foreach", "capturable", "differentiable"}  # how an optimiser computes, not what
 _MOST_OTHERS = 4  # further beginnings that are described
 _LARGE = 2 << 20  # bytes of a dump.json from which a second process pays
 
@@ -182,7 +179,7 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
         not alone
         or options.thresholds.by_row
         or summary.mode == DIGESTS
-        or any(run.path.name != DUMP or OPTIMIZER in run.parents.values() for run in (target, golden))
+        or any(run.path.name != DUMP or IN_OPTIMIZER in run.parents.values() for run in (target, golden))
         or not all(file.is_file() for file in files)
     ):
         return summary
@@ -196,20 +193,16 @@ def _with_updates(summary: Summary, target: Run, golden: Run, options: Options) 
     if found is not None and found.begins != ARGUMENT:
         # Nothing in this file says how far gradients may be off, and Adam makes a whole step of noise: single ones say
         # nothing, nor do those that are as far off in a run that agrees.
-        gradients = (result.worst for result in summary.results if result.name == GRADIENTS and first is None)
+        gradients = (result.worst for result in summary.results if result.name == PARAMETER_GRADIENTS and first is None)
         single = not any(result.differing > _MANY * result.values for result in updates.results)
         if single or (found.relative_error or 0.0) < _MORE * max(gradients, default=0.0):
-            return summary
-    elif found is not None:
-        settings = found.sentence.partition("argument differs: ")[2].split("; ")
-        if {setting.partition(":")[0] for setting in settings} <= _KERNELS:
             return summary
     summary = replace(summary, results=[*summary.results, *updates.results])
     if found is None or earlier:
         return summary
     said = found.sentence.partition(" (")[0]  # settings differ for all parameters alike
     others = [replace(other, order=NONE) for other in updates.others if other.sentence.partition(" (")[0] != said]
-    return replace(summary, first=replace(found, order=NONE, module=OPTIMIZER), others=others)
+    return replace(summary, first=replace(found, order=NONE, module=IN_OPTIMIZER), others=others)
 
 
 def _measured_noise(noise: Run, golden: Run, pairs: pl.DataFrame, options: Options) -> NDArray[np.float64]:

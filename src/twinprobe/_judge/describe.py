@@ -11,7 +11,7 @@ import numpy as np
 
 from twinprobe._align.calls import all_dims, dims
 from twinprobe._judge.deviation import DIFFERS, dtypes_differ
-from twinprobe._judge.flow import NONE, Flow, result_rows
+from twinprobe._judge.flow import IN_OPTIMIZER, NONE, Flow, result_rows
 from twinprobe._judge.kinds import Kind, Row, Side, Suspect, api_name, statistic_kinds
 from twinprobe._judge.operations import argument_name
 from twinprobe._judge.origin import Divergence, Result
@@ -260,7 +260,7 @@ def _kinds(target: Run, golden: Run, evidence: Evidence, judged: Judged, beginni
         presence={EXTRA: "target", MISSING: "golden"}.get(beginning.cause, "both"),
         parameters=_parameters(golden),
         from_outside=_from_outside(judged.flow, beginning),
-        place="optimizer" if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
+        place=IN_OPTIMIZER if judged.flow is not None and judged.flow.updates[beginning.call] else _module(target, op),
         unpaired=_unpaired(pairs, judged.flow, beginning, golden),
     )
     found = statistic_kinds(suspect)

@@ -26,6 +26,8 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 NONE = -1
+PARAMETER_GRADIENTS = "parameter gradients"  # one of the results that a summary begins with
+IN_OPTIMIZER = "optimizer"  # what stands around an optimiser's calls, in construct.json
 OPTIMIZER = "Optimizer"  # the prefix of what optimizer.json holds
 TOTAL_NORM = f"{OPTIMIZER}.total_norm."  # the norm of all gradients, where a program clips them
 
@@ -145,7 +147,7 @@ def trace(run: Run, pairs: pl.DataFrame, *, other_layout: bool = False) -> Flow:
     written = np.array([op.prefix == OPTIMIZER for op in ops] or [False], dtype=bool)  # of an optimizer.json
     parameter = (role == PARAMETER) & tensor
     parameter |= taken & (source == NONE) & np.isin(marks[0], marks[0][parameter]) & (elements[0] > 1)
-    updates = np.array([run.parents.get(name) == "optimizer" for name in run.ops] or [False], dtype=bool) | written
+    updates = np.array([run.parents.get(name) == IN_OPTIMIZER for name in run.ops] or [False], dtype=bool) | written
     in_place = np.array([not op.is_module and op.body.endswith("_") for op in ops] or [False], dtype=bool) | written
     clips = np.array([run.parents.get(name) == "clip_grad" for name in run.ops] or [False], dtype=bool)
     written_to = np.flatnonzero(taken & np.where(of_row >= 0, (in_place & ~written)[of_row], False))
@@ -213,7 +215,7 @@ def result_rows(flow: Flow, matched: Bools, floating: Bools) -> dict[str, Ints]:
     return {
         "loss": np.flatnonzero(derived if derived.any() else scalar)[-1:],
         "outputs": np.flatnonzero(outermost),
-        "parameter gradients": np.flatnonzero(matched & (flow.role == GRADIENT)),
+        PARAMETER_GRADIENTS: np.flatnonzero(matched & (flow.role == GRADIENT)),
         "updated parameters": np.flatnonzero(updated),
     }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from twinprobe._judge.flow import NONE, Flow, ignored_rows, result_rows
+from twinprobe._judge.flow import NONE, PARAMETER_GRADIENTS, Flow, ignored_rows, result_rows
 from twinprobe._judge.noise import Noise
 from twinprobe._judge.operations import Family, operation_of
 from twinprobe._judge.ranks import COLLECTIVE_PREFIXES
@@ -351,14 +351,15 @@ def follow(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginn
     back = max((call for call, op in enumerate(flow.ops) if op.direction == BACKWARD), default=NONE)
     kept = flow.updates | (flow.in_place & np.array([not op.body.startswith("__") for op in flow.ops], dtype=bool))
     before = (flow.role == OUTPUT) & (flow.of_row < back) & ~flow.spread(kept)
-    if ((flow.role == GRADIENT) & facts.matched).any() and not (ends & ~before).any():
+    gradients = flow.role == GRADIENT
+    compared = bool((gradients & facts.matched).any())
+    if compared and not (ends & ~before).any():
         ends &= ~before
     # An optimiser makes much of little: what it is given must matter by itself.
     unsettled = (noise.matters | facts.whole) & (flow.role == INPUT)
     rows_of = _rows_of_calls(flow)
     link = np.where(flow.back != NONE, flow.back, flow.twin)
-    gradients = flow.role == GRADIENT
-    unseen = bool(gradients.any()) and not bool((gradients & facts.matched).any())
+    unseen = bool(gradients.any()) and not compared
     for beginning in beginnings:
         # Where no gradients are compared (a batch in parts), few digits or a norm may hide what another weight does.
         given = rows_of[beginning.call]
@@ -381,7 +382,7 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     far = {name: noise.far[found] for name, found in rows.items()}
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
-    gradients = len(rows["parameter gradients"])
+    gradients = len(rows[PARAMETER_GRADIENTS])
     read = bool(gradients) or not len(rows["loss"]) or bool(noise.abnormal[rows["loss"]].any())
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings

@@ -182,6 +182,7 @@ _OTHER_LAYOUT = ("qkv", "gate_up")
 _ACTS_LATER = r"(batch_norm|instance_norm)\.\d+\.forward\.(input\.6|input\.momentum|kwargs\.momentum)$"
 # Where these are false, running statistics are read and not written: their momentum never acts.
 _IN_TRAINING = r"(batch_norm|instance_norm)\.\d+\.forward\.(input|kwargs)\.(5|training|use_input_stats)$"
+_KERNELS = r"^Optimizer\..*\.(fused|foreach|capturable|differentiable)$"  # how an optimiser computes, not what
 
 
 @dataclass
@@ -378,8 +379,8 @@ def _weigh(
     frozen = bools(pairs["t_name"].str.contains(_IN_TRAINING)) & rows.value & (rows.number("t", "max") == 0)
     acts_later = bools(pairs["t_name"].str.contains(_ACTS_LATER)) & rows.value
     facts = Differences(
-        value=rows.value & differs, integer=integer, whole=integer & differs, shape=shape,
-        recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor,
+        value=rows.value & differs & ~bools(pairs["t_name"].str.contains(_KERNELS)), integer=integer,
+        whole=integer & differs, shape=shape, recut=shape & recut(pairs), matched=rows.matched, tensor=rows.tensor,
         called=np.isin(np.arange(len(flow.ops)), flow.of_row[rows.matched]),
         number=np.where(rows.value, np.nan_to_num(rows.number("t", "max").astype(np.float64)), 0.0),
         given=rows.mixed, refilled=refilled, carried=carried,
