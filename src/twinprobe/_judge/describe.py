@@ -93,8 +93,8 @@ def describe(
         sides = (("the target", isolated.target_eps[at]), ("golden", isolated.golden_eps[at]))
         shown = ", ".join(f"{eps:.3g} eps in {who}" for who, eps in sides if not isnan(eps))
         what += f"; by itself it is off by {shown}"
-    own = name.removeprefix(op).strip(".") or name
-    place = own if own != name else name
+    place = name.removeprefix(op).strip(".") or name
+    what = what.replace(f"; {place}: ", "; ")  # the sentence begins with its name
     return Divergence(
         op=op,
         row=name,
@@ -183,7 +183,8 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"the output differs because an argument differs: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
-    reason = "; ".join([part for part in parts if part not in _SIZES] or parts)
+    # The heading says already that it begins here.
+    reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
 
 
