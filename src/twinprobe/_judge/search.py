@@ -387,7 +387,10 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
-    apart = noise.far & ~ignored_rows(flow, noise.error)
+    # A sign, a rounding, an index flips: a step by nature.
+    flips = flow.spread(np.array([operation_of(op).family == Family.CHOICE for op in flow.ops] or [False], dtype=bool))
+    flips |= (flow.source != NONE) & flips[flow.source]
+    apart = noise.far & ~flips & ~ignored_rows(flow, noise.error)
     known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
     grew = []
     if known:
@@ -455,12 +458,12 @@ def ends_of(flow: Flow, facts: Differences) -> Bools:
         if not update and after < len(reader) and (direction != FORWARD or reader[after] <= end):
             unread[row] = False
     state = outputs & flow.spread(flow.updates & flow.in_place)
-    # So is a buffer that a module writes to: the next step reads it.
+    # So is a buffer that the model's or the user's own code writes to, in one call or several: the next step reads it.
     writes = np.array([op.direction == FORWARD and not op.body.startswith("__") for op in flow.ops], dtype=bool)
-    first = flow.first_inputs(flow.in_place & writes & ~flow.updates & (flow.parent != NONE))
-    first = first[(flow.source[first] == NONE) & ~flow.parameter[first] & (flow.elements[0][first] > 1)]
     kept = np.zeros(len(flow.ops), dtype=bool)
-    kept[flow.of_row[first]] = True
+    for row in flow.first_inputs(flow.in_place & writes & ~flow.updates).tolist():
+        if not flow.parameter[row] and flow.elements[0][row] > 1:
+            kept[flow.of_row[row]] = flow.source[row] == NONE or kept[flow.of_row[flow.source[row]]]
     state |= outputs & flow.spread(kept)
     # Of a call without recorded outputs nothing more is known; what goes to other ranks only is read there.
     silent = np.array([op.direction in (FORWARD, "") for op in flow.ops], dtype=bool)
