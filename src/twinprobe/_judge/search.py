@@ -188,6 +188,8 @@ def _unexplained(
     entering = off & inputs & ((flow.source == NONE) | changed | _recut(flow, facts)) & ~facts.carried
     entering &= ~_picked(flow, facts, entering)
     gradients = off & (flow.role == GRADIENT)
+    if (flow.back != NONE).any():  # a parameter that is read without a call of its module: nobody saw what came back
+        gradients &= noise.far | (flow.back[call] != NONE)
     found: Bools = outputs | caused | entering | gradients | (facts.acts_later & facts.value & held)
     return found
 
@@ -383,7 +385,10 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     # Outputs alone may be far off where nobody reads them, padding say; a loss alone may be scaled.
     seen = noise.far & ends_of(flow, facts) & (flow.role == GRADIENT)
     gradients = len(rows[PARAMETER_GRADIENTS])
-    read = bool(gradients) or not len(rows["loss"]) or bool(noise.abnormal[rows["loss"]].any())
+    outputs = rows["outputs"]
+    # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
+    final = rows["loss"] if len(rows["loss"]) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
+    read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.far)[final].any())
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
@@ -398,7 +403,8 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
         came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
         before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        if noise.error[row] > _JUMP * before:  # less is no step: noise that grows from call to call
+        known = any(beginning.call == flow.of_row[row] for beginning in beginnings)
+        if noise.error[row] > _JUMP * before and not known:  # less is no step: noise that grows from call to call
             grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:

@@ -153,8 +153,11 @@ def _no_divergence(summary: Summary) -> Iterator[Text]:
     elif any(not result.agrees for result in summary.results):
         names = [[result.name for result in summary.results if result.agrees == agrees] for agrees in (False, True)]
         others = ", and no single call stands out: small errors grow on the way; --noise shows how far"
+        few = all(2 * result.differing < result.values for result in summary.results if not result.agrees)
         if names[1]:
             others = f", without effect on {', '.join(names[1])}"
+        elif few:
+            others = " in part, without effect on the rest: padding, or values that nothing reads"
         verb = "differs" if names[0] == ["loss"] else "differ"
         yield _text(f"No first divergence: {' and '.join(names[0])} {verb}{others}.", "yellow")
     elif not summary.verdicts.get("error") and not summary.verdicts.get("warning"):
