@@ -164,12 +164,13 @@ def expected_errors(
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, _beside(flow, values, grain))
-    # A value that several calls read, of which one explains it, is explained.
-    read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & ~flow.parameter & (values.elements > 1))
+    # A gradient that several calls read, of which one explains it, is explained, as far as noise goes.
+    read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & operands.backward[row_call])
     _, value = np.unique(flow.mark[read], return_inverse=True)
     most = np.zeros(len(read))
     np.maximum.at(most, value, np.nan_to_num(allowed[read]))
-    allowed[read] = np.fmax(allowed[read], most[value])
+    gathered = 2 * depth[read] * grain[read] * values.norm[read]
+    allowed[read] = np.fmax(allowed[read], np.fmin(most[value], gathered))
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.

@@ -388,23 +388,30 @@ def grown(flow: Flow, noise: Noise, facts: Differences, beginnings: list[Beginni
     outputs = rows["outputs"]
     # Without either, what comes last counts: padding of a prompt is off, and no token that is made of it.
     final = rows["loss"] if len(rows["loss"]) else outputs[flow.of_row[outputs] == flow.of_row[outputs].max(initial=0)]
-    read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.far)[final].any())
+    read = bool(gradients) or bool((noise.abnormal if len(rows["loss"]) else noise.matters)[final].any())
     if not (far["loss"].any() or (read and far["outputs"].any())) or seen.sum() < _MANY_GRADIENTS * gradients:
         return beginnings
     forward = np.array([op.direction == FORWARD for op in flow.ops] or [False], dtype=bool) & ~flow.updates
-    # A sign, a rounding, an index flips: a step by nature.
-    flips = flow.spread(np.array([operation_of(op).family == Family.CHOICE for op in flow.ops] or [False], dtype=bool))
+    # A sign, a rounding, an index flips, and other elements are picked: a step by nature.
+    chooses = np.array([operation_of(op).family == Family.CHOICE for op in flow.ops] or [False], dtype=bool)
+    chooses[flow.of_row[(flow.role == INPUT) & facts.whole & facts.matched]] = True
+    flips = flow.spread(chooses) & (flow.role == OUTPUT)
     flips |= (flow.source != NONE) & flips[flow.source]
     apart = noise.far & ~flips & ~ignored_rows(flow, noise.error)
     known = np.flatnonzero(apart & facts.matched & flow.spread(forward & flow.leaf)).tolist()
+    flipped = np.flatnonzero(noise.far & flips & facts.matched).tolist()
+    if flipped and known and min(flipped) < min(known):  # what follows from a flip is expected
+        for beginning in beginnings[:1]:
+            beginning.reaches |= _when(flow, beginning.row) <= _when(flow, min(flipped))  # the flip follows from this
+        return beginnings
     grew = []
     if known:
         row = min(known, key=lambda row: (_when(flow, row), row))
         row = row if flow.source[row] == NONE else int(flow.source[row])  # seen better where it is read
         came = np.isin(flow.role, (INPUT, PARAMETER)) & (flow.of_row == flow.of_row[row]) & ~noise.masked
         before = float(np.max(np.nan_to_num(noise.error), where=came & (flow.role[row] == OUTPUT), initial=0.0))
-        known = any(beginning.call == flow.of_row[row] for beginning in beginnings)
-        if noise.error[row] > _JUMP * before and not known:  # less is no step: noise that grows from call to call
+        said = any(beginning.call == flow.of_row[row] for beginning in beginnings)
+        if noise.error[row] > _JUMP * before and not said:  # less is no step: noise that grows from call to call
             grew.append(Beginning(int(flow.of_row[row]), row, OUTPUT_DIFFERS if flow.role[row] == OUTPUT else OUTSIDE))
     found = sorted([*beginnings, *grew], key=lambda one: _when(flow, one.row))
     for beginning in found:
