@@ -182,9 +182,10 @@ def _sentence(evidence: Evidence, judged: Judged, beginning: Beginning, kinds: S
     if beginning.cause == OUTPUT_DIFFERS and kinds and kinds[0].name == "argument" and kinds[0].confidence >= 0.9:
         return f"the output differs because an argument differs: {kinds[0].sentence}"
     parts = judged.reason[beginning.row].split("; ")
-    if beginning.cause == OUTPUT_DIFFERS and "group" in pairs.columns and pairs["group"][beginning.row] is not None:
-        if kinds and kinds[0].name in ("function", "extra", "missing") and RULES["injected"].words in parts:
-            return f"the same inputs give another result: {kinds[0].sentence}"
+    grouped = "group" in pairs.columns and pairs["group"][beginning.row] is not None
+    other_calls = bool(kinds) and kinds[0].name in ("function", "extra", "missing")
+    if grouped and other_calls and beginning.cause == OUTPUT_DIFFERS and RULES["injected"].words in parts:
+        return f"the same inputs give another result: {kinds[0].sentence}"
     # The heading says already that it begins here.
     reason = "; ".join([part.removesuffix(": injected here") for part in parts if part not in _SIZES] or parts)
     return f"{reason}; {named}" if named and named not in reason else reason
@@ -291,11 +292,10 @@ def _cause(target: Run, golden: Run, evidence: Evidence, beginning: Beginning, f
     only = _replaced(target, golden, evidence.pairs, beginning)
     if any(only):
         calls = [", ".join(dict.fromkeys(map(api_name, side))) for side in only]
-        if all(only):
-            return Kind("function", f"{calls[0]} against {calls[1]}", 0.95)
-        if max(map(len, only)) > 1:
-            who, kind = ("target", "extra") if only[0] else ("golden", "missing")
-            return Kind(kind, f"only the {who} run calls {calls[0] or calls[1]}", 0.95)
+        kind, words = ("extra", "only the target run calls") if only[0] else ("missing", "only the golden run calls")
+        if all(only) or max(map(len, only)) > 1:
+            both = Kind("function", f"{calls[0]} against {calls[1]}", 0.95)
+            return both if all(only) else Kind(kind, f"{words} {calls[0] or calls[1]}", 0.95)
         cause = EXTRA if only[0] else MISSING
     row = evidence.pairs.row(beginning.row, named=True)
     if row["t_op"] is not None and row["g_op"] is not None and beginning.cause not in (PARAMETER_DIFFERS, OUTSIDE):
@@ -432,7 +432,8 @@ def _result(name: str, rows: NDArray[np.int64], evidence: Evidence, judged: Judg
         differs |= judged.noise.far[rows]
     elif not any(beginning.reaches for beginning in judged.beginnings):  # a few epsilons that no call stands out for
         differs &= judged.noise.far[rows]
-    if name not in ("loss", "outputs") and not differs.any():  # gradients that are zero but for noise are not what one asks for
+    # Gradients that are zero but for noise are not what one asks for.
+    if name not in ("loss", "outputs") and not differs.any():
         size = np.nan_to_num(np.abs(evidence.pairs["g_norm"].gather(rows).to_numpy().astype(np.float64)))
         error = np.where(size > _NOTHING * np.median(size), error, 0.0)
     worst = int(rows[int(np.argmax(error))])

@@ -164,13 +164,7 @@ def expected_errors(
     allowed = np.where(unseen, np.fmax(allowed, allowed[np.maximum(flow.source, 0)]), allowed)
     allowed = np.hypot(allowed, _long_sums(flow, values, operands, grain))
     allowed = np.fmax(allowed, _beside(flow, values, grain))
-    # A gradient that several calls read, of which one explains it, is explained, as far as noise goes.
-    read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & operands.backward[row_call])
-    _, value = np.unique(flow.mark[read], return_inverse=True)
-    most = np.zeros(len(read))
-    np.maximum.at(most, value, np.nan_to_num(allowed[read]))
-    gathered = 2 * depth[read] * grain[read] * values.norm[read]
-    allowed[read] = np.fmax(allowed[read], np.fmin(most[value], gathered))
+    allowed = _explained_once(flow, operands, allowed, 2 * depth * grain * values.norm)
     # Sums of sketches resolve no finer errors.
     allowed = np.where(sketched, np.hypot(allowed, _RESOLVED * values.norm), allowed)
     # Statistics of 16-bit tensors are themselves rounded to 16 bits.
@@ -190,6 +184,17 @@ def expected_errors(
         far = values.distance > _FAR * depth * np.maximum(grain, hidden_precision(settings)) * values.norm
         far &= (values.distance > _FAR_LEAST * values.norm) & (values.epsilon > 0) & ~values.masked
     return Noise(error, expected, times, shown, abnormal, matters, far, values.masked, _flips(flow, values))
+
+
+def _explained_once(flow: Flow, operands: _Operands, allowed: Floats, gathered: Floats) -> Floats:
+    """A gradient that several calls read, of which one explains it, is explained, as far as noise gathers."""
+    read = np.flatnonzero((flow.role == INPUT) & (flow.source == NONE) & operands.backward[np.maximum(flow.of_row, 0)])
+    _, value = np.unique(flow.mark[read], return_inverse=True)
+    most = np.zeros(len(read))
+    np.maximum.at(most, value, np.nan_to_num(allowed[read]))
+    explained: Floats = allowed.copy()
+    explained[read] = np.fmax(allowed[read], np.fmin(most[value], gathered[read]))
+    return explained
 
 
 def _settled(flow: Flow, values: _Values, operands: _Operands, matters: Bools, abnormal: Bools) -> Bools:
@@ -547,7 +552,8 @@ class _Operands:
         often = np.where(self.family == Family.NORM, np.maximum(sums / _ROW, often), often)
         # The error of a logarithm is relative to what it is the logarithm of.
         often = np.maximum(often, self.path**2)
-        return np.where(self.backward, 2 * np.maximum(often, 4.0), often)
+        rounded: Floats = np.where(self.backward, 2 * np.maximum(often, 4.0), often)
+        return rounded
 
 
 def _parameter_gradients(flow: Flow, values: _Values, scale: Floats, carried: Floats) -> tuple[Floats, Floats]:
