@@ -65,16 +65,11 @@ class Comparison:
     @property
     def summary(self) -> str:
         """What the command prints, without colours."""
-        from rich.console import Console
+        from twinprobe._report.console import plain_text, print_summary
 
-        from twinprobe._report.console import print_summary
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            for pair in self.pairs.values():
-                print_summary(pair.summary, console)
+        pairs = plain_text(lambda console: [print_summary(pair.summary, console) for pair in self.pairs.values()])
         begin = [] if self.steps is None else [self.steps.parting.sentence]
-        return "\n".join([*begin, captured.get().rstrip(), *self.failures, *self.notes]).strip()
+        return "\n".join([*begin, pairs, *self.failures, *self.notes]).strip()
 
     @property
     def table(self) -> pl.DataFrame:

@@ -46,7 +46,6 @@ class GraphRequest:
     log_calls: bool = False
     complete_stack: bool = False
     thresholds: Thresholds = field(default_factory=Thresholds)
-    workers: int | None = None
     engine: EngineOptions = field(default_factory=EngineOptions)
     layouts: Layouts = (None, None)
     """Ranks that are merged by their statistics, as the flags say."""

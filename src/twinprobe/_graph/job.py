@@ -168,8 +168,7 @@ def _spread(jobs: list[Job], advance: Advance) -> tuple[list[Drawn], list[str], 
     empty: list[str] = []
     request = jobs[0].request
     nothing = NothingToCompare if request.golden is None else NothingRecorded
-    options = replace(request.engine, workers=request.engine.workers or request.workers)
-    streamed = spread(run_job, jobs, options=options, name=lambda job: job.place.label)
+    streamed = spread(run_job, jobs, options=request.engine, name=lambda job: job.place.label)
     for done, (index, result) in enumerate(streamed, start=1):
         advance("ranks", done, len(jobs))
         if isinstance(result, TwinProbeError):

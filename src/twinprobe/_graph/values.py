@@ -13,7 +13,7 @@ import numpy as np
 
 from twinprobe._compare.one import Comparison
 from twinprobe._measure.statistics import MINUS_INF, NAN, NUMBER, PLUS_INF, SAME
-from twinprobe._report.tables import DIFFERENCES, METRICS, NOT_APPLICABLE, RELATIVES, float_texts
+from twinprobe._report.tables import DIFFERENCES, NOT_APPLICABLE, RELATIVES, float_texts, metric_columns
 from twinprobe._runs.run import DIGESTS, Run
 from twinprobe._runs.table import FLOAT, INT, NULL, OUTPUT, STATS, TENSOR, VALUE
 
@@ -324,16 +324,8 @@ class MetricTexts:
         return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in titles]
 
     def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
-        import polars as pl
-
-        words = escaped(metrics["status"]).replace({"ok": "unsupported", "scalar": "unsupported"})
-        found = []
-        for title, field in METRICS.items():
-            numbers = metrics[field]
-            texts = self._style.number(numbers).replace({"nan": "Nan"})
-            chosen = pl.when(numbers.is_null()).then(words).otherwise(texts)
-            found.append(pl.select(chosen).to_series().alias(title))
-        return found
+        columns = metric_columns(metrics.with_columns(escaped(metrics["status"])), self._style.number)
+        return [column.alias(title) for title, column in columns.items()]
 
 
 def _words(case: NDArray[np.uint8]) -> pl.Series:

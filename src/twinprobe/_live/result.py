@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from twinprobe._live.findings import INJECTED, Finding, Findings, First, differing
 from twinprobe._live.options import FORMATS
-from twinprobe._report.console import json_bytes, visible
+from twinprobe._report.console import json_bytes, plain_text, visible
 from twinprobe._report.files import Staging, prepare_folder
 from twinprobe._report.html import asset, brand, fill
 from twinprobe._report.overview import write_index
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_table
 from twinprobe._runs.names import FORWARD, parse_op
 from twinprobe.errors import BadInput, listed
 
@@ -147,12 +147,7 @@ class Result:
     @property
     def summary(self) -> str:
         """What ``show`` prints, without colours."""
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            print_result(self, console)
-        return captured.get().rstrip()
+        return plain_text(lambda console: print_result(self, console))
 
     @cached_property
     def findings(self) -> list[Finding]:
@@ -351,28 +346,20 @@ def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Pa
     written = [folder / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
     with Staging() as staging:
         for path in written:
-            _fill(path.suffix, result, staging.file(path))
+            temporary, table = staging.file(path), result.table
+            if path.suffix == ".json":
+                temporary.write_bytes(json_bytes({**result.to_dict(), "rows": table.to_dicts()}))
+            elif path.suffix == ".html":
+                fill_page(result, temporary)
+            else:
+                if path.suffix == ".xlsx":  # workbooks colour their rows by this column
+                    import polars as pl
+
+                    verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
+                    table = table.with_columns(verdicts.alias("Result"))
+                fill_table(path.suffix[1:], table, temporary)
     write_index(folder)
     return written
-
-
-def _fill(suffix: str, result: Result, path: Path) -> None:
-    if suffix == ".csv":
-        fill_csv(result.table, path)
-    elif suffix == ".parquet":
-        fill_parquet(result.table, path)
-    elif suffix == ".xlsx":
-        import polars as pl
-
-        from twinprobe._report.xlsx import fill_xlsx
-
-        # Workbooks colour their rows by this column.
-        verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
-        fill_xlsx(result.table.with_columns(verdicts.alias("Result")), path)
-    elif suffix == ".json":
-        path.write_bytes(json_bytes({**result.to_dict(), "rows": result.table.to_dicts()}))
-    else:
-        fill_page(result, path)
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:

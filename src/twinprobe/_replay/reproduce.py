@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from twinprobe._judge.tensor_kinds import tensor_kinds
-from twinprobe._replay.functions import Bound, run_bound, tensors_of, with_slots
+from twinprobe._replay.functions import Bound, paths_of, run_bound, with_slots
 from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, slots_in
 from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
@@ -294,7 +293,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
             raise CannotReplay(f"{visible(key)[:40]!r} is no name of an argument")
         args.append(f"{key}={text(value)}")
     written = f"{case.bound.function.written}({', '.join(args)})"
-    paths = [path for path, _ in _paths(_result(case))]
+    paths = [path for path, _ in paths_of(_result(case))]
     if case.backward:
         ends = [(path, slot) for path, slot in zip(paths, case.arriving, strict=False) if isinstance(slot, Slot)]
         made = [f"made{path}" for path, _ in ends]
@@ -348,16 +347,6 @@ def _literal(value: Any, inner: Any) -> str:  # noqa: PLR0911  one return for ea
         return "..."
     assert value is None or isinstance(value, int | float | bool | str | slice)
     return repr(value)
-
-
-def _paths(result: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The tensors of a result with the subscripts that lead to them."""
-    if isinstance(result, dict | list | tuple):
-        items = result.items() if isinstance(result, dict) else enumerate(result)
-        for key, item in items:
-            yield from _paths(item, f"{path}[{key!r}]")
-    elif tensors_of(result):
-        yield path, result
 
 
 def _result(case: _Case) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twinprobe._judge.origin import Summary, unread_rows
@@ -43,6 +43,16 @@ def say(text: str) -> None:
     from rich.console import Console
 
     Console().print(visible(text), soft_wrap=True, highlight=False, markup=False)
+
+
+def plain_text(show: Callable[[Console], object]) -> str:
+    """What is printed to a terminal, without colours."""
+    from rich.console import Console
+
+    console = Console(width=120, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        show(console)
+    return captured.get().rstrip()
 
 
 def visible_cells(column: pl.Series) -> pl.Series:

@@ -22,7 +22,7 @@ from twinprobe._report.console import json_bytes, visible
 from twinprobe._report.dataset import DATASET, Place
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, fill
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_table
 from twinprobe._runs.whole_files import remote
 from twinprobe.errors import BadInput
 
@@ -350,7 +350,7 @@ def write_steps(found: StepsComparison, folder: Path, stamp: str, formats: Seque
     with Staging() as staging:
         table = steps_table(found)
         for kind, file in zip(kinds, files, strict=False):
-            (fill_csv if kind == "csv" else fill_parquet)(table, staging.file(file))
+            fill_table(kind, table, staging.file(file))
         fill_curves(found, staging.file(files[-1]))
     return files
 

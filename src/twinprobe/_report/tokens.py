@@ -20,7 +20,7 @@ from twinprobe._measure.elements import AT_ONCE, FLOAT64, numbers
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging
 from twinprobe._report.html import asset, brand, fill
-from twinprobe._report.tables import fill_csv, fill_parquet
+from twinprobe._report.tables import fill_csv, fill_table
 from twinprobe._runs.dtypes import COMPLEX
 from twinprobe._runs.names import FORWARD, OpName
 from twinprobe._runs.table import OUTPUT
@@ -138,7 +138,7 @@ class TokenFindings:
                 if name == "html":
                     _fill_page(self, temporary)
                 else:
-                    (fill_csv if name == "csv" else fill_parquet)(self.table, temporary)
+                    fill_table(name, self.table, temporary)
                 files.append(file)
         return files
 

@@ -176,7 +176,6 @@ def merge_results(
     config: Path,
     *,
     timestamp: str = "",
-    workers: int | None = None,
     engine: EngineOptions | None = None,
     resume: bool = False,
     progress: Callable[[int, int], None] = silent,
@@ -195,7 +194,7 @@ def merge_results(
             failures.append(str(error))
     notes = [*wanted.notes, *notes, *_mixed(files, kinds)]
     metrics = wanted.choose(kinds.values())
-    options = engine or EngineOptions(workers=workers)
+    options = engine or EngineOptions()
     paths = [path for one in files for path in one.paths]
     text_bytes = sum(path.stat().st_size * (8 if path.suffix == ".xlsx" else 1) for path in paths)
     is_small = options == EngineOptions() and text_bytes < _SMALL_WORK

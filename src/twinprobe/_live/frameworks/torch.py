@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -187,8 +187,28 @@ class TorchAdapter(Adapter):
                 found[name] = value
         return found
 
+    @cached_property
     def rules(self) -> Rules:
-        return _rules()
+        decoder = layouts.transformer_layer("linear1", "linear2", "multihead_attn")
+        return layouts.rules_for(
+            torch.nn,
+            {
+                "Linear": layouts.linear(),
+                "modules.conv._ConvTransposeNd": layouts.convolution(transposed=True),
+                "modules.conv._ConvNd": layouts.convolution(),
+                "Embedding EmbeddingBag": layouts.embedding(),
+                "modules.batchnorm._NormBase": layouts.norm(mean="running_mean", variance="running_var"),
+                "LayerNorm GroupNorm RMSNorm": layouts.norm(),
+                "MultiheadAttention": layouts.packed_attention,
+                "RNNBase": lambda layer: layouts.flat_recurrent(layer, layer.num_layers, both_ways=layer.bidirectional),
+                "RNNCellBase": layouts.recurrent,
+                "Bilinear": layouts.bilinear(),
+                "PReLU": layouts.prelu(),
+                "TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
+                "TransformerDecoderLayer": decoder,
+                "TransformerEncoder TransformerDecoder": layouts.transformer_stack,
+            },
+        )
 
     def layout(self, module: Any) -> Layout | None:
         # GPT-2 and its kin call a linear layer with a transposed matrix a Conv1D.
@@ -228,30 +248,6 @@ class TorchAdapter(Adapter):
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@cache
-def _rules() -> Rules:
-    decoder = layouts.transformer_layer("linear1", "linear2", "multihead_attn")
-    return layouts.rules_for(
-        torch.nn,
-        {
-            "Linear": layouts.linear(),
-            "modules.conv._ConvTransposeNd": layouts.convolution(transposed=True),
-            "modules.conv._ConvNd": layouts.convolution(),
-            "Embedding EmbeddingBag": layouts.embedding(),
-            "modules.batchnorm._NormBase": layouts.norm(mean="running_mean", variance="running_var"),
-            "LayerNorm GroupNorm RMSNorm": layouts.norm(),
-            "MultiheadAttention": layouts.packed_attention,
-            "RNNBase": lambda layer: layouts.flat_recurrent(layer, layer.num_layers, both_ways=layer.bidirectional),
-            "RNNCellBase": layouts.recurrent,
-            "Bilinear": layouts.bilinear(),
-            "PReLU": layouts.prelu(),
-            "TransformerEncoderLayer": layouts.transformer_layer("linear1", "linear2"),
-            "TransformerDecoderLayer": decoder,
-            "TransformerEncoder TransformerDecoder": layouts.transformer_stack,
-        },
-    )
 
 
 def _make_recorder(config: RecordConfig, make_engine: Any) -> KeepingRecorder:
