@@ -163,7 +163,9 @@ class Progress:
             self._timer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._timer.cancel()
         with self._lock:
             self._enabled = False
@@ -267,7 +269,7 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
         what = "summary" if path.stem.startswith("compare_summary") else "curves" if path.suffix == ".html" else "table"
         sys.stdout.write(f"{what}: {visible(str(path))}\n")
     sys.stdout.flush()
-    warn(list(dict.fromkeys([*outcome.notes, *(note for one in outcome.summaries for note in one.notes)])))
+    warn(list(dict.fromkeys([*outcome.notes, *(note for summary in outcome.summaries for note in summary.notes)])))
     warn(outcome.failures)
 
 

@@ -45,9 +45,9 @@ class Communication:
 def read_communication(run: Run) -> Communication:
     """Read the entries of the calls that communicate once more, for what the tables do not hold."""
     found = Communication()
-    names = {name: at for at, name in enumerate(run.ops) if name.startswith(PREFIXES)}
+    names = {name: op for op, name in enumerate(run.ops) if name.startswith(PREFIXES)}
     groups = run.table.filter(run.table["dtype"].str.ends_with("ProcessGroup"))["op"].unique().to_list()
-    names |= {run.ops[at]: at for at in groups}
+    names |= {run.ops[op]: op for op in groups}
     if not names:
         return found
     entries = read_entries(run.path)

@@ -246,9 +246,9 @@ def _places(pairs: list[tuple[RunFolder, RunFolder | None]], root: Path) -> list
     position: dict[int, int] = {}
     above = _STEP.search(root.resolve().name)
     for folder, partner in pairs:
-        at = position[folder.key.step] = position.get(folder.key.step, -1) + 1
+        index = position[folder.key.step] = position.get(folder.key.step, -1) + 1
         step = folder.key.step if folder.key.step >= 0 else int(above[1]) if above else 0
-        rank = at if folder.by_process or folder.key.rank < 0 else folder.key.rank
+        rank = index if folder.by_process or folder.key.rank < 0 else folder.key.rank
         named = [f"step{folder.key.step}"] if folder.key.step >= 0 else []
         if not (alone and folder.by_process and not named):
             named.append(f"rank{rank}")

@@ -319,9 +319,11 @@ class MetricTexts:
         shares = percents(pl.Series(np.where(number & shown, relative, 0.0)))
         shares = shares.scatter(np.flatnonzero(~shown), _words(case[~shown]))
         size = end - start
-        columns = [texts[at * size : (at + 1) * size].alias(title) for at, title in enumerate(DIFFERENCES.values())]
+        columns = [
+            texts[block * size : (block + 1) * size].alias(title) for block, title in enumerate(DIFFERENCES.values())
+        ]
         titles = enumerate(RELATIVES.values())
-        return columns + [shares[at * size : (at + 1) * size].alias(title) for at, title in titles]
+        return columns + [shares[block * size : (block + 1) * size].alias(title) for block, title in titles]
 
     def _tensor_metrics(self, metrics: pl.DataFrame) -> list[pl.Series]:
         columns = metric_columns(metrics.with_columns(escaped(metrics["status"])), self._style.number)

@@ -225,8 +225,8 @@ def _phase(call: str) -> str:
     return {BACKWARD: BACKWARD_PHASE, GRADIENTS: GRADIENT_PHASE}.get(parse_op(call).direction, FORWARD_PHASE)
 
 
-def _same_way(one: str, other: str) -> bool:
-    return one == other or (one in _WAY_BACK and other in _WAY_BACK)
+def _same_way(first: str, second: str) -> bool:
+    return first == second or (first in _WAY_BACK and second in _WAY_BACK)
 
 
 def first_difference(findings: list[Finding], raw: Values, base: Values, claim: Claim | None) -> First | None:

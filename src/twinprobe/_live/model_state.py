@@ -218,10 +218,10 @@ class Buffers:
             ]
         return found
 
-    def _before(self, at: int, slot: Slot) -> Array:
+    def _before(self, side: int, slot: Slot) -> Array:
         path, _, name = slot.held.name.rpartition(".")
-        held = self._kept[at].get((path, name))
-        return self._models[at].adapter.read(slot.held.tensor) if held is None else held[2]
+        held = self._kept[side].get((path, name))
+        return self._models[side].adapter.read(slot.held.tensor) if held is None else held[2]
 
     def _gap(self, slots: tuple[Slot, Slot], values: list[Array]) -> Gap:
         dtypes = [side.adapter.dtype(slot.held.tensor) for side, slot in zip(self._models, slots, strict=True)]
@@ -256,8 +256,8 @@ class Buffers:
                     found.setdefault((pair[0].held.key, pair[1].held.key), (calls_of[last], pair))
         return list(found.values())
 
-    def _slots(self, at: int, path: str) -> dict[str, Slot]:
-        layer = layer_at(self._models[at].paths.layer[path], path)
+    def _slots(self, side: int, path: str) -> dict[str, Slot]:
+        layer = layer_at(self._models[side].paths.layer[path], path)
         return {slot.alias: slot for slot in layer.weights if _is_state(slot)}
 
     def _by_one_meaning(self, slots: tuple[Slot, Slot], now: list[Array], gap: Gap, run: Values) -> Gap:

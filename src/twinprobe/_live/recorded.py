@@ -189,7 +189,10 @@ def load_weights(raw: Model, reference: Values, layer_map: LayerMap, notes: list
             for name in weights
         }
         pairs = pair_parameters(
-            [(name, str(list(one.shape)[::-1] if turned[name] else list(one.shape))) for name, one in weights.items()],
+            [
+                (name, str(list(tensor.shape)[::-1] if turned[name] else list(tensor.shape)))
+                for name, tensor in weights.items()
+            ],
             list(shapes.items()),
         )
         for name, parameter in weights.items():

@@ -88,8 +88,8 @@ def tree_lines(roots: list[Branch], *, plain: bool = False, most: int = MOST_LIN
     for root in roots:
         _grow(root, "", "", lines, fold=total > most, plain=plain)
     if len(lines) > most:
-        at = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
-        begin = max(0, min(at - most // 2, len(lines) - most))
+        first = next((place for place, (_, mark) in enumerate(lines) if mark == FIRST), 0)
+        begin = max(0, min(first - most // 2, len(lines) - most))
         left = len(lines) - most
         lines = [*lines[begin : begin + most], (f"... {left} more lines", UNSEEN)]
     return lines

@@ -115,25 +115,25 @@ class Feeder:
         prefix = self._prefix.get(key)
         if prefix is None:
             return None
-        at = -1
+        index = -1
 
         def feed(tensor: Any, name: str) -> Any:
-            nonlocal at
-            at += 1
+            nonlocal index
+            index += 1
             value = self._value(f"{prefix}.forward.{number}", f"output.{name}", tensor)
             if value is None or not self._is_float(tensor):
                 return tensor
-            return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", at))
+            return self._adapter.substitute(tensor, value, self._arriving(f"{prefix}.backward.{number}", index))
 
         if type(output) is tuple:
             return tuple(_mapped(item, str(place), feed, self._adapter.is_tensor) for place, item in enumerate(output))
         return _mapped(output, "0", feed, self._adapter.is_tensor)
 
-    def _arriving(self, name: str, at: int) -> OnGradient:
+    def _arriving(self, name: str, index: int) -> OnGradient:
         def arrived(gradient: HostTensor) -> HostTensor | None:
-            value = self._value(name, f"input.{at}", gradient)
+            value = self._value(name, f"input.{index}", gradient)
             if value is not None and self._phases[1]:
-                self._note(name, f"input.{at}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
+                self._note(name, f"input.{index}", gradient, value, BACKWARD_PHASE, GRADIENT_PLACE)
             return value
 
         return arrived

@@ -90,7 +90,7 @@ class Replay:
     @property
     def off(self) -> str:
         """Which side differs from its own reference by more than the operation may lose."""
-        sides = [any(one is not None and one.times > SUSPICIOUS for one in errors)
+        sides = [any(error is not None and error.times > SUSPICIOUS for error in errors)
                  for errors in ([v.target for v in self.values], [v.golden for v in self.values])]  # fmt: skip
         return {(True, True): "both", (True, False): "target", (False, True): "golden"}.get(
             (sides[0], sides[1]), "neither"
@@ -206,8 +206,8 @@ class SideReplay:
         """The way to make the call that the recorded result confirms, its number, and the reference."""
         tried: list[tuple[float, int, tuple[list[Any], list[Any]]]] = []
         trouble = ""
-        for at, bound in enumerate(ways):
-            if way is not None and at != way:
+        for index, bound in enumerate(ways):
+            if way is not None and index != way:
                 continue
             try:
                 check_shapes(bound, self.recorded, self.room)
@@ -217,18 +217,18 @@ class SideReplay:
                 trouble = trouble or str(error)
                 continue
             pairs = enumerate(zip(self.recorded, made[0], strict=True))
-            off = max(_error(value, one, self.expected.get(f"output.{at}", np.nan)).times
-                      for at, (value, one) in pairs if _is_float(value))  # fmt: skip
-            tried.append((off, at, made))
+            off = max(_error(value, one, self.expected.get(f"output.{index}", np.nan)).times
+                      for index, (value, one) in pairs if _is_float(value))  # fmt: skip
+            tried.append((off, index, made))
             if off <= SUSPICIOUS:
                 break
         if not tried:
             raise CannotReplay(trouble)
-        off, at, made = min(tried, key=lambda one: one[0])
+        off, index, made = min(tried, key=lambda one: one[0])
         if way is None and len(ways) > 1 and self.call.op.is_module and off > SUSPICIOUS:
             cls = self.call.op.cls
             raise CannotReplay(f"{cls}: what it was constructed with is not recorded, and no usual value fits")
-        return ways[at], at, made
+        return ways[index], index, made
 
     def measure(self, devices: Sequence[str]) -> dict[str, tuple[str, list[int], Error]]:
         """By name of the value: its dtype, shape and error."""
@@ -243,19 +243,20 @@ class SideReplay:
         here = self._attempt(wanted, "cpu")
         others = {device: self._attempt(wanted, device) for device in devices}
         found: dict[str, tuple[str, list[int], Error]] = {}
-        made_of = {f"output.{at}": pair for at, pair in enumerate(zip(self.recorded, reference, strict=True))}
+        made_of = {f"output.{index}": pair for index, pair in enumerate(zip(self.recorded, reference, strict=True))}
         kept = [slot.value if isinstance(slot, Slot) else None for slot in self.call.leaving] if wanted else []
-        made_of |= {f"backward.output.{at}": pair for at, pair in enumerate(zip(kept, gradients, strict=False))}
+        made_of |= {f"backward.output.{index}": pair for index, pair in enumerate(zip(kept, gradients, strict=False))}
         for name, (value, made) in made_of.items():
             if value is None or made is None or not _is_float(value) or value.shape != made.shape:
                 continue
-            part, at = int(name.startswith("backward")), int(name.rpartition(".")[2])
+            part, index = int(name.startswith("backward")), int(name.rpartition(".")[2])
             runs = [
-                run[part][at] if run is not None and at < len(run[part]) else None for run in (here, *others.values())
+                run[part][index] if run is not None and index < len(run[part]) else None
+                for run in (here, *others.values())
             ]
             error = _error(value, made, self.expected.get(name, np.nan), *runs)
             if error.times > SUSPICIOUS:  # what is left of large numbers may be all noise: ask the call itself
-                moved = self._moved(value, wanted)[part][at]
+                moved = self._moved(value, wanted)[part][index]
                 error = _error(value, made, self.expected.get(name, np.nan), *runs, moved=moved)
             error = replace(error, devices_eps=dict(zip(others, error.devices_eps.values(), strict=True)))
             found[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
@@ -307,11 +308,11 @@ def _join_equal(call: Call) -> None:
         if not isinstance(leaf, Slot) or not _is_float(leaf.value):
             return leaf
         alike = [
-            one
-            for one in known
-            if (one.shape, one.dtype, one.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
+            slot
+            for slot in known
+            if (slot.shape, slot.dtype, slot.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
         ]
-        found = next((one for one in alike if torch.equal(one.value, leaf.value)), None)
+        found = next((slot for slot in alike if torch.equal(slot.value, leaf.value)), None)
         if found is None:
             known.append(leaf)
         return found or leaf
@@ -333,7 +334,7 @@ def _error(recorded: Any, reference: Any, expected: float, *runs: Any, moved: An
     times = max(_ratio(whole, may), _ratio(worst, _WORST_ROW * may_row) if rows > 1 else 0.0)
     eps = [_ratio(found[0], norm * epsilon) if found else float("nan") for found in others]
     relative = _ratio(whole, norm)
-    devices = {str(at): value for at, value in enumerate(eps[1:])}
+    devices = {str(index): value for index, value in enumerate(eps[1:])}
     here_eps = eps[0] if eps else float("nan")
     return Error(relative, relative / epsilon, times, _ratio(may, norm * epsilon), here_eps, devices)
 
@@ -382,7 +383,7 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     """By call: the relative error that its outputs, and its backward call's, may have from equal inputs."""
     import polars as pl
 
-    places = {name: at for at, name in enumerate(run.ops)}
+    places = {name: index for index, name in enumerate(run.ops)}
     names = [name for call in calls for name in (call, backward_of(run.op_names[places[call]])) if name in places]
     table = run.table.with_row_index("row").filter(pl.col("op").is_in([places[name] for name in names]))
     pairs = _beside_itself(table)
@@ -401,8 +402,8 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     for call in calls:
         found[call] = {}
         for front, name in (("", call), ("backward.", backward_of(run.op_names[places[call]]))):
-            for at, row in enumerate(rows.get(name, [])):
-                found[call][f"{front}output.{at}"] = float(may[row])
+            for index, row in enumerate(rows.get(name, [])):
+                found[call][f"{front}output.{index}"] = float(may[row])
     return found
 
 
@@ -440,7 +441,7 @@ def isolate(
         return found
     _need_torch()
     suspects = _suspects(target, golden, evidence, judged, flow)
-    sides = [(run, [names[at] for names in suspects]) for at, run in enumerate((target, golden))]
+    sides = [(run, [names[index] for names in suspects]) for index, run in enumerate((target, golden))]
     try:
         calls = [read_calls(run, names) for run, names in sides if names]
     except BadInput as error:  # a run that was put together from several ranks, another tool's dump
@@ -463,9 +464,9 @@ def isolate(
             reasons[reason] = reasons.get(reason, 0) + 1
         for value in result.values:
             gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
-            at = int(value.name.rpartition(".")[2])
-            if at < len(gave):
-                found.note(gave[at], value.target, value.golden, clears=alike)
+            index = int(value.name.rpartition(".")[2])
+            if index < len(gave):
+                found.note(gave[index], value.target, value.golden, clears=alike)
     _pass_outwards(found, flow)
     left = len(suspects) - done
     found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))

@@ -67,7 +67,7 @@ class _Case:
     bound: Bound
     arriving: list[Any]
     backward: bool
-    at: int  # among the outputs, or among the gradients of differentiable inputs
+    index: int  # among the outputs, or among the gradients of differentiable inputs
     recorded: Any
     may_eps: float
     """What the operation may lose."""
@@ -75,7 +75,7 @@ class _Case:
     def value(self, *, reference: bool) -> Any:
         """The value as this machine computes it."""
         made = run_bound(self.bound, self.arriving if self.backward else [], reference=reference)
-        return made[int(self.backward)][self.at]
+        return made[int(self.backward)][self.index]
 
     def sliced(self, cuts: dict[int, int], axis: int, begin: int, end: int) -> _Case:
         """The case with only a part of an axis: ``cuts`` says which axis of which input it is, by ids."""
@@ -112,9 +112,9 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
     error: Error = errors[worst]
     try:
         side = SideReplay(call, {}, room, found.way)
-        backward, at = worst.startswith("backward."), int(worst.rpartition(".")[2])
-        recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[at].value
-        case = _Case(side.bound, side.call.arriving, backward, at, recorded, error.may_eps)
+        backward, index = worst.startswith("backward."), int(worst.rpartition(".")[2])
+        recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[index].value
+        case = _Case(side.bound, side.call.arriving, backward, index, recorded, error.may_eps)
         if shrink and error.times > SUSPICIOUS:
             case = _shrunk(case)
         names = _names(case)
@@ -176,11 +176,11 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
     full = case.value(reference=True)
     choices: list[list[tuple[int, int] | None]] = []
     for slot in case.slots():
-        places = [at for at, length in enumerate(slot.shape) if length == size]
+        places = [dimension for dimension, length in enumerate(slot.shape) if length == size]
         # The same place counted from the front or from the back comes first.
         likely = (axis, axis - case.recorded.ndim + len(slot.shape))
-        places.sort(key=lambda at, likely=likely: at not in likely)  # type: ignore[misc]
-        choices.append([*((id(slot), at) for at in places), None])
+        places.sort(key=lambda dimension, likely=likely: dimension not in likely)  # type: ignore[misc]
+        choices.append([*((id(slot), dimension) for dimension in places), None])
     half = max(size // 2, 1)
     for way in islice(product(*choices), _MOST_WAYS):
         cuts = dict(found for found in way if found is not None)
@@ -196,8 +196,8 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
     return None
 
 
-def _close(one: Any, other: Any) -> bool:
-    whole, _, norm, _ = distance(one, other)
+def _close(value: Any, reference: Any) -> bool:
+    whole, _, norm, _ = distance(value, reference)
     return whole <= _SAME * norm
 
 
@@ -225,9 +225,9 @@ def _names(case: _Case) -> list[tuple[Slot, str]]:
     """Names for the tensors that the script loads."""
     arriving = {id(slot) for slot in slots_in(case.arriving)}
     inputs = [slot for slot in case.slots() if id(slot) not in arriving]
-    named = [(slot, f"input.{at}") for at, slot in enumerate(inputs)]
+    named = [(slot, f"input.{number}") for number, slot in enumerate(inputs)]
     came = [slot for slot in case.slots() if id(slot) in arriving]
-    return named + [(slot, f"gradient.{at}") for at, slot in enumerate(came)]
+    return named + [(slot, f"gradient.{number}") for number, slot in enumerate(came)]
 
 
 _SCRIPT = '''\
@@ -280,7 +280,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
     local: dict[int, str] = {}
     if case.backward:
         lines.append("leaves = [" + ", ".join(f'x("{known[id(slot)]}").requires_grad_()' for slot in leaves) + "]")
-        local = {id(slot): f"leaves[{at}].clone()" for at, slot in enumerate(leaves)}
+        local = {id(slot): f"leaves[{number}].clone()" for number, slot in enumerate(leaves)}
 
     def text(value: Any) -> str:
         if isinstance(value, Slot):
@@ -303,9 +303,9 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
             f"grads = torch.autograd.grad([{', '.join(made)}], leaves, [{', '.join(came)}], allow_unused=True)"
         )
         floats = [slot for slot in case.slots() if id(slot) not in came_in and slot.value.is_floating_point()]
-        lines.append(f"return grads[{leaves.index(floats[case.at])}]")
+        lines.append(f"return grads[{leaves.index(floats[case.index])}]")
     else:
-        lines.append(f"return {written}{paths[case.at]}")
+        lines.append(f"return {written}{paths[case.index]}")
     kind = str(case.recorded.dtype).rpartition(".")[2]
     codes = {_CODES[str(slot.value.dtype).rpartition(".")[2]]: str(slot.value.dtype) for slot, _ in names}
     codes[_CODES[kind]] = str(case.recorded.dtype)
@@ -402,9 +402,9 @@ def _readme(case: _Case, names: list[tuple[Slot, str]], who: str, call: Call, wo
         lines += ["", "| element | recorded | float64 |", "| --- | --- | --- |"]
         with np.errstate(invalid="ignore"):
             gap = np.nan_to_num(np.abs(arrays[0] - arrays[1]), nan=np.inf).reshape(-1)
-        for at in np.argsort(-gap, kind="stable")[:_SHOWN].tolist():
-            place = [int(index) for index in np.unravel_index(at, arrays[0].shape)]
-            lines.append(f"| {place} | {arrays[0].reshape(-1)[at]:.9g} | {arrays[1].reshape(-1)[at]:.9g} |")
+        for element in np.argsort(-gap, kind="stable")[:_SHOWN].tolist():
+            place = [int(index) for index in np.unravel_index(element, arrays[0].shape)]
+            lines.append(f"| {place} | {arrays[0].reshape(-1)[element]:.9g} | {arrays[1].reshape(-1)[element]:.9g} |")
     lines += ["", "Run `python reproduce.py [DEVICE]`: it needs PyTorch only, prints the errors of the recorded",
               "values and of this machine's, and exits 1 while the fault is there.", ""]  # fmt: skip
     return "\n".join(lines)

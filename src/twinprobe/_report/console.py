@@ -255,8 +255,8 @@ def print_ranks(summaries: Sequence[Summary], console: Console) -> None:
 
 def counted(names: Sequence[str]) -> str:
     """How many ranks, steps or both these are: step1/rank0 is a step and a rank."""
-    found = {what: {at[0] for name in names if (at := re.findall(rf"{what}\d+", name))} for what in ("step", "rank")}
-    steps, ranks = len(found["step"]), len(found["rank"])
+    parts = [[re.findall(rf"{what}\d+", name)[:1] for name in names] for what in ("step", "rank")]
+    steps, ranks = (len({number for numbers in found for number in numbers}) for found in parts)
     if steps > 1 and ranks > 1:
         return f"{len(names):,} results ({ranks:,} ranks at {steps:,} steps)"
     return f"{len(names):,} {'steps' if steps > 1 else 'ranks'}"

@@ -175,12 +175,12 @@ class Staging(AbstractContextManager["Staging"]):
             with suppress(OSError):  # some network file systems cannot sync a folder; the files are there all the same
                 _sync(folder)
 
-    def _send(self, at: int, temporary: Path, elsewhere: RemotePath) -> None:
+    def _send(self, index: int, temporary: Path, elsewhere: RemotePath) -> None:
         """Upload a file; where that fails, those that were sent before it are taken back."""
         try:
             elsewhere.upload(temporary)
         except BaseException:
-            for sent, _temporary, _elsewhere in self._files[:at]:
+            for sent, _temporary, _elsewhere in self._files[:index]:
                 with suppress(OSError):
                     sent.unlink()
             raise

@@ -60,8 +60,8 @@ def _views(target: HostTensor, golden: HostTensor, whole: dict[str, Any]) -> Ite
     every = tuple((0, size) for size in shape)
     long = [axis for axis, size in enumerate(shape) if size > 1]
     cuts = [Cut(*pair, every) for pair in combinations(long[-4:], 2) if set(pair) != chosen]
-    for axis in (one for one in long if one not in chosen):
-        edges = [at * shape[axis] // min(_PLACES, shape[axis]) for at in range(min(_PLACES, shape[axis]) + 1)]
+    for axis in (candidate for candidate in long if candidate not in chosen):
+        edges = [part * shape[axis] // min(_PLACES, shape[axis]) for part in range(min(_PLACES, shape[axis]) + 1)]
         cuts += [
             Cut(whole["rows"], whole["columns"], (*every[:axis], span, *every[axis + 1 :])) for span in pairwise(edges)
         ]
@@ -128,9 +128,9 @@ def _side_by_side(target: TensorSummary, golden: TensorSummary) -> dict[str, Any
     end = max(first + len(counts) for first, counts in bins)
     counts = [[0] * (first - start) + counts + [0] * (end - first - len(counts)) for first, counts in bins]
     largest: dict[tuple[int, ...], list[Any]] = {}
-    for at, side in enumerate(pair):
+    for which, side in enumerate(pair):
         for index, value in side.largest:
-            largest.setdefault(tuple(index), [None, None])[at] = value
+            largest.setdefault(tuple(index), [None, None])[which] = value
     return {
         "shape": target.shape, "dtypes": [side.dtype for side in pair], "rows": target.rows, "columns": target.columns,
         "ranges": [[0, size] for size in target.shape], "size": target.size, "elements": prod(target.shape),
@@ -246,6 +246,6 @@ class AxisNames:
         inner = self._features | {size for _, size in self._heads}
         for word, known in sizes.items():
             others = inner.union(*(more for other, more in sizes.items() if other != word))
-            at = [axis for axis, size in enumerate(shape) if size in known]
-            if len(at) == 1 and shape[at[0]] > 1 and shape[at[0]] not in others and not found[at[0]]:
-                found[at[0]] = word
+            axes = [axis for axis, size in enumerate(shape) if size in known]
+            if len(axes) == 1 and shape[axes[0]] > 1 and shape[axes[0]] not in others and not found[axes[0]]:
+                found[axes[0]] = word

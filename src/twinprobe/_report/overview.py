@@ -158,13 +158,13 @@ def _places(cells: Sequence[Cell]) -> list[list[str]]:
 
 def _ranges(numbers: set[int]) -> str:
     """Numbers as people write them: 0-6, 9."""
-    ordered, parts, at = sorted(numbers), [], 0
-    while at < len(ordered):
-        end = at
+    ordered, parts, start = sorted(numbers), [], 0
+    while start < len(ordered):
+        end = start
         while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
             end += 1
-        parts.append(str(ordered[at]) if end == at else f"{ordered[at]}-{ordered[end]}")
-        at = end + 1
+        parts.append(str(ordered[start]) if end == start else f"{ordered[start]}-{ordered[end]}")
+        start = end + 1
     return ", ".join(parts)
 
 
@@ -371,11 +371,9 @@ def steps_table(found: StepsComparison) -> pl.DataFrame:
                     trend.known[:, place], values[:, place], np.nan
                 )  # fmt: skip
         for kind in ("output", "gradient", "parameter"):
-            places = [
-                at for at, name in enumerate(trend.names) if name.startswith(f"{kind}.") and not name.endswith(".eps")
-            ]
-            columns[f"{kind}_difference"] = trend.difference[:, places].max(axis=1, initial=0.0)
-            columns[f"{kind}_noise"] = trend.noise[:, places].max(axis=1, initial=0.0)
+            of_kind = [name.startswith(f"{kind}.") and not name.endswith(".eps") for name in trend.names]
+            columns[f"{kind}_difference"] = trend.difference[:, of_kind].max(axis=1, initial=0.0)
+            columns[f"{kind}_noise"] = trend.noise[:, of_kind].max(axis=1, initial=0.0)
         differs = trend.differs
         columns["differing"] = differs.sum(axis=1)
         columns["first_differing"] = [trend.names[int(np.argmax(row))] if row.any() else "" for row in differs]
@@ -385,7 +383,7 @@ def steps_table(found: StepsComparison) -> pl.DataFrame:
 
 def fill_curves(found: StepsComparison, path: Path) -> None:
     """Write the page with the curves to exactly this path."""
-    chosen = sorted(found.trends, key=lambda one: (one.rank != found.parting.rank, one.rank))[:_MOST_RANKS]
+    chosen = sorted(found.trends, key=lambda trend: (trend.rank != found.parting.rank, trend.rank))[:_MOST_RANKS]
     numbers = sum(3 * len(trend.names) * len(trend.steps) for trend in chosen)
     every = max(1, math.ceil(numbers / _MOST_NUMBERS))
     notes = list(found.notes)
@@ -417,22 +415,22 @@ def fill_curves(found: StepsComparison, path: Path) -> None:
 def _curves(trend: Trend, every: int) -> dict[str, Any]:
     rows = slice(None, None, every)
     hidden = ".digest", ".samples", ".eps", ".residue", ".drops"
-    shown = [at for at, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
-    shown = [at for at in shown if not trend.names[at].endswith(hidden)]
-    shown.sort(key=lambda at: trend.names[at] not in _HEAD)
+    shown = [column for column, name in enumerate(trend.names) if not name.startswith(("random.", "setting."))]
+    shown = [column for column in shown if not trend.names[column].endswith(hidden)]
+    shown.sort(key=lambda column: trend.names[column] not in _HEAD)
     apart = trend.known & ~(trend.difference <= trend.noise)
-    first = {at: int(np.argmax(apart[:, at])) for at in shown if apart[:, at].any()}
+    first = {column: int(np.argmax(apart[:, column])) for column in shown if apart[:, column].any()}
     series = []
-    for at in shown:
-        known = trend.known[rows, at]
-        pair = [_plain(np.where(known, side[rows, at], np.nan)) for side in (trend.target, trend.golden)]
-        noise = trend.noise[rows, at]
-        apart_at_all = bool(trend.difference[rows, at].any())  # six digits may hide it
+    for column in shown:
+        known = trend.known[rows, column]
+        pair = [_plain(np.where(known, side[rows, column], np.nan)) for side in (trend.target, trend.golden)]
+        noise = trend.noise[rows, column]
+        apart_at_all = bool(trend.difference[rows, column].any())  # six digits may hide it
         series.append({
-            "name": visible(trend.names[at]), "target": pair[0], "golden": None if pair[0] == pair[1] else pair[1],
-            "difference": _plain(trend.difference[rows, at]) if apart_at_all else None,
+            "name": visible(trend.names[column]), "target": pair[0], "golden": None if pair[0] == pair[1] else pair[1],
+            "difference": _plain(trend.difference[rows, column]) if apart_at_all else None,
             "noise": _plain(noise) if noise.any() else None,
-            "first": int(trend.steps[first[at]]) if at in first else None,
+            "first": int(trend.steps[first[column]]) if column in first else None,
         })  # fmt: skip
     return {"rank": trend.rank, "steps": trend.steps[rows].tolist(), "golden_steps": trend.golden_steps[rows].tolist(),
             "series": series}  # fmt: skip
@@ -440,7 +438,7 @@ def _curves(trend: Trend, every: int) -> dict[str, Any]:
 
 def _plain(values: Any) -> list[float | None]:
     """Numbers as JSON has them, six digits of each; None for what is no number."""
-    return [float(f"{one:.6g}") if math.isfinite(one) else None for one in values.tolist()]
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def step_lines(found: StepsComparison) -> list[str]:

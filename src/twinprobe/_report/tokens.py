@@ -247,10 +247,10 @@ def _start_of(found: Compared) -> int | None:
     return next(later, None)
 
 
-def _token_errors(found: Compared, at: int) -> Floats | None:
+def _token_errors(found: Compared, row: int) -> Floats | None:
     """The relative error of each token in one pair of tensors; NaN where that does not hold it."""
-    pairs, held = found.evidence.pairs, found.held[at]
-    files = pairs["t_file"][at], pairs["g_file"][at]
+    pairs, held = found.evidence.pairs, found.held[row]
+    files = pairs["t_file"][row], pairs["g_file"][row]
     if held is None or None in files:
         return None
     try:
@@ -326,11 +326,11 @@ def _strips(table: pl.DataFrame, modules: Sequence[tuple[str, Floats]]) -> str:
     sequence, index = table["sequence"].to_list(), table["token"].to_list()
     last = -1.0
     for column in range(columns):
-        at = int(edges[column])
-        begins = at == 0 or sequence[at] != sequence[int(edges[column - 1])]
+        token = int(edges[column])
+        begins = token == 0 or sequence[token] != sequence[int(edges[column - 1])]
         place = left + column * cell
         if begins or place - last > 60:
-            label = f"{sequence[at]}:{index[at]}" if begins and sequence[-1] != sequence[0] else str(index[at])
+            label = f"{sequence[token]}:{index[token]}" if begins and sequence[-1] != sequence[0] else str(index[token])
             drawn.append(f'<text x="{place:.0f}" y="14">{label}</text>')
             last = place
     for number, (name, times) in enumerate(modules):
@@ -439,9 +439,9 @@ def curves(
 
     size = f'width="100%" viewBox="0 0 {_WIDE} {_HIGH}"'
     drawn = [f'<svg class="curves" {size} role="img" aria-label="{shown(series[0][0])}">']
-    for at in np.linspace(low, high, 5).tolist():
-        y = 12 + (1 - (at - low) / span) * (_HIGH - _BOTTOM - 12)
-        label = f"{10**at if logarithmic else at:.3g}"
+    for level in np.linspace(low, high, 5).tolist():
+        y = 12 + (1 - (level - low) / span) * (_HIGH - _BOTTOM - 12)
+        label = f"{10**level if logarithmic else level:.3g}"
         drawn.append(f'<path class="axis" d="M{_LEFT} {y:.1f}H{_WIDE - 14}"/>')
         drawn.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for place in dict.fromkeys(np.linspace(first, last, 9).round().tolist()):

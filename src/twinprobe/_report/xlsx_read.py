@@ -122,22 +122,22 @@ def _cells(
 def _parse_row(row: bytes, needed: dict[str, int] | None) -> dict[int, _Cell]:
     """The cells of a row by column; with ``needed``, only those of these columns (letters and number)."""
     cells: dict[int, _Cell] = {}
-    at = -1
+    column = -1
     for cell in _parse(row):
         if _plain_tag(cell) != "c":
             continue
         place = cell.get("r")
         if place is None:
-            at += 1
+            column += 1
         elif needed is None:
-            at = _column(place)
+            column = _column(place)
         else:
-            at = needed.get(place.rstrip("0123456789"), -1)
-            if at < 0:
+            column = needed.get(place.rstrip("0123456789"), -1)
+            if column < 0:
                 continue
         value = _value(cell)
         if value is not None:
-            cells[at] = value
+            cells[column] = value
     return cells
 
 
@@ -237,12 +237,12 @@ def _plain_tag(element: ElementTree.Element) -> str:
 
 def _column(place: str) -> int:
     """The number of a cell's column from its place: A7 is in column 0, AA7 in column 26."""
-    at = 0
+    number = 0
     for letter in place:
         if not "A" <= letter <= "Z":
             break
-        at = at * 26 + ord(letter) - 64
-    return at - 1
+        number = number * 26 + ord(letter) - 64
+    return number - 1
 
 
 def _sheets(archive: zipfile.ZipFile) -> list[str]:

@@ -150,29 +150,29 @@ def first_key(text: bytes) -> str:
 
 def saved(text: str) -> dict[str, Any]:
     """The members of an object before the place where its text cannot be read further."""
-    decoder, found, at = json.JSONDecoder(), dict[str, Any](), 0
+    decoder, found, position = json.JSONDecoder(), dict[str, Any](), 0
     try:
         while True:
-            name, at = decoder.raw_decode(text, _next(text, at))
-            entry, at = decoder.raw_decode(text, _next(text, at, ":"))
+            name, position = decoder.raw_decode(text, _next(text, position))
+            entry, position = decoder.raw_decode(text, _next(text, position, ":"))
             if not isinstance(name, str):
                 break
             found[without_surrogates(name)] = without_surrogates(entry)
-            at = _next(text, at, ",")
+            position = _next(text, position, ",")
     except (ValueError, RecursionError, IndexError):
         pass
     return found
 
 
-def _next(text: str, at: int, sign: str = "") -> int:
+def _next(text: str, position: int, sign: str = "") -> int:
     """The next place that is not empty, or the one after this sign, which must come next."""
-    while text[at] in " \t\r\n":
-        at += 1
+    while text[position] in " \t\r\n":
+        position += 1
     if not sign:
-        return at
-    if text[at] != sign:
-        raise ValueError(f"expected {sign!r} at {at}")
-    return _next(text, at + 1)
+        return position
+    if text[position] != sign:
+        raise ValueError(f"expected {sign!r} at {position}")
+    return _next(text, position + 1)
 
 
 def _pieces_of(path: Path, blocks: Iterator[Bytes]) -> Iterator[tuple[memoryview, bool]]:
@@ -465,8 +465,8 @@ class Stacks:
 
     def __getitem__(self, op: str) -> Sequence[str]:
         """The frames of a call, innermost first; empty where none were recorded."""
-        at = self.of_op.get(op)
-        return self.frames[at] if at is not None else ()
+        site = self.of_op.get(op)
+        return self.frames[site] if site is not None else ()
 
 
 def read_stacks(path: Path) -> tuple[Stacks, str | None]:

@@ -146,12 +146,12 @@ def _debugger_values(value: Any, role: int, ending: str, depth: int) -> Iterator
     if isinstance(value, dict) and isinstance(value.get("shape"), str) and isinstance(value.get("dtype"), str):
         yield role, ending, _debugger_tensor(value)
     elif isinstance(value, dict):
-        for key, one in value.items():
+        for key, item in value.items():
             inner = ending if key in ("args", "kwargs") else f"{ending}.{key}"
-            yield from _debugger_values(one, role, inner, depth + 1)
+            yield from _debugger_values(item, role, inner, depth + 1)
     elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from _debugger_values(one, role, f"{ending}.{index}", depth + 1)
+        for index, item in enumerate(value):
+            yield from _debugger_values(item, role, f"{ending}.{index}", depth + 1)
     elif isinstance(value, str):
         yield role, ending, None if value == "None" else Leaf("str", value=value[:1000])
 
@@ -201,14 +201,14 @@ def _polygraphy(path: Path) -> Content:
                 rows.call(rows.numbered(name or "array", "") if name not in rows.ops else f"{name}'",
                           [(POINT, "", measured(array))])  # fmt: skip
                 return
-            for key, one in value.items():
+            for key, item in value.items():
                 hidden = key in ("lst", "outputs", "values", "arr", "_arr", "dct")
-                visit(one, name if hidden else f"{name}.{key}".lstrip("."), depth + 1)
+                visit(item, name if hidden else f"{name}.{key}".lstrip("."), depth + 1)
         elif isinstance(value, list):
             named = len(value) == 2 and isinstance(value[0], str)
-            for index, one in enumerate(value[1:] if named else value):
+            for index, item in enumerate(value[1:] if named else value):
                 inner = str(value[0]) if named else str(index)
-                visit(one, f"{name}.{inner}".lstrip(".") if named or len(value) > 1 else name, depth + 1)
+                visit(item, f"{name}.{inner}".lstrip(".") if named or len(value) > 1 else name, depth + 1)
 
     visit(_document(path), "", 0)
     return rows.content(path, level="arrays", task="statistics", notes=["written by Polygraphy; runners in its order"])
@@ -259,9 +259,9 @@ def _hashed(text: str, hashes: list[str], role: int, ending: str) -> list[tuple[
     tensors = list(_TENSOR.finditer(text))
     each = len(hashes) // len(tensors) if tensors and len(hashes) % len(tensors) == 0 else 0
     values: list[tuple[int, str, Leaf | None]] = []
-    for index, one in enumerate(tensors):
-        shape = [int(size) for size in re.findall(r"\d{1,15}", one["shape"])]
-        leaf = Leaf("torch.Tensor", _SHORT.get(one["dtype"], one["dtype"][:40]), shape)
+    for index, tensor in enumerate(tensors):
+        shape = [int(size) for size in re.findall(r"\d{1,15}", tensor["shape"])]
+        leaf = Leaf("torch.Tensor", _SHORT.get(tensor["dtype"], tensor["dtype"][:40]), shape)
         for number in hashes[index * each : (index + 1) * each]:
             if number.lstrip("-").isdecimal():
                 leaf.md5 = number
@@ -282,15 +282,15 @@ _FIELDS = {"min": "Min", "max": "Max", "mean": "Mean", "l2_norm": "Norm"}
 def _statistics_log(path: Path) -> Content:
     found: dict[str, Leaf] = {}
     for line in _lines(path):
-        one = _STATISTIC.search(line)
-        if one is None:
+        match = _STATISTIC.search(line)
+        if match is None:
             continue
-        tensor = (line[: one.start()].split() or ["tensor"])[-1]
-        leaf = found.setdefault(f"{tensor}.iteration{int(one['iteration'])}", Leaf("Tensor", "unknown", []))
+        tensor = (line[: match.start()].split() or ["tensor"])[-1]
+        leaf = found.setdefault(f"{tensor}.iteration{int(match['iteration'])}", Leaf("Tensor", "unknown", []))
         try:
-            setattr(leaf, _FIELDS[one["what"]], float(one["value"]))
+            setattr(leaf, _FIELDS[match["what"]], float(match["value"]))
         except ValueError:
-            raise BadInput(f"has the value {one['value']!r}", where=f"{path}: {tensor[:200]}") from None
+            raise BadInput(f"has the value {match['value']!r}", where=f"{path}: {tensor[:200]}") from None
     rows = _Rows(path)
     for name, leaf in found.items():
         rows.call(name, [(POINT, "", leaf)])

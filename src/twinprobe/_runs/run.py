@@ -393,8 +393,8 @@ def _sampled(path: Path) -> bytes:
             if size <= _WHOLE:
                 digest.update(file.read(_WHOLE))
             else:
-                for at in (0, size // 2, size - _SAMPLE):
-                    file.seek(at)
+                for start in (0, size // 2, size - _SAMPLE):
+                    file.seek(start)
                     digest.update(file.read(_SAMPLE))
     except OSError:
         return b"missing"

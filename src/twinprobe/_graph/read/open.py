@@ -91,7 +91,7 @@ def open_graph(source: Source, step: int | None = None, rank: int | None = None)
             config = file.config()
             yield config, file.graph(_chosen(step, config.steps, "step"), _chosen(rank, config.ranks, "rank"))
         return
-    steps, ranks = (sorted({key[at] for key in source.paths}) for at in (0, 1))
+    steps, ranks = (sorted({key[part] for key in source.paths}) for part in (0, 1))
     key = (_chosen(step, steps, "step"), _chosen(rank, ranks, "rank"))
     if key not in source.paths:
         raise BadInput(f"there is no file for step {key[0]}, rank {key[1]}", where=source.id)

@@ -136,7 +136,7 @@ def pair_by_flow(
             ]
             if len(fitting) == 1:
                 found.append((path, fitting[0]))
-        ends = [[pair[at] for pair in found] for at in (0, 1)]
+        ends = [[pair[side] for pair in found] for side in (0, 1)]
         found = [pair for pair in found if ends[0].count(pair[0]) == ends[1].count(pair[1]) == 1]
         if not found:
             return
@@ -259,19 +259,19 @@ def _by_looks(target: LayerTree, source: LayerTree, pairs: list[Pair]) -> None:
     around = dict(pairs)
     for inside_pairs in (True, False):
         looks: list[dict[object, list[str]]] = []
-        for at, tree in enumerate((target, source)):
-            taken = {pair[at] for pair in pairs}
+        for side, tree in enumerate((target, source)):
+            taken = {pair[side] for pair in pairs}
             found: dict[object, list[str]] = {}
             for path in tree.holding:
                 if path not in taken:
                     outer = path.rpartition(".")[0]
-                    place = (around.get(outer, "?") if at == 0 else outer) if inside_pairs else ""
+                    place = (around.get(outer, "?") if side == 0 else outer) if inside_pairs else ""
                     found.setdefault((place, str(tree.sizes(path))), []).append(path)
             looks.append(found)
-        for look, ones in looks[0].items():
-            others = looks[1].get(look, [])
-            if len(ones) == len(others) == 1:
-                pairs.append((ones[0], others[0]))
+        for look, targets in looks[0].items():
+            sources = looks[1].get(look, [])
+            if len(targets) == len(sources) == 1:
+                pairs.append((targets[0], sources[0]))
 
 
 def _within(path: str, outer: str) -> bool:

@@ -189,7 +189,7 @@ def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: An
 def _run_special(works: list[Work]) -> None:
     """The user's own rules; what they wrote is taken back when one of them fails."""
     special = [(work.special, work.target.module, work.source.module) for work in works if work.special]
-    held = [(adapter_of(module), one.tensor) for _, module, _ in special for one in held_below(module)]
+    held = [(adapter_of(module), weight.tensor) for _, module, _ in special for weight in held_below(module)]
     before = [(adapter, tensor, np.array(adapter.read(tensor))) for adapter, tensor in held]
     try:
         for function, module, partner in special:
@@ -248,13 +248,13 @@ def match_group(target: Any, source: Any, group: Group) -> Match | None:
         copies = _thirds(wanted, offered) or [(part, third) for third, part in _thirds(offered, wanted)]
     if copies and not (across and any(_may_be_turned(*pair) for pair in copies)):
         return Match(copies=copies)
-    ones, others = (" + ".join(type(layer).__name__ for layer in side) for side in members)
+    wanted_names, offered_names = (" + ".join(type(layer).__name__ for layer in side) for side in members)
     shapes = [", ".join(str(list(slot.shape)) for slot in slots) or "none" for slots in (wanted, offered)]
     return Match(
         notices=[
-            f"the group {ones} and {others} keeps the weights it has: they do not pair up in order ({shapes[0]} against"
-            f" {shapes[1]}); set them yourself, or put each side into a module of its own, map the two and register a"
-            " rule for them with add_special_init"
+            f"the group {wanted_names} and {offered_names} keeps the weights it has: they do not pair up in order"
+            f" ({shapes[0]} against {shapes[1]}); set them yourself, or put each side into a module of its own, map the"
+            " two and register a rule for them with add_special_init"
         ]
     )
 

@@ -238,14 +238,14 @@ class Work:
 def works_of(target: Any, source: Any, pairs: Iterable[Paths], mapped: Collection[Paths] | None) -> list[Work]:
     """One work for each pair that no other pair speaks for, in the order given."""
     wanted = list(dict.fromkeys(pairs))
-    around = tuple({outer for pair in wanted for outer in _around(pair[at])} for at in (0, 1))
+    around = tuple({outer for pair in wanted for outer in _around(pair[side])} for side in (0, 1))
     works: dict[Paths, Work] = {}
     closed: tuple[set[str], set[str]] = (set(), set())
     # From the outside in: a rule for a whole module speaks for everything below it.
     for paths in sorted(wanted, key=lambda pair: (len(_around(pair[0])), len(_around(pair[1])))):
-        if any(closed[at] and closed[at].intersection(_around(paths[at])) for at in (0, 1)):
+        if any(closed[side] and closed[side].intersection(_around(paths[side])) for side in (0, 1)):
             continue
-        below = any(paths[at] in around[at] for at in (0, 1))
+        below = any(paths[side] in around[side] for side in (0, 1))
         work = works[paths] = _work(target, source, paths, mapped, below=below)
         if work.special is not None or work.without_rule or work.target.whole:
             closed[0].add(paths[0])
