@@ -239,15 +239,10 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
     assert found is not None
     parting = found.parting
     if as_json:
-        print_json({
-            "steps": asdict(parting),
-            "agrees": not parting,
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "files": [str(path) for path in outcome.overview],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-            "next": next_command(outcome) if outcome.summaries else None,
-        })  # fmt: skip
+        files = [str(path) for path in outcome.overview]
+        following = next_command(outcome) if outcome.summaries else None
+        print_json({"steps": asdict(parting), "agrees": not parting, "files": files, **facts_of(outcome),
+                    "next": following})  # fmt: skip
         return
     from rich.console import Console
 
@@ -276,11 +271,7 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
 def show(outcome: Outcome, *, as_json: bool) -> None:
     """Print what was found."""
     if as_json:
-        document: dict[str, Any] = {
-            "ranks": [summary.to_dict() for summary in outcome.summaries],
-            "notes": outcome.notes,
-            "failures": outcome.failures,
-        }
+        document = facts_of(outcome)
         if not outcome.summaries[0].rank:  # two files, not a folder of ranks
             document = outcome.summaries[0].to_dict()
             document["notes"] = document["notes"] + outcome.notes + outcome.failures
@@ -332,14 +323,9 @@ def _common_folder(paths: list[str]) -> str:
 def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
     """Print where the difference began and which files tell more."""
     if as_json:
-        print_json({
-            "findings": analysis.findings,
-            "files": [str(path) for path in analysis.calls + analysis.reports],
-            "ranks": [summary.to_dict() for summary in analysis.summaries],
-            "notes": analysis.notes,
-            "failures": analysis.failures,
-            "next": next_command(analysis),
-        })  # fmt: skip
+        files = [str(path) for path in analysis.calls + analysis.reports]
+        print_json({"findings": analysis.findings, "files": files, **facts_of(analysis),
+                    "next": next_command(analysis)})  # fmt: skip
         return
     from twinprobe._report.console import visible
 
@@ -351,6 +337,12 @@ def show_analysis(analysis: Outcome, *, as_json: bool) -> None:
         sys.stdout.write(f"The analyze result is saved in: {visible(str(path))}\n")
     sys.stdout.flush()
     warn(analysis.notes + analysis.failures)
+
+
+def facts_of(outcome: Any) -> dict[str, Any]:
+    """What the outcome of every command tells machines."""
+    ranks = [summary.to_dict() for summary in outcome.summaries]
+    return {"ranks": ranks, "notes": outcome.notes, "failures": outcome.failures}
 
 
 def print_json(document: object) -> None:

@@ -12,14 +12,10 @@ from twinprobe._cli.common import path
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add(
-        "target",
-        metavar="TARGET",
-        help='the program under test, as one word: "python train.py --backend b"; or a recording',
-    )
-    add(
-        "golden", metavar="GOLDEN", help="the reference program, or a recording; the same command: is it deterministic?"
-    )
+    add("target", metavar="TARGET",
+        help='the program under test, as one word: "python train.py --backend b"; or a recording')  # fmt: skip
+    add("golden", metavar="GOLDEN",
+        help="the reference program, or a recording; the same command: is it deterministic?")  # fmt: skip
     add("-o", "--output_path", type=path, default="./output", metavar="DIR",
         help="folder for the recordings and the page (default: ./output)")  # fmt: skip
     add("--steps", type=_count, metavar="N", help="watch only so many steps")

@@ -17,9 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="two recordings with tensors, or the json result of compare that names them")  # fmt: skip
     add("--call", required=True, metavar="NAME",
         help="the call, as compare names it: Functional.gelu.1.forward, or the path of a module")  # fmt: skip
-    add(
-        "--golden-call", metavar="NAME", help="its counterpart in golden (default: the call that compare pairs with it)"
-    )
+    add("--golden-call", metavar="NAME",
+        help="its counterpart in golden (default: the call that compare pairs with it)")  # fmt: skip
     add("--memory-mb", type=positive, metavar="N",
         help="the most MiB of memory that replaying one call may take (default: 2048)")  # fmt: skip
     if parser.prog.endswith("reproduce"):

@@ -182,27 +182,23 @@ def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | N
 
 
 def _draw(place: Place, request: GraphRequest, worker: GoldenProcess | None) -> Picture:
+    mapping, finish = replace(request.mapping, label=place.label), None
     with unchanged(*_run_files(place)):
         if place.sides is not None:
-            whole, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
-            return draw_pair(
-                whole[0], whole[1], place.step, place.rank,
-                match=Settler(build_matcher(replace(request.mapping, label=place.label))), same_ancestors=False,
-                overflow_check=request.overflow_check, thresholds=request.thresholds,
-                finish=partial(with_findings, notes=notes, lost=lost),
-            )  # fmt: skip
-        runs = open_runs(place, request, worker)
-        mapping = replace(request.mapping, label=place.label)
-        if place.ranks is not None and mapping.layer is None:
-            mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
-        match = build_matcher(mapping)
+            runs, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
+            match, finish = Settler(build_matcher(mapping)), partial(with_findings, notes=notes, lost=lost)
+        else:
+            runs = open_runs(place, request, worker)
+            if place.ranks is not None and mapping.layer is None:
+                mapping = replace(mapping, fuzzy=True)  # call numbers of the stages mean nothing to one another
+            match = build_matcher(mapping)
         if len(runs) == 1:
             side = drawn_run(TARGET, runs[0], overflow_check=request.overflow_check)
             return Picture(place.step, place.rank, side)
-        same_ancestors = request.same_ancestors and place.ranks is None
+        same_ancestors = request.same_ancestors and place.ranks is None and place.sides is None
         return draw_pair(
-            runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors,
-            overflow_check=request.overflow_check, thresholds=request.thresholds, worker=worker,
+            runs[0], runs[1], place.step, place.rank, match=match, same_ancestors=same_ancestors, worker=worker,
+            overflow_check=request.overflow_check, thresholds=request.thresholds, finish=finish,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from twinprobe._live.comparing import Comparison, compare_live
 from twinprobe._live.findings import INJECTED, Finding, First
-from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, framework_of
+from twinprobe._live.frameworks.adapter import FRAMEWORKS, adapter_named, array_on_host, framework_of
 from twinprobe._live.model_state import state_kept
 from twinprobe._live.options import BOTH, FORWARD, PHASES, Options, read_options, read_tolerance, refuse_older_form
 from twinprobe._live.pairing.layer_map import LayerMap, as_layer_map
@@ -256,5 +256,5 @@ def _hosted(value: Any) -> Any:
     if isinstance(value, bool | int | float | np.generic | np.ndarray):
         array = np.asarray(value)
         if array.dtype.name in STORAGE:
-            return HostTensor(array.dtype.name, array.shape, np.ascontiguousarray(array).reshape(-1))
+            return array_on_host(array)
     return value

@@ -205,13 +205,9 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The result without the table, as plain data."""
-        first = self.first
-        shown = None
-        if first is not None:
-            shown = {
-                "step": first.step, "phase": first.phase, "raw": first.raw, "base": first.base, "cause": first.cause,
-                "why": first.why, "raw_line": first.raw_line, "base_line": first.base_line,
-            }  # fmt: skip
+        shown = None if self.first is None else {**vars(self.first)}
+        if shown is not None:
+            del shown["findings"]
         return {
             "aligned": self.aligned, "base": self.base, "raw": self.raw, "steps": self.steps,
             "weights_copied": self.weights_copied, "counts": self.counts(), "first": shown, "notes": list(self.notes),

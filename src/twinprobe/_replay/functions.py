@@ -331,13 +331,7 @@ _TRANSLATIONS: dict[str, Callable[[str, list[Any], dict[str, Any]], _Translated]
 
 
 def run_bound(
-    bound: Bound,
-    arriving: Sequence[Any],
-    *,
-    reference: bool,
-    device: str = "cpu",
-    seed: int = 0,
-    room: int = ROOM,
+    bound: Bound, arriving: Sequence[Any], *, reference: bool, device: str = "cpu", seed: int = 0, room: int = ROOM
 ) -> tuple[list[Any], list[Any]]:
     """The tensors that a call gives, and the gradients of its floating-point inputs (none without ``arriving``).
 

@@ -16,9 +16,9 @@ from twinprobe._replay.recorded import Call, CannotReplay, Slot, Word, mapped, s
 from twinprobe._replay.replay import SUSPICIOUS, Error, Replay, SideReplay, distance, replay_pair
 from twinprobe._report.console import visible
 from twinprobe._report.files import Staging, prepare_folder
-from twinprobe._runs.dtypes import EPSILON, STORAGE
+from twinprobe._runs.dtypes import EPSILON
 from twinprobe._runs.tensors.containers import SAFETENSORS, safetensors_bytes
-from twinprobe._runs.tensors.elements import HostTensor
+from twinprobe._runs.tensors.foreign import host_tensor
 from twinprobe.errors import BadInput
 
 _CODES = {dtype: code for code, dtype in SAFETENSORS.items()}
@@ -206,8 +206,6 @@ def _close(value: Any, reference: Any) -> bool:
 
 def safetensors(tensors: dict[str, Any]) -> bytes:
     """Tensors of PyTorch as a safetensors file."""
-    import torch
-
     held = {}
     # The widest first: then each begins at a multiple of its width.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
@@ -216,8 +214,7 @@ def safetensors(tensors: dict[str, Any]) -> bytes:
             raise CannotReplay(f"{name} has no elements")
         if kind not in _CODES:
             raise CannotReplay(f"{name} is {kind}, which a safetensors file cannot hold")
-        octets = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-        held[name] = HostTensor(kind, tuple(tensor.shape), octets.view(STORAGE[kind]))
+        held[name] = host_tensor(name, tensor)
     return b"".join(safetensors_bytes(held))
 
 

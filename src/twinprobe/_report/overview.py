@@ -158,14 +158,9 @@ def _places(cells: Sequence[Cell]) -> list[list[str]]:
 
 def _ranges(numbers: set[int]) -> str:
     """Numbers as people write them: 0-6, 9."""
-    ordered, parts, start = sorted(numbers), [], 0
-    while start < len(ordered):
-        end = start
-        while end + 1 < len(ordered) and ordered[end + 1] == ordered[end] + 1:
-            end += 1
-        parts.append(str(ordered[start]) if end == start else f"{ordered[start]}-{ordered[end]}")
-        start = end + 1
-    return ", ".join(parts)
+    ordered = np.array(sorted(numbers))
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _report_of(cell: Cell, folder: Path) -> str:

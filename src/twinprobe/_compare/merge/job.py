@@ -13,15 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinprobe._compare.merge.config import RankFiles, find_results, read_merge_config
-from twinprobe._compare.merge.read import (
-    GroupCheck,
-    RankRows,
-    ReadJob,
-    check_groups,
-    kind_of,
-    natural_order,
-    read_rank,
-)
+from twinprobe._compare.merge.read import GroupCheck, RankRows, ReadJob, check_groups, kind_of, natural_order, read_rank
 from twinprobe._compare.one import silent
 from twinprobe._compare.request import Command, session_of
 from twinprobe._report.files import prepare_folder, replacing, timestamp_now

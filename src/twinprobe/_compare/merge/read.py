@@ -105,10 +105,7 @@ def checkable(table: pl.DataFrame, rank: int) -> pl.DataFrame:
         next((str(keys.index(key)) for key in _RESULT_KEYS[op] if key in (keys or ())), "0")
         for op, keys in calls.select("op", "keys").iter_rows()
     ]
-    calls = calls.with_columns(
-        pl.col("group").fill_null(""),
-        pl.Series("place", places, pl.String),
-    )
+    calls = calls.with_columns(pl.col("group").fill_null(""), pl.Series("place", places, pl.String))
     # Ranks may number their calls differently; the n-th call within one group is the same call on all of them.
     calls = calls.sort(call).with_columns(pl.int_range(pl.len()).over("api", "group").alias("order"))
     outputs = parts.filter(pl.col("io") == "output").join(calls.drop("keys"), on=call)

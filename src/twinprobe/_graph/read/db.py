@@ -328,23 +328,16 @@ class Graph:
 
     def errors(self, side: str) -> Iterator[Sequence[Any]]:
         """(order, error) of every node that TwinProbe measured."""
-        if not {"error", "node_order"} <= self._file._extra:
-            return iter(())
-        return self._file._stream(f"SELECT node_order, error FROM tb_twinprobe n {_WHERE}", self._on(side))
+        return self._extras(side, ("node_order", "error"))
 
     def growth(self, side: str) -> Iterator[Sequence[Any]]:
         """(name, order, error, expected error) of every node that TwinProbe weighed against noise."""
-        if not {"error", "expected", "node_order"} <= self._file._extra:
-            return iter(())
-        query = f"SELECT node_name, node_order, error, expected FROM tb_twinprobe n {_WHERE} ORDER BY node_order"
-        return self._file._stream(query, self._on(side))
+        return self._extras(side, ("node_name", "node_order", "error", "expected"), "ORDER BY node_order")
 
     def injected(self, side: str) -> list[int]:
         """The places of the nodes in which a difference arose."""
-        if not {"origin", "node_order"} <= self._file._extra:
-            return []
-        query = f"SELECT node_order FROM tb_twinprobe n {_WHERE} AND origin = 'injected'"
-        return [int(row[0]) for row in self._file._stream(query, self._on(side)) if isinstance(row[0], int)]
+        rows = self._extras(side, ("node_order", "origin"), "AND origin = 'injected'")
+        return [row[0] for row in rows if isinstance(row[0], int)]
 
     def summary(self, key: str) -> dict[str, Any]:
         """One of the larger things that TwinProbe's own files tell of this step and rank; empty where they do not."""
@@ -360,6 +353,12 @@ class Graph:
             return {}
         query = f"SELECT verdict, count(*) FROM tb_twinprobe n {_WHERE} GROUP BY verdict"
         return {str(row[0]): int(row[1]) for row in self._file._stream(query, self._on(side))}
+
+    def _extras(self, side: str, columns: tuple[str, ...], rest: str = "") -> Iterator[Sequence[Any]]:
+        """Columns of what TwinProbe's own files know of each node; no row where a file lacks one of them."""
+        if not set(columns) <= self._file._extra:
+            return iter(())
+        return self._file._stream(f"SELECT {', '.join(columns)} FROM tb_twinprobe n {_WHERE} {rest}", self._on(side))
 
     def _select(self, full: bool = False) -> str:
         return f"SELECT {self._file._full if full else self._file._brief} {_NODES}"

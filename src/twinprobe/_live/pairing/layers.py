@@ -95,22 +95,14 @@ def _around(path: str, known: Collection[str]) -> str:
 
 
 def _inside_first(paths: list[str]) -> list[str]:
-    """Each path after those inside it, as calls end; otherwise in the order given."""
-    children: dict[str, list[str]] = {}
-    known = set(paths)
-    for path in paths:
-        if path:
-            children.setdefault(_around(path, known), []).append(path)
+    """Each path after those inside it, as calls end; given are paths in the order of definition."""
     order: list[str] = []
-
-    def visit(path: str) -> None:
-        for child in children.get(path, []):
-            visit(child)
-        if path in known:
-            order.append(path)
-
-    visit("")
-    return order
+    around: list[str] = []
+    for path in paths:
+        while around and not _within(path, around[-1]):
+            order.append(around.pop())
+        around.append(path)
+    return order + around[::-1]
 
 
 Pair = tuple[str, str]
