@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.console import Console
 
     from twinprobe._align.auto.alignment import Alignment
     from twinprobe._compare.one import Comparison as Pair
@@ -67,9 +68,12 @@ class Comparison:
         """What the command prints, without colours."""
         from twinprobe._report.console import plain_text, print_summary
 
-        pairs = plain_text(lambda console: [print_summary(pair.summary, console) for pair in self.pairs.values()])
+        def show(console: Console) -> None:
+            for pair in self.pairs.values():
+                print_summary(pair.summary, console)
+
         begin = [] if self.steps is None else [self.steps.parting.sentence]
-        return "\n".join([*begin, pairs, *self.failures, *self.notes]).strip()
+        return "\n".join([*begin, plain_text(show), *self.failures, *self.notes]).strip()
 
     @property
     def table(self) -> pl.DataFrame:

@@ -31,10 +31,10 @@ FORMATS = ("xlsx", "csv", "parquet", "json", "html")
 
 def local_path(text: str) -> Path:
     """A path that must be on this machine."""
-    found = path(text)
-    if remote(found) is not None:
+    local = path(text)
+    if remote(local) is not None:
         raise BadInput("is a URL, but this must be a path on this machine", where=text)
-    return found
+    return local
 
 
 def formats(text: str, known: tuple[str, ...] = FORMATS) -> tuple[str, ...]:
@@ -52,24 +52,24 @@ formats_or_dataset = partial(formats, known=(*FORMATS, "dataset"))
 
 def numbers(text: str) -> frozenset[int]:
     """A comma list of rank or step numbers; ranges such as 4-6 are understood."""
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0,1 or 0-3")
-        found.update(range(int(first), int(last if dash else first) + 1))
-    return frozenset(found)
+        chosen.update(range(int(first), int(last if dash else first) + 1))
+    return frozenset(chosen)
 
 
 def seconds(text: str) -> float:
     """A time in seconds."""
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return found
+    return number
 
 
 # How calls of two runs are paired: the same arguments for compare and graph.
@@ -235,9 +235,9 @@ def _progress_bar() -> Any:
 
 def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
     """Print where two runs of many steps part, then what was found in each step, if that is asked for."""
-    found = outcome.steps
-    assert found is not None
-    parting = found.parting
+    steps = outcome.steps
+    assert steps is not None
+    parting = steps.parting
     if as_json:
         files = [str(path) for path in outcome.overview]
         following = next_command(outcome) if outcome.summaries else None
@@ -251,7 +251,7 @@ def show_steps(outcome: Outcome, *, as_json: bool, each_step: bool) -> None:
 
     sys.stdout.write(visible(parting.sentence) + "\n")
     if each_step and not outcome.summaries:
-        sys.stdout.write("".join(f"{line}\n" for line in step_lines(found)))
+        sys.stdout.write("".join(f"{line}\n" for line in step_lines(steps)))
     elif each_step:
         sys.stdout.flush()
         print_ranks(outcome.summaries, Console(highlight=False))

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         args.target, args.golden, args.output_path, seed=seed, from_step=args.from_step, steps=args.steps,
         exact=args.exact, resume=args.resume, confirm=args.confirm,
     )  # fmt: skip
-    found = hunt(request, say)
+    hunted = hunt(request, say)
     if args.json and not args.quiet:
-        sys.stdout.write(json_bytes(asdict(found)).decode() + "\n")
+        sys.stdout.write(json_bytes(asdict(hunted)).decode() + "\n")
     say(f"written to {args.output_path / PAGE}")
-    return 1 if args.fail_on and not found.agrees else 0
+    return 1 if args.fail_on and not hunted.agrees else 0

@@ -44,11 +44,11 @@ def run(args: argparse.Namespace) -> int:
         written = reproduce(*args.sides, **options, output_path=args.output_path, shrink=args.shrink)
         _show(args, written.to_dict(), written.summary)
         return 0
-    found = replay(*args.sides, **options)
-    if not found.values:
-        raise BadInput(found.sentence)
-    _show(args, found.to_dict(), found.summary)
-    return int(args.fail_on and found.off != "neither")
+    replayed = replay(*args.sides, **options)
+    if not replayed.values:
+        raise BadInput(replayed.sentence)
+    _show(args, replayed.to_dict(), replayed.summary)
+    return int(args.fail_on and replayed.off != "neither")
 
 
 def _show(args: argparse.Namespace, document: dict[str, Any], summary: str) -> None:

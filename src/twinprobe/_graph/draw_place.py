@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from twinprobe._compare.whole import open_wholes, with_findings
 from twinprobe._graph.communication import Call, write_calls
 from twinprobe._graph.compare_json import Place, check_dump, nested, open_dump
 from twinprobe._graph.golden_process import GoldenProcess
+from twinprobe._graph.links import Matcher
 from twinprobe._graph.picture import TARGET, Picture, draw_pair, drawn_run, log_calls
 from twinprobe._graph.values import DB, VIS
 from twinprobe._graph.vis_files import GraphDb, node_indices, write_vis
@@ -183,6 +185,8 @@ def _draw_by_two(place: Place, request: GraphRequest, part: Path) -> Picture | N
 
 def _draw(place: Place, request: GraphRequest, worker: GoldenProcess | None) -> Picture:
     mapping, finish = replace(request.mapping, label=place.label), None
+    runs: Sequence[Run | Merged]
+    match: Matcher
     with unchanged(*_run_files(place)):
         if place.sides is not None:
             runs, notes, lost = open_wholes(place.sides, DUMP, request.sizes)
@@ -222,7 +226,7 @@ def open_runs(place: Place, request: GraphRequest, worker: GoldenProcess | None 
 
 def _calls(picture: Picture, form: str) -> list[Call]:
     """The calls of a picture that talk to other ranks."""
-    found = []
+    calls = []
     indices = node_indices(picture, DB if form == DB_FILE else VIS)
     for side, _ in picture.sides:
         for name, messages in side.communication.calls.items():
@@ -231,5 +235,5 @@ def _calls(picture: Picture, form: str) -> list[Call]:
             if side.overflow:
                 index = side.overflow[node]
             text = "Nan" if index is None else str(index)
-            found.append(Call(side.source, picture.step, picture.rank, name, text, tuple(messages)))
-    return found
+            calls.append(Call(side.source, picture.step, picture.rank, name, text, tuple(messages)))
+    return calls

@@ -61,8 +61,8 @@ def find_differences(
     gaps = PairGaps(raw, base, wanted, tolerance, matches.groups)
     if matches.equal and wanted and gaps.all_same:
         return AgreeingPairs(len(wanted), lambda: maker.findings(wanted, gaps))
-    found = maker.findings(wanted, gaps)
-    for finding in found:
+    findings = maker.findings(wanted, gaps)
+    for finding in findings:
         if finding.place == "input" and "NaN" in finding.gap.why and not parse_op(finding.raw).body:
             row, other, _ = next(pair for pair in wanted if pair[0] == finding.order)
             hosts = raw.tensor(row), base.tensor(other)
@@ -71,8 +71,8 @@ def find_differences(
                 if again.same:
                     finding.gap = replace(finding.gap, why=f"{finding.gap.why}, {SAME_NAN}")
     if GRADIENT_PHASE in phases and not matches.equal:
-        found += _missing_gradients(raw, base, matches.rows, step)
-    return found
+        findings += _missing_gradients(raw, base, matches.rows, step)
+    return findings
 
 
 class _FindingMaker:
@@ -96,12 +96,12 @@ class _FindingMaker:
 
     def _name(self, op: int) -> tuple[OpName, str]:
         """A call of the raw model and its phase."""
-        found = self._names.get(op)
-        if found is None:
+        known = self._names.get(op)
+        if known is None:
             name = parse_op(self._ops[0][op])
             phase = {GRADIENTS: GRADIENT_PHASE, BACKWARD: BACKWARD_PHASE}.get(name.direction, FORWARD_PHASE)
-            found = self._names[op] = name, phase
-        return found
+            known = self._names[op] = name, phase
+        return known
 
     def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
         raw, base = self._columns
@@ -144,13 +144,13 @@ class PairGaps:
 
     def all(self) -> list[Gap | None]:
         """The gap of each pair; None where there was nothing to measure."""
-        found = list(self._known)
+        gaps_of_pairs = list(self._known)
         for pairs, gaps in self._measured:
             for pair, gap in zip(pairs, gaps.all(), strict=True):
-                found[pair] = gap
+                gaps_of_pairs[pair] = gap
         for pair, known in self._repeated:
-            found[pair] = found[known]
-        return found
+            gaps_of_pairs[pair] = gaps_of_pairs[known]
+        return gaps_of_pairs
 
     def _measure_all(self) -> None:
         """Most pairs of two live runs are float32 of one shape, at two addresses: they are taken together."""
@@ -188,9 +188,9 @@ class PairGaps:
                     others, hosts, elements = [], [], 0
 
         def hosts_of(place: int) -> tuple[HostTensor, HostTensor]:
-            found = self._tensors(pairs[place])
-            assert found is not None
-            return found
+            tensors = self._tensors(pairs[place])
+            assert tensors is not None
+            return tensors
 
         if worth_kernel(len(self._rows), sum(size for _, _, size, _ in places)) and places:
             columns = cast(Places, tuple(map(list, zip(*places, strict=True))))
@@ -294,12 +294,12 @@ def _missing_gradients(raw: Values, base: Values, rows: list[Pair], step: int) -
 
 
 def _with_gradient(run: Values) -> set[tuple[str, str]]:
-    found = set()
+    parameters = set()
     for op, role, name in zip(*(run.columns[column] for column in ("op", "role", "name")), strict=True):
         if role == GRADIENT:
             whole = parse_op(run.ops[op])
-            found.add((_module(whole), name.removeprefix(whole.text + ".")))
-    return found
+            parameters.add((_module(whole), name.removeprefix(whole.text + ".")))
+    return parameters
 
 
 def parameter_of(run: Values, row: int) -> tuple[OpName, str]:

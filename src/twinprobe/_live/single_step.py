@@ -140,8 +140,8 @@ class Feeder:
 
     def _value(self, name: str, tensor_name: str, like: Any) -> HostTensor | None:
         """The reference's value, where it has one of this shape."""
-        found = self._partner.get((name, tensor_name))
-        value = self._reference.tensor(found[1]) if found is not None else None
+        partner = self._partner.get((name, tensor_name))
+        value = self._reference.tensor(partner[1]) if partner is not None else None
         return value if value is not None and value.shape == tuple(int(size) for size in like.shape) else None
 
     def _note(self, name: str, tensor: str, target: HostTensor, golden: HostTensor, phase: str, place: str) -> None:

@@ -155,25 +155,25 @@ def replay_pair(
     if expected is None:
         expected = [expectations(call.run, [call.name])[call.name] if call else {} for call in (target, golden)]
     reasons: dict[str, str] = {}
-    found: dict[str, dict[str, tuple[str, list[int], Error]]] = {}
+    errors_of: dict[str, dict[str, tuple[str, list[int], Error]]] = {}
     function, way = "", 0
     # What a module was constructed with is confirmed by golden's own output.
     for who, call, may in (("golden", golden, expected[1]), ("target", target, expected[0])):
         if call is None:
             continue
         try:
-            side = SideReplay(call, may, room, None if who == "golden" or not found else way)
+            side = SideReplay(call, may, room, None if who == "golden" or not errors_of else way)
             function, way = side.bound.function.written, side.way
-            found[who] = side.measure(devices)
+            errors_of[who] = side.measure(devices)
             if side.no_backward:
                 reasons[f"{who}'s backward call"] = side.no_backward
         except CannotReplay as error:
             reasons[who] = str(error)
-    names = dict.fromkeys(name for errors in found.values() for name in errors)
+    names = dict.fromkeys(name for errors in errors_of.values() for name in errors)
     values = []
     for name in names:
-        dtype, shape, _ = next(errors[name] for errors in found.values() if name in errors)
-        of = {who: errors[name][2] for who, errors in found.items() if name in errors}
+        dtype, shape, _ = next(errors[name] for errors in errors_of.values() if name in errors)
+        of = {who: errors[name][2] for who, errors in errors_of.items() if name in errors}
         values.append(Value(name, dtype, shape, of.get("target"), of.get("golden")))
     return Replay(target.name, golden.name if golden else "", function, values, reasons, way)
 
@@ -242,7 +242,7 @@ class SideReplay:
                 raise CannotReplay("it draws random numbers, which are not recorded")
         here = self._attempt(wanted, "cpu")
         others = {device: self._attempt(wanted, device) for device in devices}
-        found: dict[str, tuple[str, list[int], Error]] = {}
+        errors: dict[str, tuple[str, list[int], Error]] = {}
         made_of = {f"output.{index}": pair for index, pair in enumerate(zip(self.recorded, reference, strict=True))}
         kept = [slot.value if isinstance(slot, Slot) else None for slot in self.call.leaving] if wanted else []
         made_of |= {f"backward.output.{index}": pair for index, pair in enumerate(zip(kept, gradients, strict=False))}
@@ -259,8 +259,8 @@ class SideReplay:
                 moved = self._moved(value, wanted)[part][index]
                 error = _error(value, made, self.expected.get(name, np.nan), *runs, moved=moved)
             error = replace(error, devices_eps=dict(zip(others, error.devices_eps.values(), strict=True)))
-            found[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
-        return found
+            errors[name] = str(value.dtype).rpartition(".")[2], list(value.shape), error
+        return errors
 
     def _moved(self, value: Any, backward: bool) -> tuple[list[Any], list[Any]]:
         """The reference from inputs that are changed by half a unit in the last place of the value's dtype."""
@@ -294,8 +294,8 @@ class SideReplay:
 
 def _differentiable(call: Call) -> list[Slot]:
     """The floating-point inputs of a call, each once: recorders note one gradient for each."""
-    found = {id(slot): slot for slot in (*slots_in(call.args), *slots_in(call.kwargs)) if _is_float(slot.value)}
-    return list(found.values())
+    slots = {id(slot): slot for slot in (*slots_in(call.args), *slots_in(call.kwargs)) if _is_float(slot.value)}
+    return list(slots.values())
 
 
 def _join_equal(call: Call) -> None:
@@ -312,10 +312,10 @@ def _join_equal(call: Call) -> None:
             for slot in known
             if (slot.shape, slot.dtype, slot.requires_grad) == (leaf.shape, leaf.dtype, leaf.requires_grad)
         ]
-        found = next((slot for slot in alike if torch.equal(slot.value, leaf.value)), None)
-        if found is None:
+        equal = next((slot for slot in alike if torch.equal(slot.value, leaf.value)), None)
+        if equal is None:
             known.append(leaf)
-        return found or leaf
+        return equal or leaf
 
     call.args, call.kwargs = mapped(call.args, joined), mapped(call.kwargs, joined)
 
@@ -398,23 +398,23 @@ def expectations(run: Run, calls: Sequence[str]) -> dict[str, dict[str, float]]:
     least = np.where(approximate[np.maximum(flow.of_row, 0)], _APPROXIMATION, 0.0)
     may = np.fmax(noise.expected, least)
     rows = _value_rows(flow, tensor)
-    found: dict[str, dict[str, float]] = {}
+    expected: dict[str, dict[str, float]] = {}
     for call in calls:
-        found[call] = {}
+        expected[call] = {}
         for front, name in (("", call), ("backward.", backward_of(run.op_names[places[call]]))):
             for index, row in enumerate(rows.get(name, [])):
-                found[call][f"{front}output.{index}"] = float(may[row])
-    return found
+                expected[call][f"{front}output.{index}"] = float(may[row])
+    return expected
 
 
 def _value_rows(flow: Flow, tensor: NDArray[np.bool_]) -> dict[str, list[int]]:
     """By call: the rows of the tensors that it gave; of a backward call also those of inputs without a gradient."""
-    found: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     for row in np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist():
         op = flow.ops[int(flow.of_row[row])]
         if tensor[row] or op.direction == BACKWARD:
-            found.setdefault(op.text, []).append(row)
-    return found
+            rows.setdefault(op.text, []).append(row)
+    return rows
 
 
 def _beside_itself(table: pl.DataFrame) -> pl.DataFrame:
@@ -435,18 +435,18 @@ def isolate(
     """Replay the calls of two compared runs whose results differ, the most suspicious first, until the time is up."""
     until = time.monotonic() + seconds
     flow = judged.flow
-    found = Isolated(*np.full((4, evidence.pairs.height), np.nan))
+    isolated = Isolated(*np.full((4, evidence.pairs.height), np.nan))
     if evidence.mode != TENSORS or flow is None:
-        found.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
-        return found
+        isolated.notes.append("nothing was replayed: that needs tensors on both sides, and no --rounding")
+        return isolated
     _need_torch()
     suspects = _suspects(target, golden, evidence, judged, flow)
     sides = [(run, [names[index] for names in suspects]) for index, run in enumerate((target, golden))]
     try:
         calls = [read_calls(run, names) for run, names in sides if names]
     except BadInput as error:  # a run that was put together from several ranks, another tool's dump
-        found.notes.append(f"nothing was replayed: {error}")
-        return found
+        isolated.notes.append(f"nothing was replayed: {error}")
+        return isolated
     expected = [expectations(run, names) for run, names in sides if names]
     rows = _value_rows(flow, bools(evidence.pairs["t_kind"] == TENSOR))
     reasons: dict[str, int] = {}
@@ -466,13 +466,13 @@ def isolate(
             gave = rows.get(backward_of(own.op) if value.name.startswith("backward.") else name, [])
             index = int(value.name.rpartition(".")[2])
             if index < len(gave):
-                found.note(gave[index], value.target, value.golden, clears=alike)
-    _pass_outwards(found, flow)
+                isolated.note(gave[index], value.target, value.golden, clears=alike)
+    _pass_outwards(isolated, flow)
     left = len(suspects) - done
-    found.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
+    isolated.notes.append(f"{done:,} calls were replayed" + (f"; no time was left for {left:,} more" if left else ""))
     worst = sorted(reasons.items(), key=lambda item: -item[1])[:_MOST_REASONS]
-    found.notes += [f"{count:,} of them could not be: {reason}" for reason, count in worst]
-    return found
+    isolated.notes += [f"{count:,} of them could not be: {reason}" for reason, count in worst]
+    return isolated
 
 
 def _plain_parts(call: Call) -> tuple[Any, ...]:
@@ -491,20 +491,20 @@ def _suspects(target: Run, golden: Run, evidence: Evidence, judged: Judged, flow
     counterpart = dict(zip(flow.of_row[outputs].tolist(), other[outputs].tolist(), strict=True))
     times = np.nan_to_num(judged.noise.times, nan=0.0)
     suspicion = {beginning.call: np.inf for beginning in judged.beginnings}
-    found: dict[int, float] = {}
+    suspects: dict[int, float] = {}
     for row in np.flatnonzero(outputs & (np.nan_to_num(judged.error, nan=1.0) != 0)).tolist():
         call = int(flow.of_row[row])
         call = int(flow.twin[call]) if flow.ops[call].direction == BACKWARD else call
         if call in counterpart and flow.leaf[call] and flow.ops[call].direction == FORWARD:
-            found[call] = max(found.get(call, 0.0), suspicion.get(call, float(times[row])))
-    order = sorted(found, key=lambda call: (-found[call], call))
+            suspects[call] = max(suspects.get(call, 0.0), suspicion.get(call, float(times[row])))
+    order = sorted(suspects, key=lambda call: (-suspects[call], call))
     return [(target.ops[call], golden.ops[counterpart[call]]) for call in order]
 
 
-def _pass_outwards(found: Isolated, flow: Flow) -> None:
+def _pass_outwards(isolated: Isolated, flow: Flow) -> None:
     """A module that gives what the last call inside it gave is as guilty as that call."""
-    columns = (found.target_eps, found.target_times, found.golden_eps, found.golden_times)
-    replayed = ~np.isnan(found.target_times) | ~np.isnan(found.golden_times)
+    columns = (isolated.target_eps, isolated.target_times, isolated.golden_eps, isolated.golden_times)
+    replayed = ~np.isnan(isolated.target_times) | ~np.isnan(isolated.golden_times)
     known: dict[tuple[int, int], int] = {}
     outputs = np.flatnonzero((flow.role == OUTPUT) & (flow.of_row >= 0)).tolist()
     for row in sorted(outputs, key=lambda row: int(flow.of_row[row])):  # inner calls come before those around them

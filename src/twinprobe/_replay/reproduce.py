@@ -101,24 +101,24 @@ class _Case:
 
 def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink: bool = False, room: int) -> Reproducer:
     """Write the folder for the side that is off; for the target where none is."""
-    found = replay_pair(target, golden, room=room)
-    who, call = ("golden", golden) if found.off == "golden" and golden is not None else ("target", target)
-    errors = {value.name: getattr(value, who) for value in found.values if getattr(value, who) is not None}
+    replayed = replay_pair(target, golden, room=room)
+    who, call = ("golden", golden) if replayed.off == "golden" and golden is not None else ("target", target)
+    errors = {value.name: getattr(value, who) for value in replayed.values if getattr(value, who) is not None}
     if not errors:
-        raise BadInput(found.sentence)
+        raise BadInput(replayed.sentence)
     worst = max(errors, key=lambda name: errors[name].times)
     if errors[worst].times <= SUSPICIOUS:
         worst = next(iter(errors))
     error: Error = errors[worst]
     try:
-        side = SideReplay(call, {}, room, found.way)
+        side = SideReplay(call, {}, room, replayed.way)
         backward, index = worst.startswith("backward."), int(worst.rpartition(".")[2])
         recorded = (side.call.leaving if backward else list(slots_in(side.call.outputs)))[index].value
         case = _Case(side.bound, side.call.arriving, backward, index, recorded, error.may_eps)
         if shrink and error.times > SUSPICIOUS:
             case = _shrunk(case)
         names = _names(case)
-        script = _script(case, names, found, who, call)
+        script = _script(case, names, replayed, who, call)
     except CannotReplay as problem:
         raise BadInput(f"{call.name} cannot be reproduced: {problem}") from None
     prepare_folder(folder)
@@ -129,7 +129,7 @@ def write_reproducer(target: Call, golden: Call | None, folder: Path, *, shrink:
         staging.file(files[1]).write_text(script, encoding="utf-8")
         staging.file(files[2]).write_text(_readme(case, names, who, call, worst), encoding="utf-8")
     shapes = {name: list(slot.shape) for slot, name in names}
-    return Reproducer(folder, files, found, f"{who}'s {worst}", shapes)
+    return Reproducer(folder, files, replayed, f"{who}'s {worst}", shapes)
 
 
 # The smallest slice that still shows the fault.
@@ -147,17 +147,17 @@ def _shrunk(case: _Case) -> _Case:
         begin, end = 0, case.recorded.shape[axis]
         while end - begin > 1:
             middle = (begin + end) // 2
-            found = []
+            faulty = []
             for first, last in ((begin, middle), (middle, end)):
                 recorded, healthy, wide = (
                     part.narrow(axis, first, last - first) for part in (case.recorded, own, full)
                 )
                 off = _eps(case, recorded, wide)
                 if off > 2 * SUSPICIOUS * max(case.may_eps, _eps(case, healthy, wide)):
-                    found.append((-off, first, last))
-            if not found:
+                    faulty.append((-off, first, last))
+            if not faulty:
                 break
-            _, begin, end = min(found)
+            _, begin, end = min(faulty)
         part = case.sliced(cuts, axis, begin, end)
         if _close(part.value(reference=True), full.narrow(axis, begin, end - begin)):  # a causal mask counts places
             case = part
@@ -183,7 +183,7 @@ def _cuts(case: _Case, axis: int) -> dict[int, int] | None:
         choices.append([*((id(slot), dimension) for dimension in places), None])
     half = max(size // 2, 1)
     for way in islice(product(*choices), _MOST_WAYS):
-        cuts = dict(found for found in way if found is not None)
+        cuts = dict(place for place in way if place is not None)
         if not cuts:
             continue
         try:
@@ -267,7 +267,7 @@ sys.exit(not here <= LIMIT)
 '''
 
 
-def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str, call: Call) -> str:
+def _script(case: _Case, names: list[tuple[Slot, str]], replayed: Replay, who: str, call: Call) -> str:
     import torch
 
     known = {id(slot): name for slot, name in names}
@@ -315,7 +315,7 @@ def _script(case: _Case, names: list[tuple[Slot, str]], found: Replay, who: str,
     device = str(call.run.settings.get("device", "cpu")).partition(":")[0]
     device = device if device in ("cpu", "cuda", "npu", "xpu", "mps") else "cpu"
     shown = f"{who} was {off:.4g} eps off the float64 result."
-    if found.off == "neither":
+    if replayed.off == "neither":
         shown = f"{off:.3g} eps off, as it may be."
     return _SCRIPT.format(
         title=f"{case.bound.function.written} in {kind}: {shown}", eps=case.epsilon, limit=limit,

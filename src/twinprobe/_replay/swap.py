@@ -133,7 +133,7 @@ def _recorded(path: str, given: Any) -> Recorded:
     if not calls:
         known = [op.body for op in run.op_names if op.is_module]
         raise BadInput(f"holds no call of the module {path!r}", where=run.path, hint=did_you_mean(path, known) or None)
-    found: Recorded = []
+    recorded: Recorded = []
     for call in sorted(calls, key=lambda index: run.op_names[index].call):
         rows = run.table.filter(
             (run.table["op"] == call) & (run.table["role"] == OUTPUT) & (run.table["kind"] == TENSOR)
@@ -142,8 +142,8 @@ def _recorded(path: str, given: Any) -> Recorded:
             raise BadInput(
                 f"{run.ops[call]}: its tensors were not kept", where=run.path, hint="record with task tensor"
             )
-        found.append([as_torch(open_named(run.tensor_folder, name)) for name in rows["file"]])
-    return found
+        recorded.append([as_torch(open_named(run.tensor_folder, name)) for name in rows["file"]])
+    return recorded
 
 
 def _open(path: Path) -> Run:

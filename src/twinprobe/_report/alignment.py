@@ -177,10 +177,10 @@ _SHOWN = 8
 
 def alignment_lines(alignment: Alignment) -> list[str]:
     """The summary, line by line."""
-    found, of = alignment.matched_modules, alignment.modules
+    fit, of = alignment.matched_modules, alignment.modules
     lines = []
     if any(of):
-        lines.append(f"{found[0]} of {of[0]} modules fit {found[1]} of {of[1]}; {_calls(alignment)} API calls fit, too")
+        lines.append(f"{fit[0]} of {of[0]} modules fit {fit[1]} of {of[1]}; {_calls(alignment)} API calls fit, too")
     else:
         lines.append(f"{_calls(alignment)} API calls fit; no modules were recorded")
     width = max((len(rule) for rule in alignment.by_rule()), default=0)

@@ -35,7 +35,7 @@ def visible(text: str, *, keep_newlines: bool = False) -> str:
     """The text with every character that steers a terminal or a page spelled out, e.g. ``\\x1b``; a huge one is cut."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]} ... and {len(text) - _LONGEST:,} more characters"
-    return _UNSEEN.sub(lambda found: found[0] if found[0] == "\n" and keep_newlines else _spell(found), text)
+    return _UNSEEN.sub(lambda match: match[0] if match[0] == "\n" and keep_newlines else _spell(match), text)
 
 
 def say(text: str) -> None:
@@ -58,12 +58,12 @@ def plain_text(show: Callable[[Console], object]) -> str:
 def visible_cells(column: pl.Series) -> pl.Series:
     """The column with every such character of its texts spelled out, line breaks and tabs excepted; none is cut."""
     texts = column.filter(column.str.contains(_UNSEEN_IN_CELL)).unique()
-    spelled = [_UNSEEN.sub(lambda found: found[0] if found[0] in "\n\t" else _spell(found), text) for text in texts]
+    spelled = [_UNSEEN.sub(lambda match: match[0] if match[0] in "\n\t" else _spell(match), text) for text in texts]
     return column.replace(texts, spelled) if len(texts) else column
 
 
-def _spell(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _spell(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 def json_bytes(value: Any) -> bytes:
@@ -264,8 +264,8 @@ def counted(names: Sequence[str]) -> str:
 
 def _folder(path: str) -> str:
     """The folder that a person opens: of a part of a dataset, the dataset."""
-    found = _PARTS.search(path)
-    return path[: found.start()] if found else path.rpartition("/")[0] or "."
+    match = _PARTS.search(path)
+    return path[: match.start()] if match else path.rpartition("/")[0] or "."
 
 
 def _coloured(count: int, colour: str) -> str:

@@ -36,14 +36,14 @@ def sweep(folder: Path) -> None:
     with suppress(OSError):
         names = sorted(path.name for path in folder.iterdir())
     for name in names:
-        found = _TEMPORARY.fullmatch(name)
+        match = _TEMPORARY.fullmatch(name)
         if _CLAIM.fullmatch(name):
-            found = re.fullmatch(OWNER, _content(folder / name))
-        if found is None:
+            match = re.fullmatch(OWNER, _content(folder / name))
+        if match is None:
             continue
-        if found["machine"] != machine():
+        if match["machine"] != machine():
             foreign.append(name)
-        elif not _alive(int(found["pid"])) and _remove(folder / name):
+        elif not _alive(int(match["pid"])) and _remove(folder / name):
             removed.append(name)
     shown = visible(str(folder))
     if removed:
@@ -247,10 +247,10 @@ def _sync(path: Path) -> None:
 
 
 def _system_error(error: BaseException) -> OSError | None:
-    found = _OS_ERROR.search(str(error))
-    if isinstance(error, OSError) and (error.errno is not None or found is None):
+    match = _OS_ERROR.search(str(error))
+    if isinstance(error, OSError) and (error.errno is not None or match is None):
         return error
-    number = _SQLITE_ERRORS.get(str(error), 0) if found is None else int(found[1])
+    number = _SQLITE_ERRORS.get(str(error), 0) if match is None else int(match[1])
     if not number or not isinstance(error, Exception):
         return None
     return OSError(number, os.strerror(number))

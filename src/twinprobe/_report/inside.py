@@ -90,14 +90,14 @@ def pictures(folders: Sequence[Path], suspects: Iterable[Suspect], *, views: int
 
     ``views``: how many further views the first of them may have together.
     """
-    found: dict[str, dict[str, Any]] = {}
+    drawn: dict[str, dict[str, Any]] = {}
     left = _MOST_ELEMENTS
     for key, target, golden, shape in suspects:
-        if len(found) == _MOST_ROWS or left < 0:
+        if len(drawn) == _MOST_ROWS or left < 0:
             break
         size = prod(map(int, re.findall(r"\d+", shape)))
         try:
-            whole = found[key] = picture(folders, (target, golden))
+            whole = drawn[key] = picture(folders, (target, golden))
             if views > 0 and len(whole["shape"]) > 2 and size <= _MOST_OF_A_KIND:
                 whole["views"] = list(_views(open_named(folders[0], target), open_named(folders[1], golden), whole))
                 views -= len(whole["views"])
@@ -105,19 +105,19 @@ def pictures(folders: Sequence[Path], suspects: Iterable[Suspect], *, views: int
         except (TwinProbeError, OSError):
             continue  # the row's own reason says what could not be read
         left -= size
-    return found
+    return drawn
 
 
 def summary_pictures(dumps: Sequence[Path], suspects: Sequence[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
     """What is inside tensors that were not kept, from summaries of each side; by key, for a key and both names each."""
     target = read_summaries(dumps[0], {name for _, name, _ in suspects})
     golden = read_summaries(dumps[1], {name for _, _, name in suspects}) if target else {}
-    found = {}
+    drawn = {}
     for key, name, other in suspects:
         pair = target.get(name), golden.get(other)
         if pair[0] and pair[1] and (pair[0].shape, pair[0].size) == (pair[1].shape, pair[1].size):
-            found[key] = _side_by_side(pair[0], pair[1])
-    return found
+            drawn[key] = _side_by_side(pair[0], pair[1])
+    return drawn
 
 
 def _side_by_side(target: TensorSummary, golden: TensorSummary) -> dict[str, Any]:
@@ -222,19 +222,19 @@ class AxisNames:
             return ["batch", "heads", "tokens", "head_size"]
         if _IMAGES.search(name) and axes == 4:
             return ["batch", "channels", "height", "width"]
-        found = [""] * axes
+        words = [""] * axes
         if _EXPERTS.search(name) and axes == 3:
-            found[0] = "experts"
+            words[0] = "experts"
         router = _ROUTER.match(name)
         if router and router[1] in self._mixtures and axes > 1:
-            found[-1] = "experts"
+            words[-1] = "experts"
         elif _FEATURES.search(name) and axes > 1:
-            found[-1] = "features"
+            words[-1] = "features"
         if not _WEIGHT.search(name):
-            self._by_size(shape, found)
-        return found
+            self._by_size(shape, words)
+        return words
 
-    def _by_size(self, shape: Sequence[int], found: list[str]) -> None:
+    def _by_size(self, shape: Sequence[int], words: list[str]) -> None:
         """Activations: a size that the model has for one purpose only, on one axis only, tells what the axis is."""
         sizes = {
             "tokens": self._tokens | {batch * tokens for batch in self._batch for tokens in self._tokens},
@@ -247,5 +247,5 @@ class AxisNames:
         for word, known in sizes.items():
             others = inner.union(*(more for other, more in sizes.items() if other != word))
             axes = [axis for axis, size in enumerate(shape) if size in known]
-            if len(axes) == 1 and shape[axes[0]] > 1 and shape[axes[0]] not in others and not found[axes[0]]:
-                found[axes[0]] = word
+            if len(axes) == 1 and shape[axes[0]] > 1 and shape[axes[0]] not in others and not words[axes[0]]:
+                words[axes[0]] = word

@@ -127,16 +127,16 @@ def counted(steps: set[int], ranks: set[int]) -> str:
 
 def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
     """What does not pass, the same finding of several ranks as one line: verdict, places, words, how many."""
-    found: dict[tuple[Any, ...], list[Cell]] = {}
+    same_words: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         if cell.verdict == "pass":
             continue
         first = cell.summary.first if cell.summary is not None else None
         words = cell.failure or (f"{first.op}: {_NUMBER.sub('#', first.sentence)}" if first else "")
-        found.setdefault((cell.verdict, words), []).append(cell)
+        same_words.setdefault((cell.verdict, words), []).append(cell)
     order = {name: index for index, name in enumerate(reversed(VERDICTS))}
     groups = []
-    for (verdict, _), same in sorted(found.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
+    for (verdict, _), same in sorted(same_words.items(), key=lambda entry: (order[entry[0][0]], -len(entry[1]))):
         worst = max(same, key=lambda cell: cell.times or 0.0)
         words = worst.failure
         if worst.summary is not None and worst.summary.first is not None:
@@ -208,7 +208,7 @@ def write_index(folder: Path) -> Path | None:
         place = pending.pop(0)
         # Of folders that are not those of steps and modes (recordings of a search, mostly), what is to be looked at.
         is_result = place == folder or _PLACES.fullmatch(place.relative_to(folder).as_posix()) is not None
-        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda found: found[0].zfill(20), path.name)):
+        for path in sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda match: match[0].zfill(20), path.name)):
             name = path.relative_to(folder).as_posix()
             kind = next(words for pattern, words in _KINDS if pattern.fullmatch(path.name))
             said = ""
@@ -262,13 +262,13 @@ def lost_of(dataset: Path, step: int | None = None) -> list[str]:
     if not file.is_file():
         return []
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Written)
+        written = msgspec.json.decode(file.read_bytes(), type=_Written)
     except (OSError, msgspec.DecodeError) as error:
         raise BadInput(f"cannot be read: {error}", where=file) from None
-    lost = found.failures
+    lost = written.failures
     if step is not None:
-        lost = [cell.reason for cell in found.map if cell.verdict == "failed" and cell.step == step]
-    return lost if found.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
+        lost = [cell.reason for cell in written.map if cell.verdict == "failed" and cell.step == step]
+    return lost if written.finished else [*lost, f"{dataset}: the comparison was interrupted (--resume goes on)"]
 
 
 def count_cells(cells: Sequence[Cell]) -> dict[str, int]:
@@ -338,24 +338,24 @@ _MOST_RANKS = 8
 _HEAD = ("loss", "grad_norm", "group.0.lr")
 
 
-def write_steps(found: StepsComparison, folder: Path, stamp: str, formats: Sequence[str] = ()) -> list[Path]:
+def write_steps(compared: StepsComparison, folder: Path, stamp: str, formats: Sequence[str] = ()) -> list[Path]:
     """Write ``compare_steps_<timestamp>`` as csv (or parquet, where that is asked for) and html; all or none."""
     kinds = [kind for kind in ("csv", "parquet") if kind in formats] or ["csv"]
     files = [folder / f"compare_steps_{stamp}.{suffix}" for suffix in (*kinds, "html")]
     with Staging() as staging:
-        table = steps_table(found)
+        table = steps_table(compared)
         for kind, file in zip(kinds, files, strict=False):
             fill_table(kind, table, staging.file(file))
-        fill_curves(found, staging.file(files[-1]))
+        fill_curves(compared, staging.file(files[-1]))
     return files
 
 
-def steps_table(found: StepsComparison) -> pl.DataFrame:
+def steps_table(compared: StepsComparison) -> pl.DataFrame:
     """One row for each rank and step: loss, learning rate and gradient norm of both runs, and what differs most."""
     import polars as pl
 
     frames = []
-    for trend in found.trends:
+    for trend in compared.trends:
         columns: dict[str, Any] = {"rank": np.full(len(trend.steps), trend.rank), "step": trend.steps,
                                    "golden_step": trend.golden_steps}  # fmt: skip
         for title, name in zip(("loss", "grad_norm", "learning_rate"), _HEAD, strict=True):
@@ -376,27 +376,27 @@ def steps_table(found: StepsComparison) -> pl.DataFrame:
     return pl.concat(frames)
 
 
-def fill_curves(found: StepsComparison, path: Path) -> None:
+def fill_curves(compared: StepsComparison, path: Path) -> None:
     """Write the page with the curves to exactly this path."""
-    chosen = sorted(found.trends, key=lambda trend: (trend.rank != found.parting.rank, trend.rank))[:_MOST_RANKS]
+    chosen = sorted(compared.trends, key=lambda trend: (trend.rank != compared.parting.rank, trend.rank))[:_MOST_RANKS]
     numbers = sum(3 * len(trend.names) * len(trend.steps) for trend in chosen)
     every = max(1, math.ceil(numbers / _MOST_NUMBERS))
-    notes = list(found.notes)
+    notes = list(compared.notes)
     if every > 1:
         notes.append(f"This page shows one step in {every}; the table holds all.")
-    if len(chosen) < len(found.trends):
-        notes.append(f"This page shows {len(chosen)} of {len(found.trends)} ranks; the table holds all.")
+    if len(chosen) < len(compared.trends):
+        notes.append(f"This page shows {len(chosen)} of {len(compared.trends)} ranks; the table holds all.")
     data = {
-        "target": visible(found.target),
-        "golden": visible(found.golden),
-        "sentence": visible(found.parting.sentence),
-        "step": found.parting.step,
-        "rank": found.parting.rank,
+        "target": visible(compared.target),
+        "golden": visible(compared.golden),
+        "sentence": visible(compared.parting.sentence),
+        "step": compared.parting.step,
+        "rank": compared.parting.rank,
         "notes": [visible(note) for note in notes],
         "head": _HEAD,
         "trends": [_curves(trend, every) for trend in chosen],
     }
-    title = html.escape(shorten(visible(f"TwinProbe: {found.parting.sentence}"), 200, placeholder=" …"))
+    title = html.escape(shorten(visible(f"TwinProbe: {compared.parting.sentence}"), 200, placeholder=" …"))
     fill(
         path,
         asset("steps.html"),
@@ -436,11 +436,11 @@ def _plain(values: Any) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def step_lines(found: StepsComparison) -> list[str]:
+def step_lines(compared: StepsComparison) -> list[str]:
     """One line for each step, for a terminal."""
     lines = [f"{'step':>8} {'loss':>12} {'golden':>12} {'output':>9} {'gradient':>9} {'parameter':>9}  first to differ"]
-    for row in steps_table(found).iter_rows(named=True):
-        rank = f"{row['rank']}:" if len(found.trends) > 1 else ""
+    for row in steps_table(compared).iter_rows(named=True):
+        rank = f"{row['rank']}:" if len(compared.trends) > 1 else ""
         numbers = " ".join(f"{row[f'{kind}_difference']:9.1e}" for kind in ("output", "gradient", "parameter"))
         losses = f"{row['target_loss']:12.6g} {row['golden_loss']:12.6g}"
         lines.append(

@@ -178,8 +178,8 @@ class SharedTexts:
 
         # One look-up of all columns laid end to end: the texts are hashed once and not once for every column.
         cells = pl.concat([as_texts(table[name]).alias("text") for name in table.columns])
-        found = cells.replace_strict(self.texts, self._numbering, default=None, return_dtype=pl.UInt32)
-        return pl.DataFrame({name: found.slice(i * table.height, table.height) for i, name in enumerate(table.columns)})
+        place = cells.replace_strict(self.texts, self._numbering, default=None, return_dtype=pl.UInt32)
+        return pl.DataFrame({name: place.slice(i * table.height, table.height) for i, name in enumerate(table.columns)})
 
     def xml(self) -> Iterator[str]:
         """The part of the workbook that holds the texts."""

@@ -74,15 +74,15 @@ def _sheet_rows(
     places = [titles.index(column) if column in titles else None for column in columns]
     probe = _probe(key_at, marks, keys)
     needed = {column_letters(place): place for place in (key_at, *places) if place is not None}
-    found: list[list[_Cell | None]] = []
+    rows: list[list[_Cell | None]] = []
     for cells in _cells(archive, sheet, probe, skip=1, needed=needed):
         at_key = cells.get(key_at)
         name = None if at_key is None else keys.get(at_key) if isinstance(at_key, int) else at_key
         if name is not None and wanted(name):
-            found.append([None if place is None else cells.get(place) for place in places])
-    numbers = {cell for row in found for cell in row if isinstance(cell, int)}
+            rows.append([None if place is None else cells.get(place) for place in places])
+    numbers = {cell for row in rows for cell in row if isinstance(cell, int)}
     texts = _find_texts(archive, lambda _: True, numbers) if numbers else {}
-    return [[_resolved(cell, texts) for cell in row] for row in found]
+    return [[_resolved(cell, texts) for cell in row] for row in rows]
 
 
 def _probe(key_at: int, marks: list[bytes], keys: dict[int, str]) -> Callable[[bytes], bool]:
@@ -161,14 +161,14 @@ def _find_texts(
     """The shared texts that are possible and, where numbers are given, among these."""
     if _TEXTS not in archive.namelist():
         return {}
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     with archive.open(_TEXTS) as file:
         for number, item in enumerate(_pieces(file, b"si")):
             if (numbers is None or number in numbers) and possible(item):
-                found[number] = _text(_parse(item))
-                if numbers is not None and len(found) == len(numbers):
+                texts[number] = _text(_parse(item))
+                if numbers is not None and len(texts) == len(numbers):
                     break
-    return found
+    return texts
 
 
 def _text(item: ElementTree.Element) -> str:
@@ -246,8 +246,8 @@ def _column(place: str) -> int:
 
 
 def _sheets(archive: zipfile.ZipFile) -> list[str]:
-    found = {name: match for name in archive.namelist() if (match := _SHEET.fullmatch(name))}
-    return sorted(found, key=lambda name: int(found[name][1]))
+    sheets = {name: match for name in archive.namelist() if (match := _SHEET.fullmatch(name))}
+    return sorted(sheets, key=lambda name: int(sheets[name][1]))
 
 
 @contextmanager

@@ -247,9 +247,9 @@ def _walk(root: Path) -> Iterator[KernelFolder]:
     waiting = [(root.absolute(), 0)]
     while waiting:
         path, depth = waiting.pop()
-        found = _kernel_folder(root, path)
-        if found is not None and _holds_dump(path):
-            yield found
+        folder = _kernel_folder(root, path)
+        if folder is not None and _holds_dump(path):
+            yield folder
         elif depth < _DEEPEST:
             with suppress(OSError), scan(path) as entries:
                 folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

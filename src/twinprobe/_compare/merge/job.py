@@ -109,9 +109,9 @@ def _marks(names: pl.Series, columns: list[RankColumn], checks: list[GroupCheck]
         return {}
     marked = pl.DataFrame(places, schema={"rank": pl.Int32, "name": pl.String}, orient="row")
     rows = pl.DataFrame({"name": names, "at": np.arange(len(names))})
-    found = marked.join(rows, on="name").group_by("rank").agg("at")
+    by_rank = marked.join(rows, on="name").group_by("rank").agg("at")
     known = {column.rank for column in columns}
-    return {rank: np.sort(np.asarray(marked_rows)) for rank, marked_rows in found.iter_rows() if rank in known}
+    return {rank: np.sort(np.asarray(marked_rows)) for rank, marked_rows in by_rank.iter_rows() if rank in known}
 
 
 def _check_table(checks: list[GroupCheck]) -> pl.DataFrame:
@@ -202,16 +202,16 @@ def merge_results(
         jobs = [ReadJob(result, wanted.api, wanted.pattern(), tuple(metrics), to) for result in files]
         read = _read_all(jobs, EngineOptions(INLINE) if is_small else options, progress, failures)
         ranks = [result.rank for result in read]
-        with _at_hand(read) as found:
-            matched = frozenset[str]().union(*(rows.matched for rows in found))
+        with _at_hand(read) as at_hand:
+            matched = frozenset[str]().union(*(rows.matched for rows in at_hand))
             lacking = [entry for entry in wanted.api if entry not in matched]
             notes += [*resumed, *(f'{config}: "api" entry {entry!r} is in no result' for entry in lacking)]
-            names, columns = _line_up(found)
+            names, columns = _line_up(at_hand)
             if not len(names):
                 raise NothingToCompare('no result has a row of the calls that "api" names', where=config)
             if len(names) > MOST_ROWS:
                 raise BadInput(f'"api" names {len(names)} rows, more than a sheet holds', where=config)
-            checks = _check_all(found, ranks)
+            checks = _check_all(at_hand, ranks)
             sheets = write_merged(path, names, metrics, columns, checks)
         if session is not None and not failures:
             session.end(keep=False)
@@ -223,7 +223,7 @@ def _read_all(
     jobs: list[ReadJob], engine: EngineOptions, progress: Callable[[int, int], None], failures: list[str]
 ) -> list[RankRows]:
     """The wanted rows of every rank; one that cannot be read is named in ``failures``, while enough are left."""
-    found: dict[int, RankRows] = {}
+    rows_of: dict[int, RankRows] = {}
     lost = 0
     for index, result in spread(read_rank, jobs, options=engine, name=lambda job: f"rank{job.files.rank}"):
         if isinstance(result, TwinProbeError):
@@ -232,41 +232,41 @@ def _read_all(
                 raise result
             failures.append(str(result))
         else:
-            found[index] = result
-        progress(len(found) + lost, len(jobs))
-    return [found[index] for index in sorted(found)]
+            rows_of[index] = result
+        progress(len(rows_of) + lost, len(jobs))
+    return [rows_of[index] for index in sorted(rows_of)]
 
 
 @contextmanager
-def _at_hand(found: list[RankRows]) -> Iterator[list[RankRows]]:
+def _at_hand(ranks: list[RankRows]) -> Iterator[list[RankRows]]:
     """The same rows where polars can open them."""
-    root = found[0].folder.parent
-    with local_copies(root, [file for rows in found for file in (rows.cells_file, rows.check_file)]) as copies:
-        yield [replace(rows, folder=copy.parent) for rows, copy in zip(found, copies[::2], strict=True)]
+    root = ranks[0].folder.parent
+    with local_copies(root, [file for rows in ranks for file in (rows.cells_file, rows.check_file)]) as copies:
+        yield [replace(rows, folder=copy.parent) for rows, copy in zip(ranks, copies[::2], strict=True)]
 
 
-def _line_up(found: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
+def _line_up(ranks: list[RankRows]) -> tuple[pl.Series, list[RankColumn]]:
     """All names of all ranks in natural order, and each rank's rows in terms of them."""
     import polars as pl
 
     names = pl.Series("name", [], dtype=pl.String)
-    for rank_rows in found:
+    for rank_rows in ranks:
         names = pl.concat([names, pl.read_ipc(rank_rows.cells_file, columns=["name"])["name"]]).unique()
     names = names[natural_order(names.to_list())]
     places = pl.Series(np.arange(len(names), dtype=np.uint32))
     columns = []
-    for rank_rows in found:
+    for rank_rows in ranks:
         own = pl.read_ipc(rank_rows.cells_file, columns=["name"])["name"]
         rows = own.replace_strict(names, places, return_dtype=pl.UInt32)
         columns.append(RankColumn(rank_rows.rank, rows.to_numpy(), rank_rows.cells_file))
     return names, columns
 
 
-def _check_all(found: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
+def _check_all(rank_rows: list[RankRows], ranks: list[int]) -> list[GroupCheck]:
     """Check the groups of every rank, one kind of collective in memory at a time."""
     import polars as pl
 
-    files = [rows.check_file for rows in found if rows.checks]
+    files = [rows.check_file for rows in rank_rows if rows.checks]
     if not files:
         return []
     checks: list[GroupCheck] = []

@@ -274,8 +274,8 @@ def read_rank(job: ReadJob) -> RankRows:
         return _read_into(job, to)
 
     def work(folder: Path) -> tuple[RankRows, list[Path]]:
-        found = _read_into(job, folder, writing=replacing)
-        return found, [found.cells_file, found.check_file]
+        rank_rows = _read_into(job, folder, writing=replacing)
+        return rank_rows, [rank_rows.cells_file, rank_rows.check_file]
 
     return once_in_folder(to, f"rank{job.files.rank}", job.mark(), RankRows, work)
 
@@ -300,12 +300,12 @@ def _read_into(
     shown = shown[natural_order(shown["name"].to_list())]
     names = shown["name"]
     matched = frozenset(entry for entry in job.api if ((names == entry) | names.str.starts_with(entry + ".")).any())
-    found = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
-    with writing(found.cells_file) as cells, writing(found.check_file) as beside:
+    rank_rows = RankRows(job.files.rank, shown.height, checks.height, matched, folder)
+    with writing(rank_rows.cells_file) as cells, writing(rank_rows.check_file) as beside:
         for table, path in ((shown, cells), (checks, beside)):
             with path.open("wb") as file:
                 table.write_ipc(file)
-    return found
+    return rank_rows
 
 
 def natural_order(names: list[str]) -> list[int]:

@@ -167,8 +167,8 @@ class Adapter(Protocol):
         """What a forward pass may change in the module itself: all buffers, and running statistics."""
         own, buffers = getattr(module, self.parameters_at), getattr(module, "_buffers", None) or {}
         running = ((name, own.get(name)) for name in self.statistics)
-        found = {name: tensor for name, tensor in buffers.items() if tensor is not None}
-        return found | {name: tensor for name, tensor in running if tensor is not None and not self.trainable(tensor)}
+        held = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+        return held | {name: tensor for name, tensor in running if tensor is not None and not self.trainable(tensor)}
 
     def children(self, module: Any) -> dict[str, Any]:
         """Modules directly below, by attribute."""

@@ -70,14 +70,14 @@ class PaddleAdapter(Adapter):
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [(p, p.grad) for module in modules for p in module._parameters.values() if p is not None]
-        found = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
-        if found:
+        dense = [(parameter, gradient) for parameter, gradient in held if gradient is not None and gradient.is_dense()]
+        if dense:
             other = paddle.zeros([1])
-            for parameter, _ in found:
+            for parameter, _ in dense:
                 # Clearing frees the memory of what a parameter has, whoever else has it too: let that be another one.
                 parameter._copy_gradient_from(_assign(other))
                 parameter.clear_gradient(False)
-        return found
+        return dense
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:

@@ -80,10 +80,10 @@ class TorchAdapter(Adapter):
 
     def take_gradients(self, modules: Iterable[Any], /) -> list[tuple[Any, Any]]:
         held = [parameter for module in modules for parameter in module._parameters.values() if parameter is not None]
-        found = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
-        for parameter, _ in found:
+        gradients = [(parameter, parameter.grad) for parameter in held if parameter.grad is not None]
+        for parameter, _ in gradients:
             parameter.grad = None
-        return found
+        return gradients
 
     def set_gradients(self, gradients: list[tuple[Any, Any]], /) -> None:
         for parameter, gradient in gradients:
@@ -179,13 +179,13 @@ class TorchAdapter(Adapter):
         return tensor.to(other)
 
     def state(self, module: Any) -> dict[str, Any]:
-        found = {}
+        buffers = {}
         for name, value in module._buffers.items():
             if value is None or isinstance(value, _Uninitialized):
                 continue
             if value.layout is torch.strided and not value.is_quantized and not value.is_meta:
-                found[name] = value
-        return found
+                buffers[name] = value
+        return buffers
 
     @cached_property
     def rules(self) -> Rules:

@@ -119,13 +119,13 @@ def _match_equal_runs(raw: Values, base: Values) -> Matches | None:
     ):
         return None
     starts, golden_starts = raw.live.starts, base.live.starts
-    found = Matches(equal=True)
+    matches = Matches(equal=True)
     for op, (other, root) in enumerate(zip(partners, is_root, strict=True)):
         shift, rule = golden_starts[other] - starts[op], ROOTS if root else EQUAL
-        found.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
+        matches.rows += [(row, row + shift, rule) for row in range(starts[op], starts[op + 1])]
         if _is_forward(raw.ops[op]):
-            found.calls[raw.ops[op]] = base.ops[other]
-    return found
+            matches.calls[raw.ops[op]] = base.ops[other]
+    return matches
 
 
 def _by_names(raw: Values, base: Values, is_root: list[bool]) -> list[int] | None:
@@ -246,11 +246,11 @@ def _pair_left(board: Board, matches: Matches) -> None:
 def _unpaired(side: Side, paired: set[int]) -> dict[int, list[int]]:
     """The tensors that have no partner, by call."""
     table = side.run.table
-    found: dict[int, list[int]] = {}
+    rows: dict[int, list[int]] = {}
     for row, (kind, op) in enumerate(zip(table["kind"].to_list(), table["op"].to_list(), strict=True)):
         if kind == TENSOR and row not in paired:
-            found.setdefault(op, []).append(row)
-    return found
+            rows.setdefault(op, []).append(row)
+    return rows
 
 
 def _leave_joined(raw: Values, base: Values, group: Group, raw_paths: Paths, matches: Matches) -> None:

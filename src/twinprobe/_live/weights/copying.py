@@ -129,19 +129,19 @@ def _alone(works: list[tuple[Work, Layer]], model: Any, left_out: Collection[str
     for work, layer in works:
         whole = work.special or work.without_rule
         spoken |= {held.key for held in (held_below(layer.module) if whole else [s.held for s in layer.weights])}
-    found = []
+    alone = []
     for held in held_below(model):
         path = held.name.rpartition(".")[0]
         if not held.is_buffer and held.key not in spoken and path not in left_out:
             layer = layer_at(submodule(model, path), path)
-            found.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
+            alone.append((layer, next(slot for slot in layer.weights if slot.held.key == held.key)))
             spoken.add(held.key)
-    return found
+    return alone
 
 
 def _assignments(matches: list[Match]) -> _Filled:
     """For each tensor of the target what goes into it; tied weights are one tensor."""
-    found: _Filled = {}
+    filled: _Filled = {}
     seen: set[object] = set()
     for match in matches:
         given: list[tuple[Slot, _Value]] = [*match.copies, *match.fills]
@@ -149,8 +149,8 @@ def _assignments(matches: list[Match]) -> _Filled:
             mark = (wanted.seen, value.seen if isinstance(value, Slot) else value)
             if mark not in seen:
                 seen.add(mark)
-                found.setdefault(wanted.held.key, (wanted.held, []))[1].append((wanted, value))
-    return found
+                filled.setdefault(wanted.held.key, (wanted.held, []))[1].append((wanted, value))
+    return filled
 
 
 def _array(held: Held, parts: list[tuple[Slot, _Value]], target: Any, source: Any) -> Array:
@@ -261,12 +261,12 @@ def match_group(target: Any, source: Any, group: Group) -> Match | None:
 
 def _thirds(whole: list[Slot], parts: list[Slot]) -> list[tuple[Slot, Slot]]:
     """One layer that holds three others, q, k and v say, one after the other: each third with its part."""
-    found = []
+    pairs = []
     for slot in whole:
         names = [part for part in parts if part.name == slot.name]
-        found += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
-    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in found)
-    return found if len(found) == len(parts) == 3 * len(whole) and fits else []
+        pairs += [(replace(slot, view=replace(slot.view, third=index)), part) for index, part in enumerate(names)]
+    fits = all(third.shape == part.shape and third.held.shape != part.held.shape for third, part in pairs)
+    return pairs if len(pairs) == len(parts) == 3 * len(whole) and fits else []
 
 
 def _may_be_turned(wanted: Slot, offered: Slot) -> bool:

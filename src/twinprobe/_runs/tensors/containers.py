@@ -69,30 +69,30 @@ def tensors_in(path: Path) -> dict[str, Stored]:
 def _tensors(path: Path, _size: int, _changed: int) -> dict[str, Stored]:
     data, suffix = contents(path), path.suffix.lower()
     head = data[:2]
-    found: Iterable[tuple[str, Stored]]
+    tensors: Iterable[tuple[str, Stored]]
     if path.name == DISTRIBUTED:
-        found = _distributed(path, _held(data))
+        tensors = _distributed(path, _held(data))
     elif suffix in (".safetensors", ".tensors"):
-        found = _safetensors(data)
+        tensors = _safetensors(data)
     elif suffix == ".pb":
-        found = _onnx(data)
+        tensors = _onnx(data)
     elif head == MAGIC[:2]:
         dtype, shape = _npy_head(data[: 1 << 16], len(data))
-        found = [("", Stored(dtype, shape, lambda: read_npy(data)))]
+        tensors = [("", Stored(dtype, shape, lambda: read_npy(data)))]
     elif head == b"PK":
-        found = _npz(data) if suffix == ".npz" else _described(read_state(data))
+        tensors = _npz(data) if suffix == ".npz" else _described(read_state(data))
     elif is_old_state(data):
-        found = _described(read_old_state(_held(data)))
+        tensors = _described(read_old_state(_held(data)))
     elif head[:1] == b"\x80":
-        found = _arrays(_held(data))
+        tensors = _arrays(_held(data))
     elif suffix == ".ckpt":
-        found = _mindspore(data)
+        tensors = _mindspore(data)
     else:
         raise DamagedTensor(
             "is no checkpoint that can be read",
             hint="known are safetensors, npy, npz, and what torch, MindSpore and Paddle save",
         )
-    return dict(found)
+    return dict(tensors)
 
 
 def _held(data: Contents) -> bytes:
@@ -284,8 +284,8 @@ def _attributes(value: object) -> dict[Any, Any]:
 def _properties(value: object) -> str:
     """The dtype among the properties of a tensor, which are a tuple or, by newer versions, attributes."""
     state = value.state if isinstance(value, Opaque) else None
-    found = state[0] if isinstance(state, tuple) and state else _attributes(value).get("dtype")
-    return found.name.rpartition(".")[2] if isinstance(found, Global) else ""
+    dtype = state[0] if isinstance(state, tuple) and state else _attributes(value).get("dtype")
+    return dtype.name.rpartition(".")[2] if isinstance(dtype, Global) else ""
 
 
 def _assembling(

@@ -97,9 +97,9 @@ def _content(
 ) -> Content:
     builder = TableBuilder()
     ops: dict[str, None] = {}
-    found = list(rows)
-    is_small = sum(stored.size for *_, stored in found) <= _SMALL
-    for name, locator, stored in found:
+    tensors = list(rows)
+    is_small = sum(stored.size for *_, stored in tensors) <= _SMALL
+    for name, locator, stored in tensors:
         shown = name
         while shown in ops:
             shown += "'"
@@ -142,10 +142,10 @@ def _sharded(index: Path) -> Iterator[tuple[str, str, Stored]]:
     except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise BadInput(f"is no index of a checkpoint: {str(error)[:200]}", where=index) from error
     for name, file in listed.items():
-        found = tensors_in(inside(index.parent, file)).get(name)
-        if found is None:
+        stored = tensors_in(inside(index.parent, file)).get(name)
+        if stored is None:
             raise DamagedTensor(f"is said to hold {name[:200]!r} and does not", where=index.parent / file)
-        yield name, f"{file}{MARK}{name}", found
+        yield name, f"{file}{MARK}{name}", stored
 
 
 def _listed(files: list[Path], *, alone: bool) -> Iterator[tuple[str, str, Stored]]:
@@ -157,7 +157,7 @@ def _listed(files: list[Path], *, alone: bool) -> Iterator[tuple[str, str, Store
 
 def _dumped(files: list[Path]) -> Iterator[tuple[str, str, Stored]]:
     """SGLang's files: ``forward_pass_id=1___rank=0___name=layer_0___dump_index=7.pt``, in the order of the dump."""
-    facts = [({found["key"]: found["value"] for found in _FACTS.finditer(file.stem)}, file) for file in files]
+    facts = [({match["key"]: match["value"] for match in _FACTS.finditer(file.stem)}, file) for file in files]
     varying = [key for key in facts[0][0] if key not in _TAKEN and len({known.get(key) for known, _ in facts}) > 1]
 
     def order(stored: tuple[dict[str, str], Path]) -> tuple[int, list[Any]]:
@@ -178,15 +178,15 @@ def _shards(folder: Path) -> list[Path]:
     """The files of Megatron's tensor-parallel ranks: one in each folder ``mp_rank_00`` ..., in the order of ranks."""
     with scan(folder) as entries:
         names = sorted(entry.name for entry in entries if SHARD.fullmatch(entry.name) and entry.is_dir())
-    found = [[file for file in _files(folder / name) if _suffix(file.name) in WEIGHTS] for name in names]
+    shards = [[file for file in _files(folder / name) if _suffix(file.name) in WEIGHTS] for name in names]
     return [min(files, key=lambda file: ("optim" in file.name and "model" not in file.name, file.name))
-            for files in found if files]  # fmt: skip
+            for files in shards if files]  # fmt: skip
 
 
 def _index_in(folder: Path) -> Path | None:
     with scan(folder) as entries:
-        found = sorted(entry.name for entry in entries if entry.name.endswith(INDEX) and not entry.is_dir())
-    return folder / found[0] if found else None
+        names = sorted(entry.name for entry in entries if entry.name.endswith(INDEX) and not entry.is_dir())
+    return folder / names[0] if names else None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -78,21 +78,21 @@ def _header(data: Contents) -> tuple[dict[str, str], int]:
 
 
 def _items(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    items: dict[str, str] = {}
     position = 0
     while position < len(text):
         match = _ITEM.match(text, position)
-        if match is None or match["key"] in found:
+        if match is None or match["key"] in items:
             raise DamagedTensor(f"has a damaged npy header, at {text[position : position + 40]!r}")
-        found[match["key"]] = match["value"]
+        items[match["key"]] = match["value"]
         if match["value"] == "[":
             raise DamagedTensor("holds records (a structured dtype), not a tensor")
         position = match.end()
         if not match["next"] and position < len(text):
             raise DamagedTensor(f"has a damaged npy header, at {text[position : position + 40]!r}")
-    if len(found) != 3 or found["fortran_order"] not in ("True", "False") or found["shape"][0] != "(":
+    if len(items) != 3 or items["fortran_order"] not in ("True", "False") or items["shape"][0] != "(":
         raise DamagedTensor("has a damaged npy header: descr, fortran_order and shape are needed")
-    return found
+    return items
 
 
 def _dtype(descr: str) -> tuple[str, np.dtype[Any]]:

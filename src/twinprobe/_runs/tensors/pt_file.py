@@ -205,8 +205,8 @@ def read_old_state(data: bytes) -> State:
         part, place = pickled_state(data, place)
         parts.append(part)
     state, keys = parts[3:]
-    found = tensors_of(state)
-    widths = {record.storage.key: WIDTHS[record.storage.dtype or "uint8"] for record in found.values()
+    records = tensors_of(state)
+    widths = {record.storage.key: WIDTHS[record.storage.dtype or "uint8"] for record in records.values()
               if isinstance(record, TensorRecord)}  # fmt: skip
     storages: dict[str, Member] = {}
     for key in keys if isinstance(keys, list) else ():
@@ -216,11 +216,11 @@ def read_old_state(data: bytes) -> State:
             raise DamagedTensor("ends before its last tensor, or holds one that it does not describe")
         storages[key] = Member(place, place + 8, place + 8 + size, size, deflated=False)
         place += 8 + size
-    return _readable(data, found, storages, swapped=False)
+    return _readable(data, records, storages, swapped=False)
 
 
 def _readable(
-    data: Contents, found: dict[str, TensorRecord | ArrayRecord], storages: dict[str, Member], *, swapped: bool
+    data: Contents, records: dict[str, TensorRecord | ArrayRecord], storages: dict[str, Member], *, swapped: bool
 ) -> State:
     def reading(record: TensorRecord) -> Callable[[], HostTensor]:
         def read() -> HostTensor:
@@ -231,7 +231,7 @@ def _readable(
 
         return read
 
-    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in found.items()}
+    return {name: (one, reading(one) if isinstance(one, TensorRecord) else None) for name, one in records.items()}
 
 
 def is_old_state(data: Contents) -> bool:

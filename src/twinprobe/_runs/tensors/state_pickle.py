@@ -57,7 +57,7 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
 
     A pickle may hold one container in many places, and those in many others: the walk has a bound, and so have names.
     """
-    found: dict[str, TensorRecord | ArrayRecord] = {}
+    tensors: dict[str, TensorRecord | ArrayRecord] = {}
     if isinstance(state, TensorRecord | ArrayRecord):
         return {"": state}
     open_ones: list[tuple[str, Iterator[tuple[object, object]]]] = [("", _items(state))]
@@ -73,13 +73,13 @@ def tensors_of(state: object) -> dict[str, TensorRecord | ArrayRecord]:
             name = f"{above}.{key}" if above else str(key)
             letters += len(name)
             if isinstance(value, TensorRecord | ArrayRecord):
-                found.setdefault(name, value)
+                tensors.setdefault(name, value)
                 continue
             open_ones.append((name, _items(value)))
             break
         else:
             open_ones.pop()
-    return found
+    return tensors
 
 
 def _items(value: object) -> Iterator[tuple[object, object]]:
