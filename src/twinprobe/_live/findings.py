@@ -216,12 +216,13 @@ def _claim(compared: Comparison, rows: set[int], phase: str) -> Claim | None:
         seen_at = ops[beginning.arguments[0]] if beginning.cause == EXTRA else beginning.call
         shown = {beginning.row, *beginning.arguments, *(row for row in rows if ops[row] in (beginning.call, seen_at))}
         call = target.ops[seen_at] if seen_at is not None and seen_at >= 0 else ""
-        if call and shown & rows and _same_way(_phase(call), phase):
+        if call and shown & rows and _same_way(phase_of(call), phase):
             return Claim(describe(target, compared.golden, compared.evidence, judged, beginning), call)
     return None
 
 
-def _phase(call: str) -> str:
+def phase_of(call: str) -> str:
+    """In which phase a call is made."""
     return {BACKWARD: BACKWARD_PHASE, GRADIENTS: GRADIENT_PHASE}.get(parse_op(call).direction, FORWARD_PHASE)
 
 
@@ -238,7 +239,7 @@ def first_difference(findings: list[Finding], raw: Values, base: Values, claim: 
     together = [finding for finding in findings if finding.differs and _same_way(finding.phase, phase)]
     names = list(dict.fromkeys(finding.raw for finding in together))
     fed = any(finding.place in _EXPLANATIONS for finding in together)
-    if claim is not None and not fed and _same_way(_phase(claim.call), phase):
+    if claim is not None and not fed and _same_way(phase_of(claim.call), phase):
         divergence = claim.divergence
         chosen, why = _named_by_its_layer(claim.call, names, raw), divergence.sentence
         if divergence.op != claim.call and divergence.begins == "extra":

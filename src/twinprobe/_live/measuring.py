@@ -18,6 +18,7 @@ from twinprobe._live.findings import (
     AgreeingPairs,
     Finding,
     Findings,
+    phase_of,
 )
 from twinprobe._live.live_run import Values, address_in, short_dtype
 from twinprobe._live.pairing.matching import Matches
@@ -35,7 +36,7 @@ from twinprobe._measure.tolerance import (
     worth_kernel,
 )
 from twinprobe._record.rows import Note, Row
-from twinprobe._runs.names import BACKWARD, GRADIENTS, OpName, parse_op
+from twinprobe._runs.names import GRADIENTS, OpName, parse_op
 from twinprobe._runs.table import GRADIENT, INPUT, OUTPUT, PARAMETER
 from twinprobe._runs.tensors.elements import HostTensor
 from twinprobe.errors import DamagedTensor
@@ -83,7 +84,6 @@ class _FindingMaker:
         self._columns = raw.columns, base.columns
         self._doubtful = doubtful
         self._step = step
-        self._names: dict[int, tuple[OpName, str]] = {}
 
     def findings(self, rows: list[Pair], gaps: PairGaps) -> list[Finding]:
         """All pairs that could be measured."""
@@ -92,20 +92,12 @@ class _FindingMaker:
 
     def phase(self, row: Pair) -> str:
         """In which phase a pair belongs."""
-        return self._name(self._columns[0]["op"][row[0]])[1]
-
-    def _name(self, op: int) -> tuple[OpName, str]:
-        """A call of the raw model and its phase."""
-        known = self._names.get(op)
-        if known is None:
-            name = parse_op(self._ops[0][op])
-            phase = {GRADIENTS: GRADIENT_PHASE, BACKWARD: BACKWARD_PHASE}.get(name.direction, FORWARD_PHASE)
-            known = self._names[op] = name, phase
-        return known
+        return phase_of(self._ops[0][self._columns[0]["op"][row[0]]])
 
     def _finding(self, row: int, other: int, rule: str, gap: Gap) -> Finding:
         raw, base = self._columns
-        name, phase = self._name(raw["op"][row])
+        name = parse_op(self._ops[0][raw["op"][row]])
+        phase = phase_of(name.text)
         role = raw["role"][row]
         places = _BACKWARD_PLACES if phase == BACKWARD_PHASE else _PLACES
         dtype, other_dtype = short_dtype(raw["dtype"][row] or ""), short_dtype(base["dtype"][other] or "")

@@ -115,11 +115,10 @@ class Feeder:
         prefix = self._prefix.get(key)
         if prefix is None:
             return None
-        index = -1
+        counter = count()
 
         def feed(tensor: Any, name: str) -> Any:
-            nonlocal index
-            index += 1
+            index = next(counter)
             value = self._value(f"{prefix}.forward.{number}", f"output.{name}", tensor)
             if value is None or not self._is_float(tensor):
                 return tensor
