@@ -81,10 +81,6 @@ def escaped_columns(table: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     return table.with_columns(escaped(table[name]) for name in names if odd[name])
 
 
-full_numbers = float_texts
-"""All digits, as ``.vis.db`` files carry them."""
-
-
 def six_digits(numbers: pl.Series) -> pl.Series:
     """Six decimals, or six digits after the point where an exponent is written, as ``.vis`` files carry them."""
     texts = float_texts(numbers.round(6))
@@ -142,7 +138,7 @@ class Style:
     requires_grad: bool
 
 
-DB = Style(full_numbers, requires_grad=True)
+DB = Style(float_texts, requires_grad=True)  # all digits
 VIS = Style(six_digits, requires_grad=False)
 
 

@@ -215,7 +215,15 @@ class Result:
 
     def save(self, folder: str | Path, formats: Sequence[str] = ("csv", "json", "html")) -> list[Path]:
         """Write the table as ``auto_diff.csv`` and so on into a folder; other files there stay as they are."""
-        written = write_files(self, Path(folder), formats)
+        for name in formats:
+            if name not in FORMATS:
+                raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
+        place = prepare_folder(Path(folder))
+        written = [place / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
+        with Staging() as staging:
+            for path in written:
+                _fill(path.suffix[1:], self, staging.file(path))
+        write_index(place)
         self.files += written
         return written
 
@@ -234,7 +242,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return fragment(self)
+        return f"<style>{_STYLE}</style>{_content(self, _MOST_ROWS)}"
 
 
 _STYLES = {FIRST: "bold red", DIFFERS: "red"}
@@ -333,29 +341,22 @@ def _text(label: str, style: str, content: str = "", content_style: str = "") ->
 STEM = "auto_diff"
 
 
-def write_files(result: Result, folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write every format asked for, all or none. Nothing else in the folder is touched."""
-    for name in formats:
-        if name not in FORMATS:
-            raise BadInput(f"unknown report format {name!r}", hint=f"known: {', '.join(FORMATS)}")
-    prepare_folder(folder)
-    written = [folder / f"{STEM}.{name}" for name in dict.fromkeys(formats)]
-    with Staging() as staging:
-        for path in written:
-            temporary, table = staging.file(path), result.table
-            if path.suffix == ".json":
-                temporary.write_bytes(json_bytes({**result.to_dict(), "rows": table.to_dicts()}))
-            elif path.suffix == ".html":
-                fill_page(result, temporary)
-            else:
-                if path.suffix == ".xlsx":  # workbooks colour their rows by this column
-                    import polars as pl
+def _fill(form: str, result: Result, path: Path) -> None:
+    """Write the result in this format to exactly this path."""
+    table = result.table
+    if form == "json":
+        path.write_bytes(json_bytes({**result.to_dict(), "rows": table.to_dicts()}))
+    elif form == "html":
+        title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
+        body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
+        fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
+    else:
+        if form == "xlsx":  # workbooks colour their rows by this column
+            import polars as pl
 
-                    verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
-                    table = table.with_columns(verdicts.alias("Result"))
-                fill_table(path.suffix[1:], table, temporary)
-    write_index(folder)
-    return written
+            verdicts = pl.col("verdict").replace_strict({"same": "pass", "differs": "error"}, default="warning")
+            table = table.with_columns(verdicts.alias("Result"))
+        fill_table(form, table, path)
 
 
 def table_of(findings: list[Finding]) -> pl.DataFrame:
@@ -397,18 +398,6 @@ _STYLE = (
     ".twinprobe .scroll{overflow-x:auto}.twinprobe .trees>div{min-width:0}"
     ".twinprobe .trees{display:flex;gap:2em;flex-wrap:wrap}"
 )
-
-
-def fill_page(result: Result, path: Path) -> None:
-    """Write a page of its own, with every difference."""
-    title = f"TwinProbe: {_safe(result.raw)} against {_safe(result.base)}"
-    body = f'<main>{brand(["auto_diff"])}<section class="panel">{_content(result, 100_000)}</section></main>\n'
-    fill(path, body, title=title, style=asset("page.css") + _STYLE, script=asset("chinese.js"))
-
-
-def fragment(result: Result, *, most: int = _MOST_ROWS) -> str:
-    """What a notebook shows."""
-    return f"<style>{_STYLE}</style>{_content(result, most)}"
 
 
 def _content(result: Result, most: int) -> str:

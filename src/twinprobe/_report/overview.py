@@ -110,19 +110,12 @@ def fill_page(overview: Overview, path: Path) -> None:
 def page_title(cells: Sequence[Cell]) -> str:
     """The title of the page: how many ranks, steps, or both have errors, have only warnings, were not compared."""
     counts, steps, ranks = count_cells(cells), {c.place.step for c in cells}, {c.place.rank for c in cells}
-    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else f"results ({counted(steps, ranks)})"
+    several = f"results ({len(ranks):,} ranks, {len(steps):,} steps)"
+    noun = "ranks" if len(steps) == 1 else "steps" if len(ranks) == 1 else several
     parts = [f"{counts['error']:,} with errors" if counts["error"] else "",
              f"{counts['warning']:,} with warnings" if counts["warning"] else "",
              f"{counts['failed']:,} not compared" if counts["failed"] else ""]  # fmt: skip
     return f"TwinProbe: {len(cells):,} {noun}: " + (", ".join(part for part in parts if part) or "all pass")
-
-
-def counted(steps: set[int], ranks: set[int]) -> str:
-    """How many ranks and steps these are, in words."""
-    parts = [
-        f"{len(found):,} {what}{'' if len(found) == 1 else 's'}" for found, what in ((ranks, "rank"), (steps, "step"))
-    ]
-    return ", ".join(parts)
 
 
 def _groups(cells: Sequence[Cell]) -> list[list[Any]]:
